@@ -1,0 +1,36 @@
+# Every target makes and reuses .venv; there is no other set-up.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint docs bench clean
+
+demo: $(STAMP)   ## the main job, on the docstrings of your own Python
+	$(BIN)/hce demo
+
+test: $(STAMP)   ## all tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)   ## style, docstrings, annotations, complexity, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(STAMP)   ## write the generated pages anew; CI fails when they were stale
+	$(BIN)/python docs/generate.py
+
+bench: $(STAMP)  ## the performance figures, each as a ratio against a rival in the same run
+	$(BIN)/python benchmarks/encode.py
+	$(BIN)/python benchmarks/cluster.py
+
+# constraints.txt pins what was tested. torch is installed first and alone, so that where pip
+# is offered a CPU build of that version, no other package pulls in another one.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bundled,parquet,dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) demo-output

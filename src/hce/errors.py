@@ -1,0 +1,17 @@
+"""What can go wrong by the user's hand, as one sentence each; the command line prints exactly that sentence."""
+
+
+class HceError(Exception):
+    """The base of every error whose message is meant for the user: what, where, what to do."""
+
+
+class InputError(HceError):
+    """A file, a value or an option is not what it has to be."""
+
+
+class MissingPackageError(HceError):
+    """An optional package is needed; the message holds the command that installs it."""
+
+
+class FormatError(HceError):
+    """Something on disk was not written by this version, or is damaged or incomplete."""
