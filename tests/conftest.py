@@ -1,0 +1,117 @@
+"""Shared fixtures: a corpus with a planted tree, and tiny encoders that need no download."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before anything imports a Hugging Face library: tests never reach for the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+from hce.corpus import Corpus, Document
+from hce.encoder import Encoder
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+TOPICS = ("star", "cell", "law", "ship")
+KINDS = ("red", "green", "blue")
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *TOPICS, *KINDS, *(f"w{i}" for i in range(200)), "query", "passage", ":"]
+
+
+def real_dataset(name: str) -> Path:
+    """The folder of a real collection, or a visible skip where there is none."""
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"needs the collection {name!r}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def planted_corpus() -> Corpus:
+    """240 documents in a tree of 4 topics × 3 kinds × 20, whose words tell their place."""
+    rng = np.random.default_rng(7)
+    documents = []
+    for t, topic in enumerate(TOPICS):
+        for k, kind in enumerate(KINDS):
+            for number in range(20):
+                own = rng.choice(16, size=6) + 16 * (3 * t + k)
+                words = [topic] * 3 + [kind] * 2 + [f"w{w}" for w in own]
+                rng.shuffle(words)
+                documents.append(Document(f"{topic}-{kind}-{number}", " ".join(words), title=f"{topic} {kind}"))
+    return Corpus.from_documents(documents, name="planted")
+
+
+def word_tokenizer() -> Tokenizer:
+    """A tokenizer of whole words."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def fast_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = word_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+
+
+@pytest.fixture
+def static_encoder() -> Encoder:
+    """A random token table of 32 dimensions."""
+    table = np.random.default_rng(1).normal(size=(len(WORDS), 32)).astype(np.float32)
+    model = SentenceTransformer(
+        modules=[StaticEmbedding(word_tokenizer(), embedding_weights=table), Normalize()], device="cpu"
+    )
+    return Encoder(model, "tiny static", device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer BERT with mean pooling and no Normalize, saved as a model directory."""
+    return save_model(tmp_path_factory.mktemp("bert"), BertModel(bert_config()), "bert", pooling="mean")
+
+
+def bert_config() -> BertConfig:
+    return BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+
+
+@pytest.fixture(scope="session")
+def gtr_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shape of GTR: a T5 encoder, mean pooling, a Dense projection, Normalize; here with asymmetric prompts."""
+    config = T5Config(vocab_size=len(WORDS), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=2)
+    return save_model(tmp_path_factory.mktemp("gtr"), T5EncoderModel(config), "t5", pooling="mean", gtr=True)
+
+
+def save_model(folder: Path, network: torch.nn.Module, name: str, *, pooling: str, gtr: bool = False) -> Path:
+    torch.manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    base = folder / "base"
+    network.save_pretrained(base)
+    fast_tokenizer().save_pretrained(base)
+    modules = [Transformer(str(base), max_seq_length=48), Pooling(32, pooling)]
+    if gtr:
+        modules += [Dense(32, 24, bias=False, activation_function=torch.nn.Identity()), Normalize()]
+    prompts = {"query": "query : ", "document": "passage : "} if gtr else None
+    model = SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
+    model.save(str(folder / name), create_model_card=False)
+    return folder / name

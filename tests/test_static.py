@@ -1,0 +1,74 @@
+"""Fitting a token table to a corpus: the counts, the weights by hand, and what it must do to the vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from conftest import WORDS, word_tokenizer
+
+from hce.static import document_frequencies, fit_table, inverse_document_frequency
+
+
+def test_document_frequencies_count_texts_and_not_occurrences():
+    counts, total = document_frequencies(word_tokenizer(), ["star star cell", "star", ""], len(WORDS))
+    assert total == 3
+    assert counts[WORDS.index("star")] == 2
+    assert counts[WORDS.index("cell")] == 1
+    assert counts.sum() == 3
+
+
+def test_idf_by_hand():
+    # N = 3: df 0 → log(1 + 3.5/0.5) = log 8; df 3 → log(1 + 0.5/3.5) = log(8/7)
+    idf = inverse_document_frequency(np.array([0.0, 3.0]), 3)
+    np.testing.assert_allclose(idf, [np.log(8), np.log(8 / 7)])
+    assert idf.min() > 0
+
+
+def test_rows_get_their_idf_as_length():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 50, size=300).astype(float)
+    fitted = fit_table(rng.normal(size=(300, 8)) * rng.uniform(0.1, 9, size=(300, 1)), counts, 100)
+    np.testing.assert_allclose(np.linalg.norm(fitted, axis=1), inverse_document_frequency(counts, 100), rtol=1e-5)
+    assert fitted.dtype == np.float32
+
+
+def test_lengths_of_the_given_rows_do_not_matter():
+    rng = np.random.default_rng(0)
+    table, counts = rng.normal(size=(60, 5)), np.arange(60.0)
+    scaled = table * rng.uniform(0.1, 9, size=(60, 1))
+    np.testing.assert_allclose(fit_table(table, counts, 100), fit_table(scaled, counts, 100), atol=1e-4)
+
+
+def test_a_common_direction_is_taken_out():
+    """Rows that nearly agree (cosine about 0.97) point everywhere after fitting."""
+    rng = np.random.default_rng(3)
+    table = rng.normal(size=(500, 6)) * 0.2 + np.array([3, 0, 0, 0, 0, 0])
+    fitted = fit_table(table, np.full(500, 5.0), 1000)
+    directions = fitted / np.linalg.norm(fitted, axis=1, keepdims=True)
+    cosines = directions @ directions.T
+    assert abs(cosines.mean()) < 0.02
+    variances = np.linalg.eigvalsh(np.cov(directions.T))
+    assert variances.max() / variances.min() < 2  # before: one axis holds nearly all
+
+
+def test_an_axis_without_variance_stays_silent():
+    table = np.random.default_rng(4).normal(size=(50, 4))
+    table[:, 2] = 0
+    fitted = fit_table(table, np.full(50, 3.0), 10)
+    assert np.isfinite(fitted).all()
+    assert np.linalg.matrix_rank(fitted) == 3
+
+
+def test_fitting_moves_planted_kinds_apart(static_encoder, planted_corpus):
+    """A direction that all tokens share hides what sets the kinds apart; fitting takes it away."""
+    with torch.no_grad():
+        static_encoder.model[0].embedding.weight[:, 0] += 4
+    kinds = np.array([document.title for document in planted_corpus])
+    same = kinds[:, None] == kinds
+
+    def gap(encoder) -> float:
+        vectors = encoder.encode([document.text for document in planted_corpus])
+        cosines = vectors @ vectors.T
+        return float(cosines[same].mean() - cosines[~same].mean())
+
+    assert gap(static_encoder.fitted_to(planted_corpus)) > 2 * gap(static_encoder) > 0
