@@ -110,6 +110,13 @@ def test_static_vectors_are_the_normalised_mean_of_rows(static_encoder):
     np.testing.assert_allclose(static_encoder.encode(["star red w1"])[0], mean / np.linalg.norm(mean), atol=1e-6)
 
 
+def test_static_tokens_are_those_of_sentence_transformers(static_encoder):
+    ours = static_encoder.tokenize(TEXTS + [""], "document")
+    theirs = static_encoder.model.preprocess(TEXTS + [""])
+    assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
+    assert ours["offsets"].tolist() == theirs["offsets"].tolist()
+
+
 def test_empty_text_has_a_fixed_direction(static_encoder, bert_folder):
     vectors = static_encoder.encode(["", "star", " "])
     np.testing.assert_allclose(vectors[0], np.full(32, 32**-0.5), atol=1e-7)

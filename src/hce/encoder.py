@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -110,7 +112,10 @@ class Encoder:
 
     def tokenize(self, texts: Sequence[str], kind: Kind) -> dict[str, Any]:
         """Turn texts into the model's input tensors, on its device."""
-        features = self.model.preprocess(list(texts), prompt=self.prompt(kind), task=kind)
+        if self.is_static:
+            features = _token_bags(self.model[0].tokenizer, [(self.prompt(kind) or "") + text for text in texts])
+        else:
+            features = self.model.preprocess(list(texts), prompt=self.prompt(kind), task=kind)
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def embed(self, features: dict[str, Any], kind: Kind) -> Tensor:
@@ -222,6 +227,14 @@ class Encoder:
         limit = self.model.max_seq_length or tokenizer.model_max_length
         encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
         return np.array([len(ids) for ids in encoded])
+
+
+def _token_bags(tokenizer: Tokenizer, texts: list[str]) -> dict[str, Tensor]:
+    """What StaticEmbedding.preprocess gives, without the character offsets that it computes and drops."""
+    ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    lengths = np.array([len(row) for row in ids], dtype=np.int64)
+    flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
+    return {"input_ids": torch.from_numpy(flat), "offsets": torch.from_numpy(np.cumsum(lengths) - lengths)}
 
 
 def _load_model(spec: str) -> SentenceTransformer:

@@ -1,0 +1,279 @@
+"""The tree's invariants over random collections, its relations by hand, and its life on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import normalized_mutual_info_score
+
+from hce.clustering import branching_for_depth, level_sizes
+from hce.errors import FormatError, InputError
+from hce.hierarchy import Hierarchy, Level
+
+
+def unit_rows(count: int, dim: int, seed: int, distinct: int | None = None) -> np.ndarray:
+    """Random directions; with `distinct`, only that many different ones."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(distinct or count, dim))
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows[rng.integers(len(rows), size=count) if distinct else slice(None)].astype(np.float32)
+
+
+@pytest.fixture
+def small_tree() -> Hierarchy:
+    """Two nodes under the root with 2 and 1 children, which hold documents 0 3 5, 1, and 2 4."""
+    e = np.eye(3, dtype=np.float32)
+    levels = (Level(np.array([0, 0]), e[:2]), Level(np.array([0, 0, 1]), e))
+    return Hierarchy(levels, np.array([0, 1, 2, 0, 2, 0]), (1.0, 1.0), {"branching": 2, "method": "hand", "seed": 0})
+
+
+# --------------------------------------------------------------------------------------------------- shape of a tree
+
+
+@pytest.mark.parametrize(
+    ("count", "depth", "expected"),
+    [
+        (1_000_000, 3, 128),
+        (5183, 3, 32),
+        (3633, 3, 16),
+        (4096, 3, 16),
+        (4097, 3, 32),
+        (512, 3, 8),
+        (1, 3, 2),
+        (100, 1, 128),
+    ],
+)
+def test_branching_follows_the_papers_rule(count, depth, expected):
+    assert branching_for_depth(count, depth) == expected
+
+
+def test_depth_is_counted_and_not_computed_in_floating_point():
+    assert math.ceil(math.log(8**7, 8)) == 8  # the trap: it is 7
+    assert len(level_sizes(8**7, 8)) + 1 == 7
+    assert level_sizes(1000, 10) == [10, 100]
+    assert level_sizes(1001, 10) == [2, 11, 101]
+    assert level_sizes(10, 10) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 300),
+    branching=st.integers(2, 20),
+    method=st.sampled_from(["agglomerative", "divisive"]),
+    seed=st.integers(0, 5),
+    duplicates=st.booleans(),
+)
+def test_invariants(count, branching, method, seed, duplicates):
+    vectors = unit_rows(count, 6, seed, distinct=max(1, count // 5) if duplicates else None)
+    tree = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
+
+    assert tree.depth == len(level_sizes(count, branching)) + 1
+    assert tree.paths.shape == (count, tree.depth)  # each document once, all paths of length L
+    np.testing.assert_array_equal(tree.paths[:, -1], np.arange(count))
+    for level in range(1, tree.depth + 1):
+        nodes = tree.node_count(level - 1)
+        families = [tree.children(level - 1, node) for node in range(nodes)]
+        assert all(len(family) for family in families)  # no node without a child
+        np.testing.assert_array_equal(np.sort(np.concatenate(families)), np.arange(tree.node_count(level)))  # partition
+    for level in tree.levels:
+        np.testing.assert_allclose(np.linalg.norm(level.centroids, axis=1), 1, atol=1e-5)
+        assert (np.diff(level.parent) >= 0).all()  # siblings are neighbours
+    again = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
+    np.testing.assert_array_equal(again.paths, tree.paths)
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(5, 300), branching=st.integers(2, 12), seed=st.integers(0, 5), duplicates=st.booleans())
+def test_members_are_under_the_nearest_centroid_which_is_their_mean(count, branching, seed, duplicates):
+    vectors = unit_rows(count, 6, seed, distinct=max(1, count // 5) if duplicates else None)
+    tree = Hierarchy.build(vectors, branching, seed=seed, mode="exact")
+    members = [*(level.centroids for level in tree.levels[1:]), vectors]
+    for level, below in enumerate(members, start=1):
+        if tree.depth == 1:
+            return
+        centroids, parent = tree.levels[level - 1].centroids, tree._parent(level + 1)
+        scores = below @ centroids.T
+        np.testing.assert_allclose(scores[np.arange(len(below)), parent], scores.max(axis=1), atol=1e-5)
+        sums = np.zeros_like(centroids)
+        np.add.at(sums, parent, below)
+        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        settled = lengths[:, 0] > 1e-3  # opposite members have no mean direction
+        np.testing.assert_allclose((sums / np.maximum(lengths, 1e-9))[settled], centroids[settled], atol=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=st.integers(20, 300), branching=st.integers(2, 8), seed=st.integers(0, 3))
+def test_divisive_documents_are_under_the_nearest_child_at_every_step(count, branching, seed):
+    vectors = unit_rows(count, 6, seed)
+    tree = Hierarchy.build(vectors, branching, method="divisive", seed=seed, mode="exact")
+    for level in range(1, tree.depth):
+        scores = vectors @ tree.levels[level - 1].centroids.T
+        own = tree.level_labels(level)
+        parents = tree.level_labels(level - 1)
+        for document in range(count):
+            family = tree.children(level - 1, int(parents[document]))
+            assert scores[document, own[document]] >= scores[document, family].max() - 1e-5
+
+
+def test_planted_tree_is_found():
+    rng = np.random.default_rng(0)
+    top = np.linalg.qr(rng.normal(size=(24, 24)))[0][:4]
+    kinds = np.repeat(top, 4, axis=0) + 0.35 * np.linalg.qr(rng.normal(size=(24, 24)))[0][:16]
+    vectors = np.repeat(kinds, 8, axis=0) + 0.02 * rng.normal(size=(128, 24))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    tree = min((Hierarchy.build(vectors, 8, seed=s) for s in range(5)), key=lambda t: -sum(t.mean_cosines))
+    assert [len(level.parent) for level in tree.levels] == [2, 16]
+    planted = np.repeat(np.arange(16), 8)
+    assert normalized_mutual_info_score(planted, tree.level_labels(2)) > 0.85  # random starts split some, merge others
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"branching": 1}, "branching factor 1"),
+        ({"method": "sideways"}, "method 'sideways'"),
+        ({"depth": 0}, "depth 0"),
+    ],
+)
+def test_wrong_options_are_one_line(options, message):
+    with pytest.raises(InputError, match=message):
+        Hierarchy.build(unit_rows(10, 4, 0), **options)
+
+
+def test_no_vectors():
+    with pytest.raises(InputError, match="no vectors"):
+        Hierarchy.build(np.empty((0, 4), dtype=np.float32))
+
+
+def test_one_document_is_a_tree():
+    tree = Hierarchy.build(unit_rows(1, 4, 0))
+    assert tree.depth == 1
+    assert tree.path(0) == (0,)
+    assert tree.describe() == []
+    assert tree.children(0, 0).tolist() == [0]
+    assert tree.sample_siblings(np.array([0]), 3, np.random.default_rng(0)).tolist() == [[-1, -1, -1]]
+
+
+# --------------------------------------------------------------------------------------------------------- relations
+
+
+def test_relations_by_hand(small_tree):
+    assert small_tree.depth == 3
+    assert small_tree.path(3) == (0, 0, 3)
+    assert small_tree.path(4) == (1, 2, 4)
+    assert small_tree.children(0, 0).tolist() == [0, 1]
+    assert small_tree.children(1, 0).tolist() == [0, 1]
+    assert small_tree.children(2, 0).tolist() == [0, 3, 5]
+    assert small_tree.siblings(1, 0).tolist() == [1]
+    assert small_tree.siblings(2, 2).tolist() == []
+    assert small_tree.siblings(3, 3).tolist() == [0, 5]
+    assert small_tree.leaves_under(1, 0).tolist() == [0, 1, 3, 5]
+    assert small_tree.leaves_under(0, 0).tolist() == [0, 1, 2, 3, 4, 5]
+    assert small_tree.level_labels(1).tolist() == [0, 0, 1, 0, 1, 0]
+    with pytest.raises(InputError, match="level 4"):
+        small_tree.level_labels(4)
+
+
+def test_describe_by_hand(small_tree):
+    first, second = small_tree.describe()
+    assert first.nodes == 2
+    assert first.sizes == (2, 2, 2, 4, 4) or (first.sizes[0] == 2 and first.sizes[-1] == 4)
+    share = np.array([4, 2]) / 6
+    assert first.balance == pytest.approx(-(share * np.log2(share)).sum())
+    assert second.nodes == 3
+    assert (second.sizes[0], second.sizes[2], second.sizes[-1]) == (1, 2, 3)
+
+
+def test_sampled_siblings_by_hand(small_tree):
+    drawn = small_tree.sample_siblings(np.array([3, 1, 4]), 3, np.random.default_rng(0))
+    assert sorted(drawn[0, :2].tolist()) == [0, 5]
+    assert drawn[0, 2] == -1
+    assert drawn[1].tolist() == [-1, -1, -1]  # an only child
+    assert drawn[2].tolist() == [2, -1, -1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(2, 200), branching=st.integers(2, 30), wanted=st.integers(1, 6), seed=st.integers(0, 9))
+def test_sampled_siblings_are_other_documents_of_the_same_parent(count, branching, wanted, seed):
+    tree = Hierarchy.build(unit_rows(count, 5, seed), branching, seed=seed)
+    documents = np.random.default_rng(seed).integers(count, size=40)
+    drawn = tree.sample_siblings(documents, wanted, np.random.default_rng(seed))
+    assert drawn.shape == (40, wanted)
+    for document, row in zip(documents, drawn, strict=True):
+        siblings = set(tree.siblings(tree.depth, int(document)).tolist())
+        chosen = [other for other in row.tolist() if other >= 0]
+        assert len(chosen) == min(wanted, len(siblings))  # as many as there are
+        assert len(set(chosen)) == len(chosen)  # none twice
+        assert set(chosen) <= siblings  # never itself
+
+
+def test_sampling_is_uniform():
+    tree = Hierarchy((), np.zeros(6, dtype=np.int64), (), {})
+    drawn = tree.sample_siblings(np.full(20_000, 2), 2, np.random.default_rng(0))
+    counts = np.bincount(drawn.ravel(), minlength=6)
+    assert counts[2] == 0
+    np.testing.assert_allclose(counts[[0, 1, 3, 4, 5]] / 40_000, 0.2, atol=0.01)
+    pairs = np.bincount(drawn[:, 0] * 6 + drawn[:, 1], minlength=36)
+    np.testing.assert_allclose(pairs[pairs > 0] / 20_000, 1 / 20, atol=0.008)
+    assert (pairs > 0).sum() == 20
+
+
+# ------------------------------------------------------------------------------------------------------------- churn
+
+
+def tree_of(parents: list[int]) -> Hierarchy:
+    parent = np.array(parents)
+    nodes = parent.max() + 1
+    return Hierarchy((Level(np.zeros(nodes, dtype=np.int64), np.eye(nodes, dtype=np.float32)),), parent, (1.0,), {})
+
+
+def test_churn_by_hand():
+    before = tree_of([0, 0, 0, 1, 1, 1])
+    assert before.churn(before) == 0
+    assert before.churn(tree_of([1, 1, 1, 0, 0, 0])) == 0  # only the numbers changed
+    assert before.churn(tree_of([0, 0, 1, 1, 1, 1])) == pytest.approx(1 / 6)
+    assert before.churn(tree_of([0, 0, 0, 0, 0, 0])) == pytest.approx(1 / 2)  # a merge is a change
+    assert tree_of([0, 0, 0, 0, 0, 0]).churn(before) == pytest.approx(1 / 2)  # and so is a split
+    with pytest.raises(InputError, match="6 and 2"):
+        before.churn(tree_of([0, 1]))
+
+
+# ----------------------------------------------------------------------------------------------------------- on disk
+
+
+def test_save_and_load(tmp_path):
+    tree = Hierarchy.build(unit_rows(200, 8, 0), 4, seed=3)
+    tree.save(tmp_path / "tree")
+    again = Hierarchy.load(tmp_path / "tree")
+    np.testing.assert_array_equal(again.paths, tree.paths)
+    for one, other in zip(again.levels, tree.levels, strict=True):
+        np.testing.assert_array_equal(one.centroids, other.centroids)
+    assert again.facts == {"branching": 4, "method": "agglomerative", "seed": 3}
+    assert again.describe() == tree.describe()
+    with pytest.raises(InputError, match="not an empty folder"):
+        tree.save(tmp_path / "tree")
+
+
+def test_damaged_trees_are_refused_in_one_line(tmp_path):
+    tree = Hierarchy.build(unit_rows(60, 8, 0), 4)
+    with pytest.raises(FormatError, match=r"no tree there \(manifest.json is missing\)"):
+        Hierarchy.load(tmp_path / "nowhere")
+    tree.save(tmp_path / "cut")
+    data = (tmp_path / "cut" / "hierarchy.safetensors").read_bytes()
+    (tmp_path / "cut" / "hierarchy.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(FormatError, match="the tree is damaged"):
+        Hierarchy.load(tmp_path / "cut")
+    tree.save(tmp_path / "newer")
+    manifest = json.loads((tmp_path / "newer" / "manifest.json").read_text())
+    (tmp_path / "newer" / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(FormatError, match="newer version"):
+        Hierarchy.load(tmp_path / "newer")
+    tree.document_parent[0] = 99
+    tree.save(tmp_path / "orphan")
+    with pytest.raises(FormatError, match="level 3 names parents that are not there"):
+        Hierarchy.load(tmp_path / "orphan")

@@ -1,0 +1,77 @@
+"""Names of nodes, the outline and the nested export."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hce.clustering import Level
+from hce.hierarchy import Hierarchy
+from hce.labels import label_nodes
+from hce.outline import document_counts, nested, outline
+
+
+@pytest.fixture
+def tree() -> Hierarchy:
+    """Root → animals (cats, dogs) and plants (trees), two documents each."""
+    e = np.eye(3, dtype=np.float32)
+    levels = (Level(np.array([0, 0]), e[:2]), Level(np.array([0, 0, 1]), e))
+    return Hierarchy(levels, np.array([0, 0, 1, 1, 2, 2]), (1.0, 1.0), {})
+
+
+TEXTS = [
+    "the animal is a creature: a cat with whiskers",
+    "another animal, a creature: a cat, cats",
+    "the animal is a creature: a dog that barks",
+    "an animal, a creature: a dog, dogs",
+    "a plant is a plant is an oak",
+    "oak leaves of the plant plant",
+]
+
+
+def test_names_say_what_sets_a_node_apart(tree):
+    labels = label_nodes(tree, TEXTS, words=1)
+    assert labels == [[["animal"], ["plant"]], [["cat"], ["dog"], ["oak"]]]
+
+
+def test_plural_and_ancestors_words_are_not_repeated(tree):
+    labels = label_nodes(tree, TEXTS, words=2)
+    assert labels[0][0] == ["animal", "creature"]
+    cat = labels[1][0]
+    assert "cat" in cat
+    assert "cats" not in cat
+    assert not {"animal", "creature"} & set(cat)
+
+
+def test_texts_without_words_give_empty_names(tree):
+    assert label_nodes(tree, ["12 34", "", "...", "1", "2", "3"]) == [[[], []], [[], [], []]]
+
+
+def test_outline_shows_sizes_and_counts_the_rest(tree):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(outline(tree, label_nodes(tree, TEXTS, words=1), levels=2, most=1))
+    text = console.export_text()
+    assert "6 documents, 3 levels" in text
+    assert "animal  4" in text
+    assert "cat  2" in text
+    assert "… 1 more, 2 documents" in text
+    assert "plant" not in text
+
+
+def test_nested_export_holds_every_document_once(tree):
+    whole = json.loads(json.dumps(nested(tree, label_nodes(tree, TEXTS), [f"d{i}" for i in range(6)])))
+
+    def documents(entry):
+        return entry.get("documents", []) + [d for child in entry.get("children", []) for d in documents(child)]
+
+    assert sorted(documents(whole)) == [f"d{i}" for i in range(6)]
+    assert [child["size"] for child in whole["children"]] == [4, 2]
+    assert whole["children"][0]["label"][0] == "animal"
+
+
+def test_counts_of_every_level(tree):
+    assert [counts.tolist() for counts in document_counts(tree)] == [[6], [4, 2], [2, 2, 2]]
