@@ -111,8 +111,8 @@ def test_static_vectors_are_the_normalised_mean_of_rows(static_encoder):
 
 
 def test_static_tokens_are_those_of_sentence_transformers(static_encoder):
-    ours = static_encoder.tokenize(TEXTS + [""], "document")
-    theirs = static_encoder.model.preprocess(TEXTS + [""])
+    ours = static_encoder.tokenize([*TEXTS, ""], "document")
+    theirs = static_encoder.model.preprocess([*TEXTS, ""])
     assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
     assert ours["offsets"].tolist() == theirs["offsets"].tolist()
 

@@ -248,8 +248,10 @@ def test_churn_by_hand():
 
 def test_save_and_load(tmp_path):
     tree = Hierarchy.build(unit_rows(200, 8, 0), 4, seed=3)
+    tree.labels = [[["été"]] * tree.node_count(level) for level in range(1, tree.depth)]
     tree.save(tmp_path / "tree")
     again = Hierarchy.load(tmp_path / "tree")
+    assert again.labels == tree.labels
     np.testing.assert_array_equal(again.paths, tree.paths)
     for one, other in zip(again.levels, tree.levels, strict=True):
         np.testing.assert_array_equal(one.centroids, other.centroids)

@@ -53,7 +53,8 @@ def test_texts_without_words_give_empty_names(tree):
 
 def test_outline_shows_sizes_and_counts_the_rest(tree):
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(outline(tree, label_nodes(tree, TEXTS, words=1), levels=2, most=1))
+    tree.labels = label_nodes(tree, TEXTS, words=1)
+    console.print(outline(tree, levels=2, most=1))
     text = console.export_text()
     assert "6 documents, 3 levels" in text
     assert "animal  4" in text
@@ -63,7 +64,8 @@ def test_outline_shows_sizes_and_counts_the_rest(tree):
 
 
 def test_nested_export_holds_every_document_once(tree):
-    whole = json.loads(json.dumps(nested(tree, label_nodes(tree, TEXTS), [f"d{i}" for i in range(6)])))
+    tree.labels = label_nodes(tree, TEXTS)
+    whole = json.loads(json.dumps(nested(tree, [f"d{i}" for i in range(6)])))
 
     def documents(entry):
         return entry.get("documents", []) + [d for child in entry.get("children", []) for d in documents(child)]

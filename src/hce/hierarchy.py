@@ -19,6 +19,9 @@ from hce.atomic import new_folder, write_json
 from hce.clustering import Level, agglomerative, branching_for_depth, check_shape, divisive, k_means
 from hce.errors import FormatError, InputError
 
+Labels = list[list[list[str]]]
+"""The words of each node's name, for each inner level from the top: `labels[t - 1][node]`."""
+
 FORMAT = 1
 METHODS = {"agglomerative": agglomerative, "divisive": divisive}
 
@@ -49,6 +52,7 @@ class Hierarchy:
         document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 where L = 1.
         mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was made.
         facts: how it was made (branching, method, seed), for manifests.
+        labels: the nodes' names, once someone has given them (`hce.labels.label_nodes`).
     """
 
     def __init__(
@@ -57,11 +61,13 @@ class Hierarchy:
         document_parent: np.ndarray,
         mean_cosines: tuple[float, ...],
         facts: dict[str, Any],
+        labels: Labels | None = None,
     ) -> None:
         self.levels = levels
         self.document_parent = document_parent
         self.mean_cosines = mean_cosines
         self.facts = facts
+        self.labels = labels
 
     @classmethod
     def build(
@@ -213,7 +219,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- on disk
 
     def save(self, folder: str | Path) -> None:
-        """Write `hierarchy.safetensors` and, last, `manifest.json` into a new folder that appears whole or not at all.
+        """Write arrays (safetensors), names and, last, a manifest into a new folder that appears whole or not at all.
 
         Raises:
             InputError: the folder is there already and not empty.
@@ -224,6 +230,8 @@ class Hierarchy:
         manifest = {"format": FORMAT, "depth": self.depth, "mean_cosines": self.mean_cosines, **self.facts}
         with new_folder(folder) as temporary:
             save_file(tensors, temporary / "hierarchy.safetensors")
+            if self.labels is not None:
+                write_json(temporary / "labels.json", self.labels)
             write_json(temporary / "manifest.json", manifest)
 
     @classmethod
@@ -241,7 +249,9 @@ class Hierarchy:
             tensors = load_file(folder / "hierarchy.safetensors")
             inner = range(1, manifest.pop("depth"))
             levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
-            tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest)
+            names = folder / "labels.json"
+            labels = json.loads(names.read_text(encoding="utf-8")) if names.is_file() else None
+            tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, labels)
         except FileNotFoundError as error:
             raise FormatError(f"{folder}: no tree there ({Path(error.filename or folder).name} is missing)") from error
         except FormatError:

@@ -14,15 +14,12 @@ import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
-from hce.hierarchy import Hierarchy
+from hce.hierarchy import Hierarchy, Labels
 
 WORDS_IN_A_NAME = 3
 LARGEST_VOCABULARY = 50_000
 # Two letters or more, digits allowed after them: "covid19" is a word, "1995" is not.
 WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
-
-Labels = list[list[list[str]]]
-"""The words of each node's name, for each inner level from the top: `labels[t - 1][node]`."""
 
 
 def label_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME) -> Labels:

@@ -10,18 +10,17 @@ from rich.text import Text
 from rich.tree import Tree
 
 from hce.hierarchy import Hierarchy
-from hce.labels import Labels
 
 
-def nested(hierarchy: Hierarchy, labels: Labels | None = None, ids: Sequence[str] | None = None) -> dict[str, Any]:
+def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, Any]:
     """The whole tree as nested mappings: `level`, `node`, `size`, `label`, `children`; documents by id if given."""
 
     def node_at(level: int, node: int) -> dict[str, Any]:
         below = hierarchy.children(level, node).tolist()
         last = level == hierarchy.depth - 1
         entry: dict[str, Any] = {"level": level, "node": node, "size": int(sizes[level][node])}
-        if level and labels:
-            entry["label"] = labels[level - 1][node]
+        if level and hierarchy.labels:
+            entry["label"] = hierarchy.labels[level - 1][node]
         if not last:
             entry["children"] = [node_at(level + 1, child) for child in below]
         else:
@@ -32,12 +31,11 @@ def nested(hierarchy: Hierarchy, labels: Labels | None = None, ids: Sequence[str
     return node_at(0, 0)
 
 
-def outline(hierarchy: Hierarchy, labels: Labels | None = None, *, levels: int = 2, most: int = 8) -> Tree:
+def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
     """The top of the tree for a terminal: the largest nodes first, with their names and sizes.
 
     Args:
-        hierarchy: the tree.
-        labels: the nodes' names.
+        hierarchy: the tree, with or without names.
         levels: how many levels to show.
         most: how many children of a node to show; the rest is counted in a last line.
     """
@@ -50,7 +48,7 @@ def outline(hierarchy: Hierarchy, labels: Labels | None = None, *, levels: int =
         children = hierarchy.children(level, node)
         largest = children[np.argsort(-sizes[level + 1][children], kind="stable")]
         for child in largest[:most].tolist():
-            name = " · ".join(labels[level][child]) if labels else f"node {child}"
+            name = " · ".join(hierarchy.labels[level][child]) if hierarchy.labels else ""
             line = Text(name or f"node {child}").append(f"  {sizes[level + 1][child]:,}", style="dim")
             grow(branch.add(line), level + 1, child)
         if len(largest) > most:
