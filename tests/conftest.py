@@ -70,6 +70,16 @@ def fast_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def static_encoder() -> Encoder:
     """A random token table of 32 dimensions."""
+    return random_static_encoder()
+
+
+@pytest.fixture(scope="module")
+def module_static_encoder() -> Encoder:
+    """The same, for tests that only read it."""
+    return random_static_encoder()
+
+
+def random_static_encoder() -> Encoder:
     table = np.random.default_rng(1).normal(size=(len(WORDS), 32)).astype(np.float32)
     model = SentenceTransformer(
         modules=[StaticEmbedding(word_tokenizer(), embedding_weights=table), Normalize()], device="cpu"

@@ -1,5 +1,50 @@
 """Adapt a text retriever to your corpus: a tree of the documents and a better encoder, learned together."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hce._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from hce.corpus import Corpus, Document
+    from hce.encoder import Encoder
+    from hce.errors import HceError
+    from hce.evaluate import evaluate
+    from hce.hierarchy import Hierarchy
+    from hce.judgments import Dataset, Qrels, Query
+
+# Names are fetched on first use: torch takes seconds to import, and `hce --version` should not.
+_HOME = {
+    "Corpus": "corpus",
+    "Dataset": "judgments",
+    "Document": "corpus",
+    "Encoder": "encoder",
+    "HceError": "errors",
+    "Hierarchy": "hierarchy",
+    "Qrels": "judgments",
+    "Query": "judgments",
+    "evaluate": "evaluate",
+}
+
+__all__ = [
+    "Corpus",
+    "Dataset",
+    "Document",
+    "Encoder",
+    "HceError",
+    "Hierarchy",
+    "Qrels",
+    "Query",
+    "__version__",
+    "evaluate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'hce' has no attribute {name!r}")
+    return getattr(import_module(f"hce.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

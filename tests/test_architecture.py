@@ -1,0 +1,89 @@
+"""Data flows one way: a module imports only from those above it, and nothing is reached at import."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import hce
+
+PACKAGE = Path(hce.__file__).parent
+
+# From the top down. A new module is given its place here, and the place is argued for in review.
+ORDER = [
+    "_version",
+    "errors",
+    "atomic",
+    "progress",
+    "records",
+    "corpus",
+    "judgments",
+    "static",
+    "vectors",
+    "bundled",
+    "encoder",
+    "kmeans_steps",
+    "kmeans_fast",
+    "kmeans",
+    "clustering",
+    "hierarchy",
+    "labels",
+    "outline",
+    "losses",
+    "gradcache",
+    "dense",
+    "evaluate",
+    "docstrings",
+    "demo",
+    "cli",
+    "__main__",
+]
+
+
+def module_files() -> dict[str, Path]:
+    names = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): path for path in PACKAGE.rglob("*.py")
+    }
+    return {name: path for name, path in names.items() if name != "__init__"}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of ours that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hce."):
+            found.add(node.module.removeprefix("hce."))
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("hce.") for alias in node.names if alias.name.startswith("hce.")}
+    return found
+
+
+def test_every_module_has_a_place():
+    assert sorted(module_files()) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_imports_point_upwards(name):
+    allowed = set(ORDER[: ORDER.index(name)])
+    assert imported(module_files()[name]) <= allowed
+
+
+def test_public_names_are_there():
+    for name in hce.__all__:
+        assert getattr(hce, name) is not None
+    assert set(hce.__all__) == set(hce._HOME) | {"__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = hce.nothing
+
+
+@pytest.mark.parametrize("name", sorted(set(ORDER) - {"__main__"}))
+def test_docstrings_and_no_pickle(name):
+    module = importlib.import_module(f"hce.{name}")
+    assert module.__doc__
+    tree = ast.parse(module_files()[name].read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert "pickle" not in names
+    assert not any(isinstance(node, ast.Name) and node.id in {"eval", "exec"} for node in ast.walk(tree))
