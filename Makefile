@@ -29,7 +29,7 @@ bench: $(STAMP)  ## the performance figures, each as a ratio against a rival in 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bundled,parquet,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bundled,parquet,trainer,dev]'
 	touch $(STAMP)
 
 clean:

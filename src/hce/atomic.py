@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +16,29 @@ from hce.errors import InputError
 
 @contextmanager
 def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary neighbour of `path` for writing; on success it takes the place of `path`, else it is removed."""
+    """Open a temporary neighbour of `path` for writing; on success it takes the place of `path`, else it is removed.
+
+    Raises:
+        InputError: when `path` is a folder, or nothing can be written beside it.
+    """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    temporary = _neighbour(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
-        with os.fdopen(handle, mode, **text) as file:  # type: ignore[call-overload]
+        file = temporary.open(mode.replace("w", "x"), **text)  # type: ignore[call-overload]
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())  # mkstemp gives 0600; a plain open() would not
-        Path(temporary).replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -45,23 +54,41 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success; `path` must not exist or be an empty folder.
 
     Raises:
-        InputError: when `path` is a file or a folder that holds something.
+        InputError: when `path` is a file or a folder that holds something, or nothing can be written beside it.
     """
-    path = Path(path)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    path = Path(path).absolute()  # "." has no name to build a neighbour's from
+    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
         raise InputError(f"{path} exists and is not an empty folder: choose another place or remove it first")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"))
+    temporary = _neighbour(path)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     try:
         yield temporary
-        for file in (file for file in temporary.rglob("*") if file.is_file()):
-            _sync(file)
-        temporary.chmod(0o777 & ~_umask())
+        _sync_tree(temporary)
         temporary.replace(path)  # replaces an empty folder, refuses a full one
         sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _neighbour(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be written ({error.strerror}); check the folder it is to stand in")
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _sync(path)
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
@@ -76,9 +103,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, overload
@@ -22,15 +22,18 @@ import numpy as np
 
 from hce.errors import InputError
 from hce.records import (
+    JSONL_SUFFIXES,
     KNOWN,
     STDIN,
     Record,
     decode_line,
-    format_suffix,
+    open_bytes,
     parse_json_line,
     read_lines,
     read_records,
     read_text_folder,
+    shown,
+    unreadable,
 )
 
 ID_FIELDS = ("_id", "id")
@@ -46,7 +49,7 @@ class Document:
     id: str
     text: str
     title: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def full_text(self) -> str:
@@ -59,9 +62,10 @@ class Document:
         return not self.full_text
 
     def to_json(self) -> str:
-        """One JSONL line, without the line break."""
+        """One JSONL line, without the line break; metadata that JSON has no type for becomes a string."""
         fields = {"_id": self.id, "title": self.title, "text": self.text, "metadata": self.metadata}
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        line = json.dumps(fields, ensure_ascii=False, default=str)
+        return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
 
 
 def parse_document(record: Record) -> Document:
@@ -72,14 +76,17 @@ def parse_document(record: Record) -> Document:
     """
     where, fields = record.where, dict(record.fields)
     doc_id = take_id(fields, where)
-    text = _take_string(fields, "text", where)
+    text = take_string(fields, "text", where)
     if text is None:
-        found = ", ".join(fields) or "no other field"
-        raise InputError(f"{where}: document {doc_id!r} has no field 'text' (found: {found}); rename the field")
-    title = _take_string(fields, "title", where) or ""
-    nested = fields.pop("metadata", None)  # BEIR keeps extra fields one level down
-    metadata = {**nested, **fields} if isinstance(nested, dict) else fields
-    return Document(doc_id, text, title, metadata)
+        found = ", ".join(map(repr, fields)) or "no other field"
+        raise InputError(f"{where}: document {doc_id!r} has no text (found: {found}); name the field 'text'")
+    title = take_string(fields, "title", where) or ""
+    nested = fields.pop("metadata", None)
+    if isinstance(nested, dict):  # BEIR keeps extra fields one level down
+        fields = {**nested, **fields}
+    elif nested is not None:
+        fields["metadata"] = nested
+    return Document(doc_id, text, title, fields)
 
 
 def take_id(fields: dict[str, Any], where: str) -> str:
@@ -96,7 +103,8 @@ def take_id(fields: dict[str, Any], where: str) -> str:
     raise InputError(f"{where}: no id; give each record a field '_id' or 'id'")
 
 
-def _take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
+def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
+    """Remove and return a field that must be a string; None where there is none."""
     value = fields.pop(name, None)
     if value is not None and not isinstance(value, str):
         raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
@@ -137,47 +145,49 @@ class Corpus(Sequence[Document]):
             InputError: at the first fault, with file and line; nothing is kept then.
         """
         source = _documents_source(path)
-        if format_suffix(source) == ".jsonl" and source.is_file() and source.suffix != ".gz":
+        if source.is_file() and source.suffix.lower() in JSONL_SUFFIXES:
             return cls._scan_jsonl(source)
         records = read_text_folder(source) if source.is_dir() else read_records(source)
-        return cls._spool(records, "standard input" if str(path) == STDIN else str(path))
+        return cls._spool(records, shown(path))
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document], name: str = "documents") -> Corpus:
         """Make a corpus of documents that are in memory already; they are checked as a file's would be."""
-        check, kept = _Checker(name), []
+        check, kept, places = _Checker(name), [], []
         for number, document in enumerate(documents, start=1):
             where = f"{name}, number {number}"
             fields = {"_id": document.id, "title": document.title, "text": document.text}
-            if check.add(replace(parse_document(Record(where, fields)), metadata=document.metadata), where):
-                kept.append(document)
-        return cls(kept, check.finish(kept), name, check.empty)
+            checked = replace(parse_document(Record(where, fields)), metadata=document.metadata)
+            if check.add(checked, where):
+                kept.append(checked)
+                places.append(where)
+        return cls(kept, check.finish(kept, places.__getitem__), name, check.empty)
 
     @classmethod
     def _scan_jsonl(cls, path: Path) -> Corpus:
         """Check the user's own file and remember where each document's line is."""
         check, lines, position = _Checker(str(path)), _Extents(), 0
+        documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
         for line in read_lines(path):
             if line.text.strip() and check.add(parse_document(parse_json_line(line.text, line.where)), line.where):
                 lines.add(position, line.size)
             position += line.size
-        documents = _JsonlFile(path, lines)
-        return cls(documents, check.finish(documents), str(path), check.empty)
+        return cls(documents, check.finish(documents, documents.line), str(path), check.empty)
 
     @classmethod
     def _spool(cls, records: Iterable[Record], name: str) -> Corpus:
-        """Copy documents of any other format to a temporary JSONL file, checking them on the way."""
+        """Copy documents of any other format to a temporary file, each followed by a line that says where it was."""
         check, lines, position = _Checker(name), _Extents(), 0
         spool = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115  lives as long as the corpus
         for record in records:
             document = parse_document(record)
             if check.add(document, record.where):
-                size = spool.write(document.to_json().encode())
+                size = spool.write(document.to_json().encode() + b"\n")
                 lines.add(position, size)
-                position += size
+                position += size + spool.write(os.fsencode(record.where) + b"\n")
         spool.flush()
         documents = _JsonlFile(Path(name), lines, spool)
-        return cls(documents, check.finish(documents), name, check.empty)
+        return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -223,45 +233,58 @@ class _Checker:
     def add(self, document: Document, where: str) -> bool:
         """Take note of a document; False means: leave it out."""
         if document.is_empty:
+            if document.id in self.empty:
+                raise _duplicate(document.id, self.empty[document.id], where)
             self.empty[document.id] = where
             return False
-        metadata = json.dumps(document.metadata, sort_keys=True, default=str)
-        for part in (document.id, document.title, document.text, metadata):
+        for part in (document.id, document.title, document.text, _canonical_json(document.metadata, where)):
             data = part.encode()
             self.digest.update(len(data).to_bytes(8, "little") + data)
         self.id_hashes.append(_hash_id(document.id))
         return True
 
-    def finish(self, documents: Sequence[Document]) -> str:
-        if not self.id_hashes:
-            raise InputError(f"{self.name}: no documents in it; give {KNOWN}")
+    def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
+        """Return the fingerprint if all is well; `place` tells where the i-th document stands."""
         if self.empty:
             logger.warning(
                 "left out %d documents with neither text nor title: %s", len(self.empty), _few(self.empty.values())
             )
+        if not self.id_hashes:
+            raise InputError(f"{self.name}: no documents with text in it; give {KNOWN}")
         hashes = np.asarray(self.id_hashes)
-        values, counts = np.unique(hashes, return_counts=True)
-        if len(values) < len(hashes):
-            self._refuse_duplicate(documents, np.flatnonzero(np.isin(hashes, values[counts > 1])))
+        left_out = np.array([_hash_id(doc_id) for doc_id in self.empty], dtype=hashes.dtype)
+        values, counts = np.unique(np.concatenate([hashes, left_out]), return_counts=True)
+        if (counts > 1).any():
+            self._refuse_duplicate(documents, place, np.flatnonzero(np.isin(hashes, values[counts > 1])))
         return self.digest.hexdigest()
 
-    def _refuse_duplicate(self, documents: Sequence[Document], suspects: np.ndarray) -> None:
+    def _refuse_duplicate(
+        self, documents: Sequence[Document], place: Callable[[int], str], suspects: np.ndarray
+    ) -> None:
         """Read the suspects again: equal hashes of different ids are no fault."""
         first_at: dict[str, int] = {}
         for index in suspects.tolist():
             doc_id = documents[index].id
+            if doc_id in self.empty:
+                raise _duplicate(doc_id, self.empty[doc_id], place(index))
             if doc_id in first_at:
-                first, second = _place(documents, first_at[doc_id]), _place(documents, index)
-                raise InputError(f"{self.name}: id {doc_id!r} stands twice, at {first} and {second}; make ids unique")
+                raise _duplicate(doc_id, place(first_at[doc_id]), place(index))
             first_at[doc_id] = index
+
+
+def _canonical_json(metadata: dict[str, Any], where: str) -> str:
+    try:
+        return json.dumps(metadata, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: the metadata cannot be written as JSON ({error}); simplify it") from error
+
+
+def _duplicate(doc_id: str, first: str, second: str) -> InputError:
+    return InputError(f"{second}: id {doc_id!r} stands already at {first}; make ids unique")
 
 
 def _few(places: Collection[str]) -> str:
     return "; ".join(list(places)[:3]) + ("; …" if len(places) > 3 else "")
-
-
-def _place(documents: Sequence[Document], index: int) -> str:
-    return documents.place(index) if isinstance(documents, _JsonlFile) else f"number {index + 1}"
 
 
 class _Extents:
@@ -276,42 +299,52 @@ class _Extents:
 
 
 class _JsonlFile(Sequence[Document]):
-    """Documents in a JSONL file, fetched by byte position; safe to read from several threads."""
+    """Documents in a JSONL file, fetched by byte position; safe to read from several threads and forked processes."""
 
-    def __init__(self, path: Path, lines: _Extents, spool: IO[bytes] | None = None) -> None:
+    def __init__(self, path: Path, lines: _Extents, file: IO[bytes]) -> None:
         self.path = path
         self.lines = lines
-        self.is_spool = spool is not None
-        self.file = spool if spool is not None else path.open("rb")
-        self.modified = self._modification_time()
+        self.file = file
+        self.state = self._state()
         self.lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self.file.close()
 
     def __len__(self) -> int:
         return len(self.lines.starts)
 
     def __getitem__(self, index: int) -> Document:  # type: ignore[override]
         start, size = self.lines.starts[index], self.lines.sizes[index]
-        if self._modification_time() != self.modified:
+        if self._state() != self.state:
             raise InputError(f"{self.path}: changed since it was read; load it again")
+        where = f"{self.path}, byte {start}"
+        return parse_document(parse_json_line(decode_line(self._read(start, size), where), where))
+
+    def line(self, index: int) -> str:
+        """The file and the line that hold a document."""
+        position = 0
+        for line in read_lines(self.path):
+            if position == self.lines.starts[index]:
+                return line.where
+            position += line.size
+        return f"{self.path}, byte {self.lines.starts[index]}"
+
+    def next_line(self, index: int) -> str:
+        """What the line after a document says."""
+        self.file.seek(self.lines.starts[index] + self.lines.sizes[index])
+        return os.fsdecode(self.file.readline().rstrip(b"\n"))
+
+    def _read(self, start: int, size: int) -> bytes:
+        if hasattr(os, "pread"):  # moves no position, which forked processes share
+            return os.pread(self.file.fileno(), size, start)
         with self.lock:
             self.file.seek(start)
-            raw = self.file.read(size)
-        where = f"{self.path}, byte {start}"
-        return parse_document(parse_json_line(decode_line(raw, where), where))
+            return self.file.read(size)
 
-    def place(self, index: int) -> str:
-        """Where a person finds a document: its line, or its number where the file is a copy of another format."""
-        if self.is_spool:
-            return f"record {index + 1}"
-        position = 0
-        for number, line in enumerate(read_lines(self.path), start=1):
-            if position == self.lines.starts[index]:
-                return f"line {number}"
-            position += line.size
-        return f"byte {self.lines.starts[index]}"
-
-    def _modification_time(self) -> int:
-        return os.fstat(self.file.fileno()).st_mtime_ns
+    def _state(self) -> tuple[int, int]:
+        status = os.fstat(self.file.fileno())
+        return status.st_mtime_ns, status.st_size
 
 
 def _hash_id(doc_id: str) -> int:
@@ -323,11 +356,9 @@ def _documents_source(path: str | Path) -> Path:
     if str(path) == STDIN:
         return Path(STDIN)
     path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder; give {KNOWN}")
-    if not path.is_dir():
-        return path
-    for name in BEIR_CORPUS:
-        if (path / name).is_file():
-            return path / name
-    return path
+    try:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder; give {KNOWN}")
+        return next((path / name for name in BEIR_CORPUS if (path / name).is_file()), path)
+    except OSError as error:
+        raise unreadable(path, error) from error

@@ -5,16 +5,19 @@ Files: queries as JSONL or as two-column TSV; qrels as BEIR's three-column TSV o
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 from hce.atomic import open_atomically
-from hce.corpus import Corpus, take_id
+from hce.corpus import Corpus, take_id, take_string
 from hce.errors import InputError
-from hce.records import Line, Record, format_suffix, read_jsonl, read_lines
+from hce.records import JSONL_SUFFIXES, Line, Record, format_suffix, read_lines, read_records
 
 BEIR_HEADER = ("query-id", "corpus-id", "score")
 
@@ -98,23 +101,32 @@ class Qrels(Mapping[str, Mapping[str, int]]):
     def write(self, path: str | Path, form: Literal["beir", "trec"] = "beir") -> None:
         """Write BEIR's TSV (with its header line) or TREC's four columns, atomically."""
         separator = "\t" if form == "beir" else " "
-        with open_atomically(path) as file:
+        with _open_text(path) as file:
             if form == "beir":
                 file.write("\t".join(BEIR_HEADER) + "\n")
-            for query_id, document_id, grade in self.judgments():
-                for name in (query_id, document_id):
-                    check_writable(name, separator)
-                columns = (
-                    [query_id, document_id, str(grade)] if form == "beir" else [query_id, "0", document_id, str(grade)]
-                )
-                file.write(separator.join(columns) + "\n")
+            for judgment in self.judgments():
+                query_id, document_id = (_column(name, separator) for name in judgment[:2])
+                columns = [query_id, document_id] if form == "beir" else [query_id, "0", document_id]
+                file.write(separator.join([*columns, str(judgment.grade)]) + "\n")
 
 
-def check_writable(name: str, separator: str) -> None:
-    """Refuse an id that would break the columns of the file it is written to."""
-    forbidden = "\t\n\r" if separator == "\t" else None
-    if (forbidden is None and len(name.split()) != 1) or (forbidden and any(mark in name for mark in forbidden)):
-        raise InputError(f"id {name!r} holds white space, which this format uses between columns; rename it")
+@contextmanager
+def _open_text(path: str | Path) -> Iterator[IO[str]]:
+    """Open a text file for writing, atomically, compressed where the name says so."""
+    if Path(path).suffix.lower() != ".gz":
+        with open_atomically(path) as file:
+            yield file
+    else:
+        with open_atomically(path, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", newline="") as file:
+            yield file
+
+
+def _column(name: str, separator: str) -> str:
+    """The id, if it comes back whole from a column of a file."""
+    pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
+    if not name or pieces != [name] or name.startswith("\ufeff"):
+        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
+    return name
 
 
 def _parse_qrels(path: str | Path) -> Iterator[tuple[str, Judgment]]:
@@ -128,29 +140,32 @@ def _parse_qrels(path: str | Path) -> Iterator[tuple[str, Judgment]]:
 def _parse_judgment(columns: list[str], line: Line) -> Judgment:
     if len(columns) not in (3, 4):
         raise InputError(
-            f"{line.where}: {len(columns)} columns; qrels have 3 (query, document, grade) "
+            f"{line.where}: {len(columns)} columns; write 3 (query, document, grade) "
             "or TREC's 4 (query, 0, document, grade)"
         )
-    query_id, document_id, grade = columns[0], columns[-2], columns[-1]
-    try:
-        return Judgment(query_id.strip(), document_id.strip(), int(grade))
-    except ValueError as error:
-        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number") from error
+    query_id, document_id, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
+    if not query_id or not document_id:
+        raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
+    if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
+        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
+    return Judgment(query_id, document_id, int(grade))
 
 
 def read_queries(path: str | Path) -> dict[str, Query]:
-    """Read queries by id from JSONL (`_id` or `id`, `text`) or from TSV lines of id and text.
+    """Read queries by id from TSV lines of id and text, or from JSONL and the like with fields `_id` or `id`, `text`.
 
     Raises:
         InputError: a malformed line, an empty query, an id that stands twice, or no query at all.
     """
     queries: dict[str, Query] = {}
     places: dict[str, str] = {}
-    records = _tsv_queries(path) if format_suffix(path) == ".tsv" else read_jsonl(path)
+    records = _tsv_queries(path) if format_suffix(path) == ".tsv" else read_records(path)
     for record in records:
         query = _parse_query(record)
         if query.id in queries:
-            raise InputError(f"{record.where}: query id {query.id!r} stands already at {places[query.id]}")
+            raise InputError(
+                f"{record.where}: query id {query.id!r} stands already at {places[query.id]}; make ids unique"
+            )
         queries[query.id] = query
         places[query.id] = record.where
     if not queries:
@@ -170,20 +185,25 @@ def _tsv_queries(path: str | Path) -> Iterator[Record]:
 def _parse_query(record: Record) -> Query:
     fields = dict(record.fields)
     query_id = take_id(fields, record.where)
-    text = fields.get("text")
-    if not isinstance(text, str) or not text.strip():
+    text = take_string(fields, "text", record.where)
+    if not text or not text.strip():
         raise InputError(f"{record.where}: query {query_id!r} has no text; give it a string field 'text'")
     return Query(query_id, text)
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries as JSONL, or as TSV where the name says so, atomically."""
-    tabular = format_suffix(path) == ".tsv"
-    with open_atomically(path) as file:
+    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space).
+
+    Raises:
+        InputError: another format, or an id that TSV cannot hold.
+    """
+    suffix = format_suffix(path)
+    if suffix not in (".tsv", *JSONL_SUFFIXES):
+        raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
+    with _open_text(path) as file:
         for query in queries:
-            if tabular:
-                check_writable(query.id, "\t")
-                file.write(f"{query.id}\t{' '.join(query.text.split())}\n")
+            if suffix == ".tsv":
+                file.write("\t".join([_column(query.id, "\t"), " ".join(query.text.split())]) + "\n")
             else:
                 file.write(json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) + "\n")
 
@@ -212,16 +232,19 @@ class Dataset(NamedTuple):
 
 def find_split(folder: Path, split: str) -> Path:
     """The qrels file of a split; the error lists the splits that are there."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give one that holds corpus.jsonl, queries.jsonl and qrels/")
     for name in (f"{split}.tsv", f"{split}.tsv.gz"):
         if (folder / "qrels" / name).is_file():
             return folder / "qrels" / name
     found = ", ".join(splits(folder)) or "none"
-    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); splits there: {found}")
+    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); choose one of those there: {found}")
 
 
 def splits(folder: str | Path) -> list[str]:
     """The names of the splits that a BEIR folder has judgments for."""
-    return sorted({path.name.split(".")[0] for path in (Path(folder) / "qrels").glob("*.tsv*")})
+    names = [path.name.removesuffix(".gz") for path in (Path(folder) / "qrels").glob("[!.]*")]
+    return sorted({name.removesuffix(".tsv") for name in names if name.endswith(".tsv")})
 
 
 def _first_existing(folder: Path, *names: str) -> Path:

@@ -11,7 +11,6 @@ import csv
 import gzip
 import json
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from hce.errors import InputError, MissingPackageError
 
 STDIN = "-"
 TEXT_SUFFIXES = (".txt", ".md")
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet (text formats also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
 
 
@@ -53,6 +53,11 @@ def read_records(path: str | Path) -> Iterator[Record]:
     return _READERS[suffix](path)
 
 
+def shown(path: str | Path) -> str:
+    """How messages call a path."""
+    return "standard input" if str(path) == STDIN else str(path)
+
+
 def format_suffix(path: str | Path) -> str:
     """The suffix that tells the format, with .gz looked through: "a.jsonl.gz" → ".jsonl"."""
     path = Path(path)
@@ -61,13 +66,16 @@ def format_suffix(path: str | Path) -> str:
 
 def read_lines(path: str | Path) -> Iterator[Line]:
     """Stream the lines of a UTF-8 text file (or .gz, or "-")."""
-    name = "standard input" if str(path) == STDIN else str(path)
-    number = 0
-    with _open_bytes(path) as file:
+    for where, raw in _raw_lines(path):
+        yield Line(where, decode_line(raw, where), len(raw))
+
+
+def _raw_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
+    name, number = shown(path), 0
+    with open_bytes(path) as file:
         try:
             for number, raw in enumerate(file, start=1):
-                where = f"{name}, line {number}"
-                yield Line(where, decode_line(raw, where), len(raw))
+                yield f"{name}, line {number}", raw
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
                 f"{name}: the gzip data is cut off or damaged after line {number} ({error}); copy the file again"
@@ -76,8 +84,12 @@ def read_lines(path: str | Path) -> Iterator[Line]:
 
 def decode_line(raw: bytes, where: str) -> str:
     """Decode one line and drop its line break and, as joined files have them anywhere, a byte order mark."""
+    return _decode(raw.removeprefix(codecs.BOM_UTF8), where).rstrip("\r\n")
+
+
+def _decode(raw: bytes, where: str) -> str:
     try:
-        return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip("\r\n")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise InputError(
@@ -107,33 +119,43 @@ def parse_json_line(text: str, where: str) -> Record:
 
 def read_csv(path: str | Path) -> Iterator[Record]:
     """Stream the rows of a CSV file; the first row names the columns, quotes protect commas and line breaks."""
-    return _read_table(path, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+    return _name_cells(_csv_rows(path), "quote a cell that holds a comma")
 
 
 def read_tsv(path: str | Path) -> Iterator[Record]:
     """Stream the rows of a TSV file; a quote in it is just a quote, as in MS MARCO's and the IANA's TSV."""
-    return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows = ((line.where, line.text.split("\t")) for line in read_lines(path) if line.text.strip())
+    return _name_cells(rows, "a cell cannot hold a tab or a line break")
 
 
-def _read_table(path: str | Path, *, delimiter: str, quoting: Any) -> Iterator[Record]:
+def _csv_rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
+    """Stream the rows that hold something, each with the line that it begins on."""
     csv.field_size_limit(2**31 - 1)  # the default refuses fields over 128 KiB, and a document may well be longer
-    lines = (line.text + "\n" for line in read_lines(path))
-    rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    rows, first_line = csv.reader(_csv_lines(path), strict=True), 1
     try:
-        header = next(rows, None)
-        if header is None:
-            return
         for row in rows:
-            where = f"{path}, line {rows.line_num}"
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise InputError(
-                    f"{where}: {len(row)} cells under {len(header)} column names; is there a stray {delimiter!r}?"
-                )
-            yield Record(where, dict(zip(header, row, strict=True)))
+            if row:
+                yield f"{path}, line {first_line}", row
+            first_line = rows.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{path}, line {rows.line_num}: not a valid table ({error})") from error
+        raise InputError(f"{path}, line {first_line}: not valid CSV ({error}); check the quotes of this row") from error
+
+
+def _csv_lines(path: str | Path) -> Iterator[str]:
+    mark = codecs.BOM_UTF8
+    for where, raw in _raw_lines(path):
+        yield _decode(raw.removeprefix(mark), where)  # with its line break, which a quoted cell keeps as it is
+        mark = b""  # further down, it may be part of a cell
+
+
+def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str) -> Iterator[Record]:
+    where, header = next(rows, ("", []))
+    if len(set(header)) < len(header):
+        raise InputError(f"{where}: a column name stands twice among {header}; rename one")
+    for where, row in rows:
+        if len(row) != len(header):
+            raise InputError(f"{where}: the row has {len(row)} cells, the header {len(header)}; {remedy}")
+        yield Record(where, dict(zip(header, row, strict=True)))
 
 
 def read_parquet(path: str | Path) -> Iterator[Record]:
@@ -152,8 +174,9 @@ def read_parquet(path: str | Path) -> Iterator[Record]:
                 for fields in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}, row {number}", fields)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not a readable Parquet file ({reason}); check it or write it again") from error
 
 
 def read_text_folder(folder: str | Path) -> Iterator[Record]:
@@ -162,7 +185,7 @@ def read_text_folder(folder: str | Path) -> Iterator[Record]:
     The id is the path below the folder, with forward slashes on every system.
     """
     folder = Path(folder)
-    for directory, subfolders, names in os.walk(folder):
+    for directory, subfolders, names in os.walk(folder, onerror=_refuse_folder):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             path = Path(directory) / name
@@ -171,19 +194,28 @@ def read_text_folder(folder: str | Path) -> Iterator[Record]:
                 yield Record(str(path), {"id": path.relative_to(folder).as_posix(), "text": text})
 
 
-def _open_bytes(path: str | Path) -> IO[bytes]:
-    if str(path) == STDIN:
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")  # closing ours must not close the caller's
-    path = Path(path)
+def _refuse_folder(error: OSError) -> None:
+    raise unreadable(error.filename, error) from error
+
+
+def unreadable(path: str | Path, error: OSError) -> InputError:
+    """What to raise when the system refuses to open a file or a folder."""
+    return InputError(f"{shown(path)}: cannot be read ({error.strerror}); check the path and its permissions")
+
+
+def open_bytes(path: str | Path) -> IO[bytes]:
+    """Open a file, a .gz or standard input for reading."""
     try:
+        if str(path) == STDIN:
+            return os.fdopen(0, "rb", closefd=False)
+        path = Path(path)
         return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+        raise unreadable(path, error) from error
 
 
 _READERS: dict[str, Callable[[str | Path], Iterator[Record]]] = {
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
+    **dict.fromkeys(JSONL_SUFFIXES, read_jsonl),
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".parquet": read_parquet,

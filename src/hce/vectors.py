@@ -90,7 +90,7 @@ class VectorFile:
 
     def open(self) -> np.ndarray:
         """The whole array, memory-mapped and read-only."""
-        return np.load(self._final, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        return np.load(self._final, mmap_mode="r", allow_pickle=False)
 
     @property
     def _partial(self) -> Path:

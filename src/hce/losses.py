@@ -1,0 +1,363 @@
+"""The paper's losses, as functions of tensors.
+
+Everything here takes vectors, node numbers and masks; nothing here tokenises, samples, clusters or reads a corpus.
+"Eq." and "App." are those of the paper, *Hierarchical Corpus Encoder*.
+
+Conventions: B queries (with one document each) on this process, G documents in all processes together (G = B when
+alone), S sampled negatives a query, K nodes of a level, n the width of a vector. A *forbidden* mask is True where a
+negative must not be used as one. Scores are computed in float32 whatever comes in, also under autocast (with τ = 0.01
+logits go up to 100, where bfloat16 has steps of 0.5); float64 stays float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hce.errors import InputError
+
+Route = Literal["full", "gather"]
+
+# What a gathered float and a float of the whole table cost, forward and backward, in multiply-adds of a product.
+# Measured on one CPU core, n = 384; a guess for everything else, where it costs time but no correctness.
+_GATHERED_COST = 200
+_TABLE_COST = 300
+# Past this many gathered floats (1 GiB) a batch is scored in full, if that is smaller.
+_GATHER_LIMIT = 2**28
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Scores and the contrastive loss
+
+
+def precise(x: Tensor) -> Tensor:
+    """float32, or float64 where it is that already."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+    """S(q, d) = q·d / τ: (B, n) with shared candidates (G, n) → (B, G), or with each row's own (B, S, n) → (B, S)."""
+    if not temperature > 0:
+        raise InputError(f"temperature has to be above 0, not {temperature}.")
+    # Autocast would do this product in bfloat16 although both sides are float32.
+    with torch.autocast(queries.device.type, enabled=False):
+        queries, candidates = precise(queries), precise(candidates)
+        if candidates.ndim == 2:
+            return queries @ candidates.T / temperature  # (B, G)
+        return torch.einsum("bn,bsn->bs", queries, candidates) / temperature  # (B, S)
+
+
+def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = None) -> Tensor:
+    """L_C (Eq. 1): −log softmax of the positive among {positive} ∪ negatives, per query.
+
+    Takes scores, already divided by the temperature. A query without an allowed negative has loss 0 and gradient 0.
+
+    Args:
+        positive: Scores of the positives, of shape (B,).
+        negatives: Scores of the negatives, of shape (B, K); the positive is not among them.
+        forbidden: True where a negative is to be left out, of shape (B, K).
+
+    Returns:
+        The losses, of shape (B,).
+    """
+    # Relative to the positive, so that a small loss is not lost in the rounding of two large numbers.
+    gaps = negatives - positive[:, None]  # (B, K)
+    if forbidden is not None:
+        gaps = gaps.masked_fill(forbidden, -torch.inf)
+    return torch.cat([gaps.new_zeros(len(gaps), 1), gaps], dim=1).logsumexp(dim=1)  # (B,)
+
+
+def bidirectional(
+    queries: Tensor,
+    documents: Tensor,
+    sampled: Tensor | None = None,
+    *,
+    temperature: float,
+    positive: Tensor | None = None,
+    all_queries: Tensor | None = None,
+    forbidden_batch: Tensor | None = None,
+    forbidden_queries: Tensor | None = None,
+    forbidden_sampled: Tensor | None = None,
+) -> Tensor:
+    """L_C^↔ (App. A): query → documents plus document → queries, averaged over the batch.
+
+    Query → documents contrasts with all documents of the batch and with the query's own sampled negatives;
+    document → queries contrasts with all queries of the batch and never with samples. The two are added, not averaged,
+    as in the paper.
+
+    Across processes, each process passes its own queries, the gathered documents and queries, and where its own pairs
+    are among them; the mean over equally sized processes is then the loss of the whole batch.
+
+    Args:
+        queries: This process's queries, of shape (B, n).
+        documents: The documents of the batch, of shape (G, n).
+        sampled: Each query's own sampled negatives, of shape (B, S, n).
+        temperature: τ.
+        positive: The row of each query's document in `documents`, of shape (B,); by default 0, 1, …, B−1.
+        all_queries: The queries of all processes, row for row the partners of `documents`, of shape (G, n); by default
+            `queries`.
+        forbidden_batch: True where document g must not be a negative of query b, of shape (B, G). The entry of the
+            positive itself does not matter.
+        forbidden_queries: True where query g must not be a negative of query b's document, of shape (B, G). By default
+            `forbidden_batch` read the other way round: a document that is right for another query as well must not be
+            pushed away from it. Has to be given along with `all_queries` if `forbidden_batch` is.
+        forbidden_sampled: True where a sampled document must not be used, of shape (B, S); also the place to mark
+            padding, where a node has too few children to sample from.
+
+    Returns:
+        The loss, a scalar.
+    """
+    rows = torch.arange(len(queries), device=queries.device)  # (B,)
+    if positive is None:
+        if len(documents) != len(queries):
+            raise InputError(f"{len(queries)} queries and {len(documents)} documents: pass `positive` to pair them.")
+        positive = rows
+    to_documents = scores_of(queries, documents, temperature)  # (B, G)
+    if all_queries is None:
+        partner = rows
+        to_queries = to_documents[:, positive].T  # (B, B)
+        if forbidden_queries is None and forbidden_batch is not None:
+            forbidden_queries = forbidden_batch[:, positive].T  # (B, B)
+    else:
+        if forbidden_batch is not None and forbidden_queries is None:
+            raise InputError("forbidden_batch without forbidden_queries: with all_queries, both masks are needed.")
+        partner = positive
+        to_queries = scores_of(documents[positive], all_queries, temperature)  # (B, G)
+
+    score = to_documents[rows, positive]  # (B,)
+    negatives, forbidden = to_documents, _and_own(forbidden_batch, to_documents, positive)
+    if sampled is not None:
+        to_sampled = scores_of(queries, sampled, temperature)  # (B, S)
+        if forbidden_sampled is None:
+            forbidden_sampled = torch.zeros_like(to_sampled, dtype=torch.bool)
+        negatives = torch.cat([negatives, to_sampled], dim=1)  # (B, G + S)
+        forbidden = torch.cat([forbidden, forbidden_sampled], dim=1)
+    query_to_document = contrastive(score, negatives, forbidden)  # (B,)
+    document_to_query = contrastive(score, to_queries, _and_own(forbidden_queries, to_queries, partner))  # (B,)
+    return (query_to_document + document_to_query).mean()
+
+
+def _and_own(forbidden: Tensor | None, scores: Tensor, own: Tensor) -> Tensor:
+    """`forbidden` (B, G), with each row's own positive forbidden as well: it is in the softmax already."""
+    mine = torch.arange(scores.shape[1], device=scores.device) == own[:, None]  # (B, G)
+    return mine if forbidden is None else mine | forbidden
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The hierarchy's levels
+
+
+class Siblings(NamedTuple):
+    """Who is whose sibling in one level: each node's parent, and the children of each parent, packed one after another.
+
+    Attributes:
+        parent: The parent of each node, of shape (K,).
+        order: Node numbers grouped by parent, of shape (K,).
+        start: Where each parent's children start in `order`, of shape (number of parents + 1,).
+    """
+
+    parent: Tensor
+    order: Tensor
+    start: Tensor
+
+    @classmethod
+    def of(cls, parent: Tensor) -> Siblings:
+        """From the parent of each node, of shape (K,)."""
+        counts = torch.bincount(parent)
+        return cls(parent, parent.argsort(stable=True), F.pad(counts.cumsum(0), (1, 0)))
+
+
+class LevelLoss(NamedTuple):
+    """The loss of one level, averaged over the batch, and the share of queries that would descend correctly."""
+
+    loss: Tensor
+    accuracy: Tensor
+
+
+def level_loss(
+    queries: Tensor,
+    centroids: Tensor,
+    node: Tensor,
+    siblings: Siblings,
+    *,
+    temperature: float,
+    route: Route | None = None,
+) -> LevelLoss:
+    """L_H^(t) (Eq. 5): the node above the query's document against the other children of its parent.
+
+    Centroids are parameters that the optimiser moves off the sphere (the paper does not say what it does about that):
+    they are normalised here, where they are used. An only child has loss 0. A query counts as accurate if its node
+    scores higher than every sibling; an only child always does, a tie never.
+
+    Args:
+        queries: Unit vectors, of shape (B, n).
+        centroids: The level's centroids, of any length but 0, of shape (K, n).
+        node: The node of each query's document in this level, of shape (B,).
+        siblings: The level's nodes by parent.
+        temperature: τ_h, which may be softer than the τ of the documents.
+        route: "full" scores all K nodes and masks the strangers, "gather" collects each query's siblings first; by
+            default the cheaper one. They agree.
+    """
+    counts = siblings.start.diff()
+    width = int(counts[siblings.parent[node]].max()) if len(node) else 0
+    route = route or _cheaper_route(len(queries), len(centroids), centroids.shape[1], width)
+    score = _full_siblings if route == "full" else _gathered_siblings
+    positive, negatives, forbidden = score(queries, centroids, node, siblings, width, temperature)
+    loss = contrastive(positive, negatives, forbidden)  # (B,)
+    right = ((negatives < positive[:, None]) | forbidden).all(dim=1)  # (B,)
+    return LevelLoss(loss.mean(), right.to(loss.dtype).mean())
+
+
+def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
+    """By time, unless the gathered siblings (B, width, n) would be both huge and larger than the full scores (B, K)."""
+    gathered = batch * width * dim
+    if gathered > _GATHER_LIMIT and gathered > batch * nodes:
+        return "full"
+    return "gather" if _GATHERED_COST * batch * width < (batch + _TABLE_COST) * nodes else "full"
+
+
+def _unit_scores(queries: Tensor, centroids: Tensor, temperature: float) -> Tensor:
+    """Scores with normalised centroids. The scores are divided, not the centroids: that saves a copy of the table."""
+    return scores_of(queries, centroids, temperature) / precise(centroids).norm(dim=-1).clamp_min(1e-12)
+
+
+def _full_siblings(
+    queries: Tensor, centroids: Tensor, node: Tensor, siblings: Siblings, width: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores = _unit_scores(queries, centroids, temperature)  # (B, K)
+    strangers = siblings.parent != siblings.parent[node][:, None]  # (B, K)
+    return scores.gather(1, node[:, None]).squeeze(1), scores, _and_own(strangers, scores, node)
+
+
+def _gathered_siblings(
+    queries: Tensor, centroids: Tensor, node: Tensor, siblings: Siblings, width: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    first = siblings.start[siblings.parent[node]][:, None]  # (B, 1)
+    end = siblings.start[siblings.parent[node] + 1][:, None]
+    place = first + torch.arange(width, device=node.device)  # (B, W)
+    nodes = siblings.order[place.minimum(end - 1)]  # (B, W), short rows padded with their last child
+    scores = _unit_scores(queries, F.embedding(nodes, centroids), temperature)  # (B, W)
+    own = (nodes == node[:, None]) & (place < end)  # (B, W), one True a row
+    # A selection, not a sum of products: a padded score must not reach the positive's gradient.
+    positive = scores.gather(1, own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
+    return positive, scores, own | (place >= end)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The whole
+
+
+@dataclass(frozen=True)
+class Level:
+    """One of the first M levels, as a batch sees it.
+
+    Attributes:
+        centroids: Of shape (K, n).
+        siblings: The level's nodes by parent.
+        node: The node of each query's document, of shape (B,).
+    """
+
+    centroids: Tensor
+    siblings: Siblings
+    node: Tensor
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Documents sampled under one prefix of each query's path.
+
+    Attributes:
+        vectors: Of shape (B, S, n).
+        forbidden: True where one must not be used, of shape (B, S).
+    """
+
+    vectors: Tensor
+    forbidden: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class InBatch:
+    """How the batch's documents and queries are paired and masked, under the names of :func:`bidirectional`."""
+
+    positive: Tensor | None = None
+    all_queries: Tensor | None = None
+    forbidden_batch: Tensor | None = None
+    forbidden_queries: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class HCETerms:
+    """L_HCE and what it is made of, all scalars.
+
+    Attributes:
+        total: What to call backward on.
+        levels: The losses of the levels 1 … M.
+        accuracies: The share of queries that would descend correctly at each of them.
+        document: The sum of the document losses, levels M + 1 … L.
+    """
+
+    total: Tensor
+    levels: tuple[Tensor, ...]
+    accuracies: tuple[Tensor, ...]
+    document: Tensor
+
+
+def hce_loss(
+    queries: Tensor,
+    documents: Tensor,
+    levels: Sequence[Level],
+    sampled: Sequence[Sampled | None] = (None,),
+    *,
+    temperature: float,
+    level_temperature: float | None = None,
+    batch: InBatch | None = None,
+) -> HCETerms:
+    """L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
+
+    M is the number of `levels`, L − M the number of entries in `sampled`. The paper's samples for t are drawn under
+    path[:t], which at t = L is the document itself; we take them to be drawn under its parent, path[:t−1].
+
+    Args:
+        queries: Unit vectors, of shape (B, n).
+        documents: Unit vectors, of shape (G, n); query b belongs to document b unless `batch` says otherwise.
+        levels: The first M levels, from the one below the root downwards; may be empty.
+        sampled: One entry for each of the levels M + 1 … L; None for in-batch negatives only.
+        temperature: τ, of the documents.
+        level_temperature: τ_h, of the levels; τ if not given, as in the paper. Softer (0.15 beside τ = 0.05) was better
+            in our measurements.
+        batch: Masks and, across processes, pairing.
+    """
+    if not sampled:
+        raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
+    batch = batch or InBatch()
+    tau = temperature if level_temperature is None else level_temperature
+    terms = [level_loss(queries, each.centroids, each.node, each.siblings, temperature=tau) for each in levels]
+    document = torch.stack(
+        [
+            bidirectional(
+                queries,
+                documents,
+                None if each is None else each.vectors,
+                temperature=temperature,
+                positive=batch.positive,
+                all_queries=batch.all_queries,
+                forbidden_batch=batch.forbidden_batch,
+                forbidden_queries=batch.forbidden_queries,
+                forbidden_sampled=None if each is None else each.forbidden,
+            )
+            for each in sampled
+        ]
+    ).sum()
+    losses = tuple(term.loss for term in terms)
+    total = torch.stack([*losses, document]).sum()
+    return HCETerms(total, losses, tuple(term.accuracy for term in terms), document)
+
+
+def joint(supervised: Tensor, unsupervised: Tensor, alpha: float = 0.5) -> Tensor:
+    """L_J (Eq. 7): L_S + α·L_U, each a mean over its own batch. The paper has α = 0.5 in its setup, 1 in a footnote."""
+    return supervised + alpha * unsupervised

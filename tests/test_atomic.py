@@ -1,0 +1,213 @@
+"""Old or new, never half: after an exception, after kill -9, and nothing left lying about."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hce.atomic import new_folder, open_atomically, sync_folder, write_json
+from hce.errors import InputError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mode_of(path):
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize(("mode", "old", "new"), [("w", "old\n", "né\r\n\n"), ("wb", b"old", b"\xff\x00")])
+def test_a_file_is_replaced_on_success_and_only_then(tmp_path, mode, old, new):
+    path = tmp_path / "a.txt"
+    as_bytes = (lambda value: value.encode()) if mode == "w" else bytes
+    path.write_bytes(as_bytes(old))
+    with open_atomically(path, mode) as file:
+        file.write(new)
+        file.flush()
+        assert path.read_bytes() == as_bytes(old)
+    assert path.read_bytes() == as_bytes(new)
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("existed", [True, False])
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error, existed):
+    path = tmp_path / "a.txt"
+    if existed:
+        path.write_text("old")
+    with pytest.raises(error), open_atomically(path) as file:
+        file.write("new")
+        raise error
+    assert names(tmp_path) == (["a.txt"] if existed else [])
+    assert not existed or path.read_text() == "old"
+
+
+def test_a_failing_rename_leaves_nothing(tmp_path):
+    path = tmp_path / "a"
+    with pytest.raises(OSError), open_atomically(path) as file:
+        file.write("new")
+        path.mkdir()
+    assert names(tmp_path) == ["a"]
+    assert names(path) == []
+
+
+def test_permissions_are_those_of_a_plain_open(tmp_path):
+    old = os.umask(0o027)
+    try:
+        with open_atomically(tmp_path / "file"):
+            pass
+        with new_folder(tmp_path / "folder"):
+            pass
+    finally:
+        os.umask(old)
+    assert mode_of(tmp_path / "file") == 0o640
+    assert mode_of(tmp_path / "folder") == 0o750
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match=r"none/a\.txt: cannot be written \(No such file or directory\); check"):
+        open_atomically(tmp_path / "none" / "a.txt").__enter__()
+    with pytest.raises(InputError, match="is a folder; give the name of a file"):
+        open_atomically(tmp_path).__enter__()
+    with pytest.raises(InputError, match=r"file/new: cannot be written \((Not a directory|File exists)\)"):
+        new_folder(tmp_path / "file" / "new").__enter__()
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_write_json_is_readable_and_ends_with_a_line_break(tmp_path):
+    write_json(tmp_path / "a.json", {"é": [1]})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "é": [\n    1\n  ]\n}\n'
+
+
+def test_write_json_of_what_is_no_json_keeps_the_old_file(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == 1
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_folder_appears_whole(tmp_path, existed):
+    path = tmp_path / "deep" / "new"
+    if existed:
+        path.mkdir(parents=True)
+    with new_folder(path) as temporary:
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "a").write_text("a")
+        assert names(path) == [] if existed else not path.exists()
+    assert (path / "sub" / "a").read_text() == "a"
+    assert names(path.parent) == ["new"]
+
+
+def test_an_exception_leaves_no_folder(tmp_path):
+    path = tmp_path / "new"
+    with pytest.raises(KeyboardInterrupt), new_folder(path) as temporary:
+        (temporary / "a").write_text("a")
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "full folder", "dangling link", "pipe"])
+def test_new_folder_refuses_what_is_there(tmp_path, kind):
+    path = tmp_path / "new"
+    if kind == "file":
+        path.write_text("x")
+    elif kind == "full folder":
+        path.mkdir()
+        (path / ".hidden").write_text("x")
+    elif kind == "dangling link":
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(InputError, match="new exists and is not an empty folder: choose another place") as caught:
+        new_folder(path).__enter__()
+    assert len(str(caught.value).splitlines()) == 1
+    assert names(tmp_path) == ["new"]
+
+
+def test_new_folder_that_someone_filled_meanwhile_is_not_overwritten(tmp_path):
+    path = tmp_path / "new"
+    with pytest.raises(OSError), new_folder(path) as temporary:
+        (temporary / "mine").write_text("x")
+        path.mkdir()
+        (path / "theirs").write_text("x")
+    assert names(tmp_path) == ["new"]
+    assert names(path) == ["theirs"]
+
+
+def test_the_current_folder_can_be_the_new_one(tmp_path, monkeypatch):
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    with new_folder(".") as temporary:
+        (temporary / "a").write_text("x")
+    assert names(place) == ["a"]
+
+
+def test_sync_folder_accepts_a_folder_and_refuses_none(tmp_path):
+    sync_folder(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync_folder(tmp_path / "none")
+
+
+KILLED_WRITER = """
+import sys
+from pathlib import Path
+from hce.atomic import new_folder, open_atomically
+place = Path(sys.argv[1])
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    with open_atomically(place / "file") as file:
+        for _ in range(200):
+            file.write(f"{number}\\n" * 20)
+            file.flush()
+    with new_folder(place / f"folder{number}") as folder:
+        for name in "abcdef":
+            (folder / name).write_text("whole")
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.11, 0.23])
+def test_kill_leaves_old_or_new_but_never_half(tmp_path, seconds):
+    process = subprocess.Popen([sys.executable, "-c", KILLED_WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    visible = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    for path in visible:
+        if path.is_dir():
+            assert [(file.name, file.read_text()) for file in sorted(path.iterdir())] == [
+                (n, "whole") for n in "abcdef"
+            ]
+        else:
+            lines = path.read_text().splitlines()
+            assert len(lines) == 4000
+            assert len(set(lines)) == 1
+
+
+def test_kill_between_writing_and_renaming_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    code = (
+        "import os, signal, sys\nfrom hce.atomic import open_atomically\n"
+        "with open_atomically(sys.argv[1]) as file:\n"
+        "    file.write('half')\n    file.flush()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert [name for name in names(tmp_path) if not name.startswith(".")] == ["a.txt"]

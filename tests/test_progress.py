@@ -1,0 +1,100 @@
+"""Progress is for people: nothing on stdout, nothing when silenced, plain lines where no terminal is."""
+
+import io
+import sys
+
+import pytest
+
+from hce import progress
+from hce.progress import progress_bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_silent_when_not_shown(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with progress_bar("encoding", 10, "texts", show=False) as advance:
+        advance(10)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_plain_lines_on_stderr_without_a_terminal(capfd, monkeypatch, clock):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with progress_bar("encoding", 2000, "texts", show=True) as advance:
+        clock.now += 2
+        advance(500)
+        clock.now += 6
+        advance(1500)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "encoding: 500/2,000 texts, 250 texts/s, 6 s left",
+        "encoding: 2,000/2,000 texts, 250 texts/s, 0 s left",
+    ]
+
+
+def test_a_line_every_ten_seconds_and_one_at_the_end(capfd, clock):
+    with progress_bar("encoding", 30, "texts", show=True) as advance:
+        for _ in range(30):
+            clock.now += 0.5
+            advance(1)
+    assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == [
+        "encoding: 20/30 texts",
+        "encoding: 30/30 texts",
+    ]
+
+
+def test_short_work_says_nothing(capfd):
+    with progress_bar("encoding", 3, "texts", show=True) as advance:
+        advance(3)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("total", [0, 5])
+def test_no_time_and_no_items_divide_by_nothing(capfd, monkeypatch, clock, total):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with progress_bar("x", total, "items", show=True) as advance:
+        advance(0)
+        advance(total)
+    assert len(capfd.readouterr().err.splitlines()) == 2
+
+
+def test_a_bar_on_a_terminal(capfd, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress_bar("encoding", 4, "texts", show=True) as advance:
+        advance(1)
+        advance(3)
+    assert "encoding" in terminal.getvalue()
+    assert "4/4" in terminal.getvalue()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("make", [io.StringIO, Terminal])
+def test_an_exception_passes_through(monkeypatch, make):
+    monkeypatch.setattr(sys, "stderr", make())
+    with pytest.raises(KeyboardInterrupt), progress_bar("x", 2, "items", show=True) as advance:
+        advance(1)
+        raise KeyboardInterrupt
