@@ -6,9 +6,7 @@ the node's centroid. What can be asked of a tree is in `hce.hierarchy`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +14,12 @@ import torch
 
 from hce.errors import InputError
 from hce.kmeans import KMeansResult, spherical_kmeans
+from hce.kmeans_steps import run_all
 
 Cluster = Callable[[np.ndarray, int, int], KMeansResult]
 """(vectors, k, seed) → clusters."""
+
+MANY_NODES = 32
 
 
 class Level(NamedTuple):
@@ -102,16 +103,20 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
 def _split_all(
     vectors: np.ndarray, groups: list[np.ndarray], share: int, seed: tuple[int, int], cluster: Cluster
 ) -> list[KMeansResult]:
-    def split(number: int) -> KMeansResult:
+    results: dict[int, KMeansResult] = {}
+
+    def split(number: int) -> None:
         members = groups[number]
         own_seed = int(np.random.SeedSequence([*seed, number]).generate_state(1)[0])
-        return cluster(vectors[members], -(-len(members) // share), own_seed)
+        results[number] = cluster(vectors[members], -(-len(members) // share), own_seed)
 
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
-    if len(groups) < 4 * (os.cpu_count() or 1):
-        return [split(number) for number in range(len(groups))]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(split, range(len(groups))))
+    if len(groups) < MANY_NODES:
+        for number in range(len(groups)):
+            split(number)
+    else:
+        run_all(split, range(len(groups)), torch.device("cpu"))
+    return [results[number] for number in range(len(groups))]
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:

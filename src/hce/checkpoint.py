@@ -1,0 +1,91 @@
+"""A training run's state on disk: the last whole one, and nothing else; never pickled.
+
+Tensors go to safetensors, the rest to JSON. A state is written to a folder of its own and then named in `LAST`, which
+is replaced atomically: whenever the process dies, `LAST` names a whole state.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hce.atomic import new_folder, open_atomically, write_json
+
+
+class State(NamedTuple):
+    """What a checkpoint holds: tensors by name, and facts that JSON can carry."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class CheckpointFolder:
+    """The states of one run; only the newest is kept."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def save(self, state: State) -> None:
+        """Write a state; when this returns, it survives a crash."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        previous = self._last()
+        name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named
+        with new_folder(self.folder / name) as folder:
+            # Two names for one tensor are fine here, and safetensors wants them apart.
+            save_file(
+                {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.tensors.items()},
+                folder / "tensors.safetensors",
+            )
+            write_json(folder / "facts.json", state.facts)
+        with open_atomically(self.folder / "LAST") as file:
+            file.write(name)
+        if previous is not None:
+            shutil.rmtree(previous, ignore_errors=True)
+
+    def load(self) -> State | None:
+        """The newest whole state, if there is one."""
+        last = self._last()
+        if last is None:
+            return None
+        return State(load_file(last / "tensors.safetensors"), json.loads((last / "facts.json").read_text()))
+
+    def remove(self) -> None:
+        """Delete all of it, when the run is done."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _last(self) -> Path | None:
+        pointer = self.folder / "LAST"
+        return self.folder / pointer.read_text().strip() if pointer.is_file() else None
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str) -> State:
+    """An optimiser's state as named tensors and facts."""
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {}
+    for number, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{prefix}.{number}.{key}"] = value
+            elif value is not None:
+                facts[f"{number}.{key}"] = value
+    return State(tensors, facts)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, prefix: str, state: State) -> None:
+    """Put back what `flatten_optimizer` took."""
+    restored: dict[int, dict[str, Any]] = {}
+    for name, tensor in state.tensors.items():
+        if name.startswith(f"{prefix}."):
+            number, key = name.removeprefix(f"{prefix}.").split(".", 1)
+            restored.setdefault(int(number), {})[key] = tensor
+    for name, value in state.facts.items():
+        number, key = name.split(".", 1)
+        restored.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,102 @@
+"""Recipe: every setting of a training run, documented once; the command line's help is made of it.
+
+One dial first: which encoder. A static table and a transformer want different learning rates, batches and spans, and
+`Recipe.for_encoder` knows what measured best for each (docs/LOG.md); everything can be set by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+from hce.errors import InputError
+
+Mode = Literal["auto", "unsupervised", "supervised", "joint"]
+Pseudo = Literal["ict", "simcse"]
+Negatives = Literal["siblings", "fresh-siblings", "mined", "none"]
+Optimizer = Literal["adamw", "adafactor"]
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
+
+    mode: Mode = _option("auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised")
+    epochs: int = _option(10, "passes over the training pairs")
+    batch_size: int = _option(256, "pairs in a step, over all processes")
+    chunk_size: int = _option(
+        0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"
+    )
+    learning_rate: float = _option(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
+    centroid_learning_rate: float = _option(0.0, "of the tree's centroids; 0 keeps them where clustering put them")
+    warmup: float = _option(0.0, "share of all steps over which the learning rate rises")
+    optimizer: Optimizer = _option("adamw", "adamw, or the paper's adafactor")
+    temperature: float = _option(0.05, "τ of the document loss; the paper has 0.01")
+    level_temperature: float = _option(0.15, "τ_h of the level losses; softer than τ measured better")
+    tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
+    cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
+    branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
+    levels: int = _option(-1, "levels with a level loss, M; -1: all above the documents")
+    negatives: Negatives = _option(
+        "siblings",
+        "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
+        "with gradients, the paper's letter; mined: the nearest wrong documents (ANCE); none: in-batch only",
+    )
+    negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
+    margin: float = _option(0.0, "documents with an inner product above this to the right one are no negatives; 0: off")
+    alpha: float = _option(0.5, "weight of the unsupervised loss beside the supervised one")
+    pseudo: Pseudo = _option("ict", "pseudo-queries: spans of the document (ict), or the document again (simcse)")
+    span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans in tokens; the paper has 64")
+    cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
+    fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
+    interpolate: bool = _option(
+        True, "return the best mix of the first and the trained weights on dev, not the trained"
+    )
+    patience: int = _option(3, "epochs without improvement on dev before stopping")
+    dev_queries: int = _option(256, "documents (or labelled queries, without a dev split) held out to measure on")
+    dev_pool: int = _option(8192, "documents searched when measuring on dev")
+    seed: int = _option(0, "same seed, same result")
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(Recipe).items():
+            allowed = get_args(hint)
+            if allowed and isinstance(allowed[0], str) and getattr(self, name) not in allowed:
+                raise InputError(f"{name} {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
+        for name in ("epochs", "batch_size", "learning_rate", "temperature", "level_temperature", "patience"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} {getattr(self, name)}: has to be above 0")
+        if not self.span_lengths or min(self.span_lengths) < 1:
+            raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more tokens")
+
+    @classmethod
+    def for_encoder(cls, *, static: bool, **settings: Any) -> Recipe:
+        """The measured defaults for a kind of encoder, with some settings replaced.
+
+        Raises:
+            InputError: a setting that does not exist, or a value that cannot be.
+        """
+        unknown = set(settings) - {each.name for each in fields(cls)}
+        if unknown:
+            known = ", ".join(each.name for each in fields(cls))
+            raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
+        return replace(cls() if static else cls(**TRANSFORMER), **settings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For manifests."""
+        return asdict(self)
+
+
+# A strong encoder is moved little: small steps, few of them, wider spans, and a chunked batch for memory.
+TRANSFORMER: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 64,
+    "learning_rate": 2e-5,
+    "warmup": 0.1,
+    "span_lengths": (8, 16, 32, 64),
+    "dev_queries": 128,
+    "dev_pool": 1024,
+}

@@ -1,0 +1,413 @@
+"""Spherical k-means against hand-worked cases, a slow reference of Alg. 2, and the properties it promises."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hce import kmeans, kmeans_fast, kmeans_screen, kmeans_steps
+from hce.errors import InputError
+from hce.kmeans import spherical_kmeans
+from hce.kmeans_steps import unit_rows
+
+CPU = torch.device("cpu")
+MODES = ("exact", "fast")
+
+
+def unit(vectors):
+    vectors = np.asarray(vectors, dtype=np.float64)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def circle(*degrees):
+    radians = np.deg2rad(degrees)
+    return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
+
+
+def planted(clusters, size, dim=32, noise=0.05, seed=0):
+    """`clusters` directions with `size` rows close around each, shuffled: rows and true clusters."""
+    rng = np.random.default_rng(seed)
+    truth = rng.permutation(np.repeat(np.arange(clusters), size))
+    rows = unit(rng.standard_normal((clusters, dim)))[truth] + noise * rng.standard_normal((len(truth), dim))
+    return rows.astype(np.float32), truth
+
+
+def same_partition(a, b):
+    pairs = set(zip(a.tolist(), b.tolist(), strict=True))
+    return len(pairs) == len(set(a.tolist())) == len(set(b.tolist()))
+
+
+def check_promises(vectors, k, result):
+    """What holds for every result of either mode, recomputed in float64."""
+    assert result.centroids.shape == (k, vectors.shape[1])
+    assert result.centroids.dtype == np.float32
+    assert result.labels.shape == (len(vectors),)
+    assert result.labels.dtype == np.int64
+    np.testing.assert_allclose(np.linalg.norm(result.centroids.astype(np.float64), axis=1), 1, atol=1e-6)
+    assert np.array_equal(np.unique(result.labels), np.arange(k)), "a cluster is empty"
+    cosines = unit(vectors) @ result.centroids.astype(np.float64).T
+    own = cosines[np.arange(len(vectors)), result.labels]
+    assert (cosines.max(axis=1) - own).max() < 1e-6, "a label is not the nearest centroid"
+    assert result.objective[-1] == pytest.approx(own.mean(), abs=1e-6)
+    assert (np.diff(result.objective) > -1e-6).all(), "the objective fell"
+
+
+def reference_rounds(vectors, labels, k):
+    """Alg. 2 in plain loops: the labels after each round, until they stop changing."""
+    history = []
+    while True:
+        centroids = []
+        for cluster in range(k):
+            total = sum(vectors[i] for i in range(len(vectors)) if labels[i] == cluster)
+            centroids.append(total / np.sqrt(total @ total))
+        new = [int(np.argmax([v @ c for c in centroids])) for v in vectors]
+        history.append(new)
+        if new == list(labels):
+            return history, np.array(centroids)
+        labels = new
+
+
+# --- Alg. 2 ---
+
+
+def test_two_arcs_by_hand():
+    # From centroids at 0 and 30 degrees: 0, 10 | 30, 80, 90, then the means 5 and 66.9 take 0, 10, 30 | 80, 90.
+    rows = unit_rows(circle(0, 10, 30, 80, 90), CPU)
+    result = kmeans._exact_kmeans(rows, torch.from_numpy(circle(0, 30)), 10, lambda number, objective: None)
+    assert result.labels.tolist() == [0, 0, 0, 1, 1]
+    assert result.converged
+    degrees = np.rad2deg(np.arctan2(result.centroids[:, 1], result.centroids[:, 0]))
+    s = np.sin(np.deg2rad([0, 10, 30])).sum(), np.cos(np.deg2rad([0, 10, 30])).sum()
+    np.testing.assert_allclose(degrees, [np.rad2deg(np.arctan2(*s)), 85], atol=1e-4)
+    # Round 1 scores cos 0, 10 to the first centroid and 0, 50, 60 to the second.
+    assert result.objective[0] == pytest.approx(np.cos(np.deg2rad([0, 10, 0, 50, 60])).mean(), abs=1e-6)
+    assert len(result.objective) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_same_steps_as_the_reference(seed):
+    rng = np.random.default_rng(seed)
+    vectors = unit(rng.standard_normal((60, 4)) + np.array([2, 0, 0, 0]))
+    labels = np.concatenate([np.arange(5), rng.integers(5, size=55)])
+    history, expected = reference_rounds(vectors, labels, 5)
+    if any(len(set(step)) < 5 for step in history):
+        pytest.skip("the paper's algorithm lost a cluster here; refilling it is ours")
+    rows = unit_rows(vectors, CPU)
+    for rounds, step in enumerate(history, start=1):
+        start = kmeans_steps.normalised(kmeans_steps.member_sums(rows, labels, 5), rows, labels)
+        result = kmeans._exact_kmeans(rows, start, rounds, lambda number, objective: None)
+        assert result.labels.tolist() == step
+    np.testing.assert_allclose(result.centroids, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("init", ["points", "random"])
+def test_exact_mode_converges_to_normalised_sums(init):
+    vectors, _ = planted(20, 15, noise=0.3)
+    result = spherical_kmeans(vectors, 25, mode="exact", init=init)
+    assert result.converged
+    check_promises(vectors, 25, result)
+    sums = [unit(vectors)[result.labels == cluster].sum(axis=0) for cluster in range(25)]
+    np.testing.assert_allclose(result.centroids, unit(sums), atol=1e-6)
+
+
+def test_random_start_covers_every_cluster():
+    vectors, _ = planted(10, 4)
+    result = spherical_kmeans(vectors, 39, mode="exact", init="random")  # Unif{1..39} over 40 rows misses many
+    check_promises(vectors, 39, result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_planted_clusters_are_found(mode):
+    vectors, truth = planted(4, 40)
+    best = max(
+        (spherical_kmeans(vectors, 4, mode=mode, seed=seed) for seed in range(12)), key=lambda r: r.objective[-1]
+    )
+    assert same_partition(best.labels, truth)
+
+
+def test_round_cap_is_reported(caplog):
+    vectors = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
+    with caplog.at_level(logging.WARNING, logger="hce.kmeans"):
+        result = spherical_kmeans(vectors, 20, mode="exact", max_rounds=2)
+    assert not result.converged
+    assert len(result.objective) == 2
+    assert "after 2 rounds" in caplog.text
+    check_promises(vectors, 20, result)
+
+
+def test_fast_round_cap_is_reported(caplog):
+    vectors = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
+    with caplog.at_level(logging.WARNING, logger="hce.kmeans"):
+        result = spherical_kmeans(vectors, 40, mode="fast", max_rounds=1)
+    assert not result.converged
+    assert "after 1 rounds" in caplog.text
+    check_promises(vectors, 40, result)
+
+
+# --- properties of both modes ---
+
+
+@st.composite
+def clusterings(draw):
+    count = draw(st.integers(1, 80))
+    distinct = draw(st.integers(1, count))
+    dim = draw(st.integers(2, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    vectors = rng.standard_normal((distinct, dim))
+    vectors = vectors[np.concatenate([np.arange(distinct), rng.integers(distinct, size=count - distinct)])]
+    return vectors * rng.uniform(0.1, 10, size=(count, 1)), draw(st.integers(1, count)), draw(st.integers(0, 100))
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusterings(), st.sampled_from([("exact", "points"), ("exact", "random"), ("fast", "points")]))
+def test_promises_hold_for_any_sizes_and_duplicates(case, how):
+    vectors, k, seed = case
+    result = spherical_kmeans(vectors, k, seed=seed, mode=how[0], init=how[1])
+    check_promises(vectors, k, result)
+    assert result.converged
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_same_seed_same_result_and_no_global_state(mode):
+    vectors, _ = planted(40, 10, noise=0.3)
+    np.random.seed(1)  # noqa: NPY002 - shows that the global state plays no part
+    first = spherical_kmeans(vectors, 60, mode=mode, seed=7)
+    np.random.seed(2)  # noqa: NPY002
+    torch.manual_seed(3)
+    again = spherical_kmeans(vectors, 60, mode=mode, seed=7)
+    other = spherical_kmeans(vectors, 60, mode=mode, seed=8)
+    assert np.array_equal(first.labels, again.labels)
+    assert np.array_equal(first.centroids, again.centroids)
+    assert first.objective == again.objective
+    assert not np.array_equal(first.labels, other.labels)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_number_of_threads_changes_nothing(mode):
+    vectors, _ = planted(64, 40, noise=0.4)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = spherical_kmeans(vectors, 300, mode=mode)
+        torch.set_num_threads(4)
+        together = spherical_kmeans(vectors, 300, mode=mode)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    assert np.array_equal(alone.labels, together.labels)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("k", [1, 3, 50])
+def test_all_rows_the_same(mode, k):
+    vectors = np.tile(np.array([[3.0, 4.0]], dtype=np.float32), (50, 1))
+    result = spherical_kmeans(vectors, k, mode=mode)
+    check_promises(vectors, k, result)
+    np.testing.assert_allclose(result.centroids, np.tile([[0.6, 0.8]], (k, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_row(mode):
+    result = spherical_kmeans(np.array([[0.0, -2.0]]), 1, mode=mode)
+    assert result.labels.tolist() == [0]
+    np.testing.assert_allclose(result.centroids, [[0, -1]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_as_many_clusters_as_rows(mode):
+    vectors = np.random.default_rng(0).standard_normal((30, 5))
+    result = spherical_kmeans(vectors, 30, mode=mode)
+    assert sorted(result.labels.tolist()) == list(range(30))
+    assert result.objective[-1] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_members_that_cancel_out_still_give_a_unit_centroid(mode):
+    vectors = circle(0, 180)
+    result = spherical_kmeans(vectors, 1, mode=mode)
+    np.testing.assert_allclose(np.linalg.norm(result.centroids, axis=1), 1, atol=1e-6)
+    assert result.objective[-1] == pytest.approx(0, abs=1e-6)
+
+
+# --- empty clusters ---
+
+
+def test_empty_clusters_take_the_worst_fitting_rows():
+    rows = unit_rows(circle(0, 5, 60, 90, 95), CPU)
+    centroids = torch.from_numpy(circle(0, 90, 200))
+    labels, best = kmeans_steps.assign(rows, centroids)
+    assert labels.tolist() == [0, 0, 1, 1, 1]
+    before = best.copy()
+    kmeans_steps.fill_empty(rows, centroids, labels, best)
+    assert labels.tolist() == [0, 0, 2, 1, 1]
+    np.testing.assert_allclose(centroids[2], circle(60)[0], atol=1e-6)
+    assert (best >= before).all()
+
+
+def test_rows_nearer_to_a_refilled_cluster_follow():
+    rows = unit_rows(circle(0, 1, 80, 88), CPU)
+    centroids = torch.from_numpy(circle(0, 180))
+    labels, best = kmeans_steps.assign(rows, centroids)
+    kmeans_steps.fill_empty(rows, centroids, labels, best)
+    assert labels.tolist() == [0, 0, 1, 1]
+
+
+def test_spare_rows_leave_every_cluster_a_member():
+    labels = np.array([0, 0, 1, 2, 2, 2])
+    best = np.array([0.1, 0.2, 0.0, 0.5, 0.3, 0.4])
+    assert kmeans_steps.spare_rows(labels, best, 3, 10).tolist() == [0, 4, 5]
+    assert kmeans_steps.spare_rows(labels, best, 3, 2).tolist() == [0, 4]
+
+
+# --- fast mode ---
+
+
+def test_fast_mode_is_as_good_as_exact_where_it_is_the_default():
+    vectors, _ = planted(700, 12, noise=0.12)
+    k = 2100
+    assert kmeans._fast_pays(len(vectors), k)
+    fast = spherical_kmeans(vectors, k)
+    exact = spherical_kmeans(vectors, k, mode="exact")
+    check_promises(vectors, k, fast)
+    assert fast.objective[-1] > 0.99 * exact.objective[-1]
+    assert np.array_equal(fast.labels, spherical_kmeans(vectors, k, mode="fast").labels)
+    assert not np.array_equal(fast.labels, exact.labels)
+
+
+def test_small_inputs_are_exact_by_default():
+    vectors, _ = planted(20, 10, noise=0.3)
+    assert np.array_equal(spherical_kmeans(vectors, 25).labels, spherical_kmeans(vectors, 25, mode="exact").labels)
+
+
+def test_single_moves_by_hand():
+    # Rows at 0, 34 | 60, 64 degrees: 34 is nearer to its own mean, 17, than to 62, yet the total grows when it moves,
+    # for 0 is then alone with a cosine of 1: 1 + |34, 60, 64| > |0, 34| + |60, 64|.
+    vectors = circle(0, 34, 60, 64)
+    rows = unit_rows(vectors, CPU)
+    state = kmeans_fast._state_of(rows, np.array([0, 0, 1, 1]), 2)
+    own, other = vectors[1] @ state.centroids[0].numpy(), vectors[1] @ state.centroids[1].numpy()
+    assert own > other, "Alg. 2 would leave it"
+    length = lambda *degrees: np.linalg.norm(circle(*degrees).sum(axis=0))  # noqa: E731
+    gain = 1 + length(34, 60, 64) - length(0, 34) - length(60, 64)
+    assert gain > 0.005
+    found = kmeans_fast._best_moves(rows.take(np.array([1])), np.array([0]), state, np.array([0, 1]))
+    assert found[0].tolist() == [1]
+    assert found[1][0] == pytest.approx(gain, abs=1e-5)
+    assert not found[2][0]
+    before = float(state.lengths.sum())
+    kmeans_fast._settle(rows, state, np.array([1]), np.array([1]))
+    assert state.labels.tolist() == [0, 1, 1, 1]
+    assert float(state.lengths.sum()) == pytest.approx(before + gain, abs=1e-5)
+    np.testing.assert_allclose(state.centroids[0], [1, 0], atol=1e-6)
+
+
+def test_disjoint_moves_share_no_cluster():
+    source, target = np.array([0, 1, 2, 4, 0]), np.array([1, 2, 3, 5, 5])
+    # 0>1 first; 1>2 clashes with it, 2>3 is free once 1>2 is out, 4>5 is free, 0>5 clashes.
+    assert sorted(kmeans_fast._disjoint(np.arange(5), source, target, 6).tolist()) == [0, 2, 3]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.data())
+def test_shares_add_up_and_fit(sizes, data):
+    sizes = np.array(sizes)
+    k = data.draw(st.integers(np.count_nonzero(sizes), sizes.sum()))
+    shares = kmeans_fast._shares(sizes, k)
+    assert shares.sum() == k
+    assert (shares <= sizes).all()
+    assert ((shares > 0) == (sizes > 0)).all()
+    assert (np.abs(shares - sizes * k / sizes.sum()) < len(sizes) + 1).all()
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3, 1.0])
+def test_screened_assignment_equals_the_plain_one(noise):
+    vectors, truth = planted(300, 6, dim=128, noise=noise)
+    # A spectrum that falls off, as embeddings have; else no bound on few dimensions can rule anything out.
+    rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
+    centroids = rows.take(np.random.default_rng(0).permutation(len(rows))[:300])
+    labels = np.random.default_rng(1).permutation(truth)
+    labels[::2] = kmeans_steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
+    plain, screened = (f(rows, centroids, labels) for f in (kmeans_steps.assign, kmeans_screen.assign_screened))
+    assert np.array_equal(plain[0], screened[0])
+    np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
+
+
+def test_screen_is_used_where_it_pays():
+    vectors, truth = planted(300, 6, dim=128, noise=0.02)
+    rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
+    state = kmeans_fast._state_of(rows, truth, 300)
+    basis = torch.linalg.eigh(state.centroids.T @ state.centroids).eigenvectors.flip(1).T.contiguous()
+    width = kmeans_screen._screen_width(rows, state.centroids, truth, basis, state.centroids @ basis.T)
+    assert width in kmeans_screen._WIDTHS
+
+
+# --- input ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_row_lengths_and_types_are_ignored(mode):
+    vectors, _ = planted(30, 10, noise=0.3)
+    vectors = unit(vectors).astype(np.float32)
+    expected = spherical_kmeans(vectors, 40, mode=mode)
+    lengths = np.random.default_rng(0).choice([2.0**-90, 0.5, 4, 2.0**90], size=(300, 1))
+    for same in (vectors * lengths.astype(np.float32), vectors.astype(np.float64) * lengths, torch.from_numpy(vectors)):
+        assert np.array_equal(spherical_kmeans(same, 40, mode=mode).labels, expected.labels)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_memory_mapped_file_is_read_in_chunks_and_left_alone(mode, tmp_path, monkeypatch):
+    vectors, _ = planted(60, 10, noise=0.3)
+    path = tmp_path / "vectors.npy"
+    np.save(path, vectors)
+    before = path.read_bytes()
+    expected = spherical_kmeans(vectors, 80, mode=mode)
+    monkeypatch.setattr(kmeans_steps, "_HOLD_BYTES", 0)  # as for a file larger than memory
+    monkeypatch.setattr(kmeans_steps, "_BLOCK_BYTES", 1000)
+    result = spherical_kmeans(np.load(path, mmap_mode="r"), 80, mode=mode)
+    check_promises(vectors, 80, result)
+    assert result.objective[-1] == pytest.approx(expected.objective[-1], abs=2e-3)
+    assert path.read_bytes() == before
+
+
+def test_progress_sees_every_round():
+    vectors, _ = planted(20, 10, noise=0.3)
+    seen = []
+    result = spherical_kmeans(vectors, 25, mode="exact", progress=lambda *step: seen.append(step))
+    assert seen == list(enumerate(result.objective, start=1))
+
+
+def bad_row(value):
+    vectors = np.ones((6, 3), dtype=np.float32)
+    vectors[4] = vectors[5] = value
+    return vectors
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "message"),
+    [
+        (bad_row([1, np.nan, 1]), {}, "Row 4 .* NaN or an infinity"),
+        (bad_row([1, -np.inf, 1]), {}, "Row 4 .* NaN or an infinity"),
+        (bad_row([0, 0, 0]), {}, "Row 4 .* all zeros"),
+        (np.ones((3, 2)), {"k": 4}, "k = 4 clusters of 3 rows"),
+        (np.ones((3, 2)), {"k": 0}, "k = 0 clusters"),
+        (np.ones((3, 2)), {"k": 1.5}, "k = 1.5 clusters"),
+        (np.ones(3), {}, r"shape \(3,\)"),
+        (np.ones((0, 3)), {}, r"shape \(0, 3\)"),
+        (np.ones((3, 2), dtype=np.int64), {}, "type int64"),
+        (np.ones((3, 2)), {"mode": "quick"}, "mode = 'quick'"),
+        (np.ones((3, 2)), {"init": "zeros"}, "init = 'zeros'"),
+        (np.ones((3, 2)), {"max_rounds": 0}, "max_rounds = 0"),
+    ],
+)
+def test_bad_input_is_named(vectors, options, message):
+    with pytest.raises(InputError, match=message):
+        spherical_kmeans(vectors, **{"k": 2, **options})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mode", MODES)
+def test_promises_hold_on_a_gpu(mode):
+    vectors, _ = planted(100, 20, noise=0.3)
+    check_promises(vectors, 250, spherical_kmeans(vectors, 250, mode=mode, device="cuda"))
