@@ -1,10 +1,12 @@
 """Time, quality, growth and memory of spherical k-means, beside faiss on the same vectors in the same run.
 
-python benchmarks/cluster.py compare VECTORS.npy [...]     fast and exact mode beside faiss.Kmeans (25 rounds)
-python benchmarks/cluster.py growth [VECTORS.npy]          fast mode as the number of rows doubles
-python benchmarks/cluster.py memory --rows 1000000         peak memory on a memory-mapped file made for it
+python benchmarks/cluster.py compare VECTORS [...]     fast and exact mode beside faiss.Kmeans (25 rounds)
+python benchmarks/cluster.py growth [VECTORS]          fast mode as the number of rows doubles
+python benchmarks/cluster.py trees VECTORS             whole trees beside their first level alone
+python benchmarks/cluster.py memory --rows 1000000     peak memory on a memory-mapped file made for it
 
-Without a file, vectors are synthetic. Times depend on the machine and on what else runs there: read the ratios.
+VECTORS is an .npy file, or a corpus, which is then encoded by the static encoder; "fitted:CORPUS" fits that first.
+Without any, vectors are synthetic. Times depend on the machine and on what else runs there: read the ratios.
 """
 
 import argparse
@@ -18,6 +20,10 @@ from typing import Any, NamedTuple
 import faiss
 import numpy as np
 
+from hce.clustering import branching_for_depth
+from hce.corpus import Corpus
+from hce.encoder import Encoder
+from hce.hierarchy import Hierarchy
 from hce.kmeans import spherical_kmeans
 
 DIM = 384
@@ -61,11 +67,20 @@ def faiss_run(vectors: np.ndarray, k: int) -> Run:
     return Run(seconds, float(kmeans.index.search(vectors, 1)[0].mean(dtype=np.float64)), FAISS_ROUNDS)
 
 
-def compare(paths: list[Path], branching: int, with_exact: bool) -> None:
+def load(source: str) -> np.ndarray:
+    """Vectors from a file, or of a corpus."""
+    if source.endswith(".npy"):
+        return np.load(source).astype(np.float32)
+    corpus = Corpus.load(source.removeprefix("fitted:"))
+    encoder = Encoder.load("static", device="cpu")
+    return (encoder.fitted_to(corpus) if source.startswith("fitted:") else encoder).encode(list(corpus.texts()))
+
+
+def compare(sources: list[str], branching: int, with_exact: bool) -> None:
     """Print one line a method for each file."""
     print(f"{'vectors':32} {'method':12} {'seconds':>8} {'cosine':>8} {'rounds':>6} {'speed':>7} {'cosine/faiss':>12}")
-    for path in paths:
-        vectors = np.load(path).astype(np.float32)
+    for source in sources:
+        vectors, name = load(source), source if len(source) < 32 else "…" + source[-31:]
         k = -(-len(vectors) // branching)
         runs = {"fast": timed(lambda v=vectors, k=k: ours(v, k, mode="fast"))}
         runs["faiss"] = faiss_run(vectors, k)
@@ -75,15 +90,15 @@ def compare(paths: list[Path], branching: int, with_exact: bool) -> None:
         for method, run in runs.items():
             speed, quality = runs["faiss"].seconds / run.seconds, run.cosine / runs["faiss"].cosine
             print(
-                f"{path.name:32} {method:12} {run.seconds:8.2f} {run.cosine:8.4f} {run.rounds:6d}"
+                f"{name:32} {method:12} {run.seconds:8.2f} {run.cosine:8.4f} {run.rounds:6d}"
                 f" {speed:6.1f}x {quality:12.4f}",
                 flush=True,
             )
 
 
-def growth(path: Path | None, branching: int) -> None:
+def growth(source: str | None, branching: int) -> None:
     """Print fast mode's time for 1/8, 1/4, 1/2 and all of the rows."""
-    vectors = synthetic(120_000, branching) if path is None else np.load(path).astype(np.float32)
+    vectors = synthetic(120_000, branching) if source is None else load(source)
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))]
     print(f"{'rows':>8} {'k':>7} {'seconds':>8} {'cosine':>8} {'rounds':>6} {'growth':>7}")
     before = None
@@ -94,6 +109,20 @@ def growth(path: Path | None, branching: int) -> None:
         ratio = f"{run.seconds / before:6.2f}x" if before else ""
         print(f"{len(part):8d} {k:7d} {run.seconds:8.2f} {run.cosine:8.4f} {run.rounds:6d} {ratio:>7}", flush=True)
         before = run.seconds
+
+
+def trees(source: str) -> None:
+    """Print the time of whole trees, as a multiple of their first level's."""
+    vectors = load(source)
+    for branching in (8, branching_for_depth(len(vectors), 3)):
+        first = timed(lambda b=branching: ours(vectors, -(-len(vectors) // b)))
+        start = time.perf_counter()
+        tree = Hierarchy.build(vectors, branching)
+        whole = time.perf_counter() - start
+        print(
+            f"b = {branching}: first level {first.seconds:.1f} s, whole tree {whole:.1f} s: {whole / first.seconds:.2f}x"
+        )
+        print(f"  {tree}")
 
 
 def memory(rows: int, branching: int) -> None:
@@ -141,10 +170,11 @@ def main() -> None:
     parser.add_argument("--branching", type=int, default=8, help="rows a cluster, on average")
     commands = parser.add_subparsers(dest="command", required=True)
     comparing = commands.add_parser("compare")
-    comparing.add_argument("vectors", nargs="+", type=Path)
+    comparing.add_argument("vectors", nargs="+")
     comparing.add_argument("--exact", action="store_true", help="exact mode too, from both starts")
     growing = commands.add_parser("growth")
-    growing.add_argument("vectors", nargs="?", type=Path)
+    growing.add_argument("vectors", nargs="?")
+    commands.add_parser("trees").add_argument("vectors")
     remembering = commands.add_parser("memory")
     remembering.add_argument("--rows", type=int, default=1_000_000)
     arguments = parser.parse_args()
@@ -152,6 +182,8 @@ def main() -> None:
         compare(arguments.vectors, arguments.branching, arguments.exact)
     elif arguments.command == "growth":
         growth(arguments.vectors, arguments.branching)
+    elif arguments.command == "trees":
+        trees(arguments.vectors)
     else:
         memory(arguments.rows, arguments.branching)
 

@@ -65,10 +65,12 @@ class CheckpointFolder:
         return self.folder / pointer.read_text().strip() if pointer.is_file() else None
 
 
-def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str) -> State:
-    """An optimiser's state as named tensors and facts."""
+def flatten_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str) -> State:
+    """An optimiser's state as named tensors and facts; nothing of none."""
     tensors: dict[str, Tensor] = {}
     facts: dict[str, Any] = {}
+    if optimizer is None:
+        return State(tensors, facts)
     for number, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             if isinstance(value, Tensor):
@@ -78,8 +80,10 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str) -> State:
     return State(tensors, facts)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, prefix: str, state: State) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str, state: State) -> None:
     """Put back what `flatten_optimizer` took."""
+    if optimizer is None:
+        return
     restored: dict[int, dict[str, Any]] = {}
     for name, tensor in state.tensors.items():
         if name.startswith(f"{prefix}."):

@@ -17,7 +17,7 @@ from hce.dense import nearest
 from hce.encoder import Encoder
 from hce.errors import InputError
 from hce.judgments import Qrels, Query
-from hce.pairs import TOKEN, Span, cut_span
+from hce.pairs import Span, cut_span
 
 CUTOFF = 10
 LEAST_QUERIES = 20
@@ -95,11 +95,10 @@ def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> De
     chosen = _pool(len(corpus), held_out, pool, seed)
     place = {number: index for index, number in enumerate(chosen.tolist())}
     rng = np.random.default_rng([seed, 1])
-    rarity = _document_frequencies(corpus, chosen)
     kinds: dict[str, Callable[[Document], Span | None]] = {
         "titles": _title,
         "first sentences": _first_sentence,
-        "keywords": lambda document: _keywords(document, rarity, rng),
+        "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
         "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
     }
     panel = []
@@ -152,21 +151,3 @@ def _title(document: Document) -> Span | None:
 def _first_sentence(document: Document) -> Span | None:
     sentence, *rest = SENTENCE_END.split(document.text.strip(), maxsplit=1)
     return Span(sentence, rest[0]) if rest and len(sentence.split()) >= 3 else None
-
-
-def _keywords(document: Document, rarity: Mapping[str, int], rng: np.random.Generator) -> Span | None:
-    """Four of the rarer words of a document, as a person might type them; the document stays whole."""
-    words = list(dict.fromkeys(word.lower() for word in TOKEN.findall(document.text) if len(word) > 2))
-    known = sorted((word for word in words if rarity.get(word, 0) > 1), key=lambda word: (rarity[word], word))
-    if len(known) < 8:
-        return None
-    chosen = rng.choice(known[: max(8, len(known) // 2)], 4, replace=False).tolist()
-    return Span(" ".join(sorted(chosen, key=words.index)), document.full_text)
-
-
-def _document_frequencies(corpus: Corpus, numbers: np.ndarray) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for number in numbers.tolist():
-        for word in {word.lower() for word in TOKEN.findall(corpus[number].text)}:
-            counts[word] = counts.get(word, 0) + 1
-    return counts

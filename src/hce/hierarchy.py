@@ -68,6 +68,7 @@ class Hierarchy:
         self.mean_cosines = mean_cosines
         self.facts = facts
         self.labels = labels
+        self._by_node: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
 
     @classmethod
     def build(
@@ -152,31 +153,32 @@ class Hierarchy:
         """The documents under a node, in order."""
         return np.flatnonzero(self.level_labels(level) == node)
 
-    def sample_siblings(self, documents: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw documents that share a parent with each given one: never itself, never one twice.
+    def sample_siblings(
+        self, documents: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
+    ) -> np.ndarray:
+        """Draw documents that share a node with each given one: never itself, never one twice.
 
         Args:
             documents: numbers of shape (B,).
             count: how many to draw for each.
             generator: the source of randomness.
+            level: draw under the ancestor one level above this one; by default L, that is, under the same parent.
 
         Returns:
-            Numbers of shape (B, count), int64; −1 where a document has fewer than `count` siblings.
+            Numbers of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
         """
-        order, start = self._child_lists[self.depth - 1]
-        parent = self.document_parent[documents]
-        first, others = start[parent], start[parent + 1] - start[parent] - 1  # (B,)
+        order, start, rank, node = self._documents_by_node(self.depth - 1 if level is None else level - 1)
+        first, others = start[node[documents]], np.diff(start)[node[documents]] - 1  # (B,)
         drawn = np.full((len(documents), count), -1, dtype=np.int64)
         for column in range(min(count, int(others.max(initial=0)))):
-            # The column-th draw is a rank among the siblings not drawn yet; stepping over the ranks drawn before,
-            # in rising order, makes it a rank among all.
+            # The column-th draw is a rank among the others not drawn yet; stepping over the ranks drawn before, in
+            # rising order, makes it a rank among all.
             ranks = generator.integers(np.maximum(others - column, 1))
             for earlier in np.sort(drawn[:, :column], axis=1).T:
                 ranks += ranks >= earlier
             drawn[:, column] = np.where(others > column, ranks, np.iinfo(np.int64).max)
         drawn[(np.arange(count) >= others[:, None])] = -1
-        own = self._rank_among_siblings[documents]
-        positions = first[:, None] + drawn + (drawn >= own[:, None])
+        positions = first[:, None] + drawn + (drawn >= rank[documents][:, None])
         return np.where(drawn < 0, -1, order[np.minimum(positions, len(order) - 1)])
 
     # ------------------------------------------------------------------------------------------------- description
@@ -276,12 +278,16 @@ class Hierarchy:
             lists.append((np.argsort(parent, kind="stable"), np.concatenate([[0], np.cumsum(counts)])))
         return lists
 
-    @cached_property
-    def _rank_among_siblings(self) -> np.ndarray:
-        order, start = self._child_lists[self.depth - 1]
-        rank = np.empty(len(self), dtype=np.int64)
-        rank[order] = np.arange(len(self)) - start[self.document_parent[order]]
-        return rank
+    def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Documents in order of their node at a level, where each node's start, each one's rank there, and its node."""
+        if level not in self._by_node:
+            node = self.level_labels(level)
+            order = np.argsort(node, kind="stable")
+            start = np.concatenate([[0], np.cumsum(np.bincount(node, minlength=self.node_count(level)))])
+            rank = np.empty(len(self), dtype=np.int64)
+            rank[order] = np.arange(len(self)) - start[node[order]]
+            self._by_node[level] = (order, start, rank, node)
+        return self._by_node[level]
 
     def _check_level(self, level: int, lowest: int, highest: int) -> None:
         if not lowest <= level <= highest:

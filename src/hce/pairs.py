@@ -1,7 +1,7 @@
 """Where (query, document) pairs come from: labels, spans of the documents themselves, or the documents twice.
 
-A source gives its pairs in batches, another order and other spans each epoch, the same ones for the same seed. The
-draws of a batch depend on (seed, epoch, batch) alone, so an epoch can be taken up in its middle.
+A source gives its pairs in batches: another order and other spans in each turn, the same ones for the same seed. The
+draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up in its middle.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from hce.corpus import Corpus
 from hce.errors import InputError
-from hce.judgments import Qrels, Query
+from hce.judgments import Judgment, Qrels, Query
 from hce.records import read_records
 
 TOKEN = re.compile(r"\w+|[^\w\s]")  # a word or a mark: near what BERT's tokenizer splits first, and the same for all
@@ -41,11 +41,11 @@ class PairSource(Protocol):
     """Something that has pairs for every epoch."""
 
     def __len__(self) -> int:
-        """Pairs in an epoch."""
+        """Pairs in one turn through all of them."""
         ...
 
-    def batches(self, epoch: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `first` on."""
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """The batches of a turn through all pairs, from number `first` on; there are `batch_count(len(self), size)`."""
         ...
 
 
@@ -100,10 +100,10 @@ class InverseCloze:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def batches(self, epoch: int, size: int, first: int = 0) -> Iterator[Batch]:
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
-        for index, chosen in _shuffled(self.numbers, self.seed, epoch, size, first):
-            rng = np.random.default_rng([self.seed, epoch, index])
+        for index, chosen in _shuffled(self.numbers, self.seed, turn, size, first):
+            rng = np.random.default_rng([self.seed, turn, index])
             lengths, places = rng.choice(self.lengths, size=len(chosen)), rng.random(len(chosen))
             cut = rng.random(len(chosen)) < self.cut_share
             texts = [self.corpus[number].full_text for number in chosen.tolist()]
@@ -123,9 +123,9 @@ class DropoutTwins:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def batches(self, epoch: int, size: int, first: int = 0) -> Iterator[Batch]:
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
-        for _, chosen in _shuffled(self.numbers, self.seed, epoch, size, first):
+        for _, chosen in _shuffled(self.numbers, self.seed, turn, size, first):
             texts = [self.corpus[number].full_text for number in chosen.tolist()]
             yield Batch(texts, texts, chosen, chosen[:, None])
 
@@ -165,9 +165,9 @@ class LabelledPairs:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def batches(self, epoch: int, size: int, first: int = 0) -> Iterator[Batch]:
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
-        for _, chosen in _shuffled(np.arange(len(self.pairs)), self.seed, epoch, size, first):
+        for _, chosen in _shuffled(np.arange(len(self.pairs)), self.seed, turn, size, first):
             queries, numbers = self.pairs[chosen].T
             known = [self.positives[query] for query in queries.tolist()]
             padded = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
@@ -192,15 +192,19 @@ def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:
             raise InputError(f"{where}: a generated query needs the fields 'document' (an id) and 'query' (a text)")
         query = Query(f"generated-{number}", text)
         queries[query.id] = query
-        judgments.append((query.id, str(document), 1))
-    return queries, Qrels(judgments)  # type: ignore[arg-type]
+        judgments.append(Judgment(query.id, str(document), 1))
+    return queries, Qrels(judgments)
 
 
-def _shuffled(items: np.ndarray, seed: int, epoch: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Batches of an epoch's own order; the last one may be short, and one of a single item joins its neighbour."""
-    order = np.random.default_rng([seed, epoch]).permutation(items)
-    count = max(1, round(len(order) / size)) if len(order) < 2 * size else -(-len(order) // size)
-    for index, chosen in enumerate(np.array_split(order, count)):
+def batch_count(pairs: int, size: int) -> int:
+    """How many batches of about `size` a turn has; they differ by one pair at most, so none is left tiny."""
+    return max(1, round(pairs / size))
+
+
+def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Batches of a turn's own order, with their numbers."""
+    order = np.random.default_rng([seed, turn]).permutation(items)
+    for index, chosen in enumerate(np.array_split(order, batch_count(len(order), size))):
         if index >= first:
             yield index, chosen
 

@@ -5,8 +5,10 @@ Alone, everything here returns what it was given, so one code path serves one pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -53,3 +55,40 @@ def shared(parameter: Tensor) -> Tensor:
     if alias.requires_grad:
         alias.register_hook(average)
     return alias
+
+
+def is_first_process() -> bool:
+    """Whether this is the one that writes files and speaks to the user."""
+    return process_count() == 1 or dist.get_rank() == 0
+
+
+def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
+    """All processes' rows one below another; all must have the same number."""
+    return gather(torch.from_numpy(rows).to(device)).cpu().numpy()
+
+
+def own_share(count: int) -> slice:
+    """This process's part of `count` rows; all parts are of one size, and up to (processes − 1) last rows in none."""
+    each = count // process_count()
+    rank = dist.get_rank() if process_count() > 1 else 0
+    return slice(rank * each, (rank + 1) * each) if process_count() > 1 else slice(0, count)
+
+
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace each parameter's gradient by its mean over the processes."""
+    if process_count() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)  # everyone must take part in every reduction
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= process_count()
+
+
+def average_values(values: dict[str, float], device: torch.device) -> dict[str, float]:
+    """The mean over the processes of numbers that all of them have."""
+    if process_count() == 1:
+        return values
+    packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    dist.all_reduce(packed)
+    return dict(zip(values, (packed / process_count()).tolist(), strict=True))

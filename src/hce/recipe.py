@@ -86,8 +86,8 @@ class Recipe:
         return replace(cls() if static else cls(**TRANSFORMER), **settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """For manifests."""
-        return asdict(self)
+        """For manifests: what JSON gives back is equal to it."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 # A strong encoder is moved little: small steps, few of them, wider spans, and a chunked batch for memory.

@@ -1,0 +1,235 @@
+"""train(): from a corpus, and whatever labels there are, to a better encoder and a model folder.
+
+Decides what to train on, holds queries out to measure by, warns of what cannot help, and writes the result; the
+algorithm itself is in `hce.training`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hce._version import __version__
+from hce.atomic import new_folder, open_atomically, write_json
+from hce.checkpoint import CheckpointFolder
+from hce.corpus import Corpus
+from hce.devset import DevSet, labelled_dev, pseudo_dev
+from hce.encoder import Encoder
+from hce.errors import InputError
+from hce.history import Epoch, mean_over_kinds
+from hce.judgments import Judgment, Qrels, Query
+from hce.labels import label_nodes
+from hce.optimise import Sources
+from hce.pairs import TOKEN, DropoutTwins, InverseCloze, LabelledPairs, PairSource
+from hce.recipe import Mode, Recipe
+from hce.training import TrainResult, co_train
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+SMALL_CORPUS = 200
+SHORT_DOCUMENT = 16  # tokens; the median below that leaves nothing to cut a span from
+LEAST_DEV_QUERIES = 20
+
+
+class Labels(NamedTuple):
+    """Queries with judgments."""
+
+    queries: dict[str, Query]
+    qrels: Qrels
+
+
+def train(
+    corpus: Corpus,
+    encoder: str | Encoder = "static",
+    *,
+    pairs: Labels | None = None,
+    dev: Labels | None = None,
+    recipe: Recipe | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> TrainResult:
+    """Adapt an encoder to a corpus.
+
+    Args:
+        corpus: the documents.
+        encoder: what to start from; an `Encoder` given here is changed in place.
+        pairs: labelled queries to train on; without any, training is unsupervised.
+        dev: labelled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
+        recipe: the settings; by default those that measured best for this kind of encoder.
+        output: a new folder for the model; the state of the run is kept beside it until it is done.
+        resume: continue the unfinished run that is kept beside `output`.
+        progress: show bars.
+        on_epoch: called with each epoch as it is finished.
+
+    Raises:
+        InputError: the corpus, the pairs, the recipe or the output folder cannot be used.
+    """
+    checkpoints = _checkpoints(output, resume)
+    if len(corpus) < 2:
+        raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
+    encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
+    recipe = recipe or Recipe.for_encoder(static=encoder.is_static)
+    recipe = replace(recipe, mode=_mode(recipe, pairs))
+    _check(corpus, encoder, recipe)
+    torch.manual_seed(recipe.seed)
+    if encoder.is_static and recipe.fit_static:
+        encoder = encoder.fitted_to(corpus)
+    sources, devset = _prepare(corpus, pairs, dev, recipe)
+    result = co_train(
+        corpus,
+        encoder,
+        sources,
+        devset,
+        recipe,
+        checkpoints=checkpoints,
+        progress=progress,
+        on_epoch=on_epoch,
+    )
+    if result.hierarchy.levels:
+        result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
+    if output is not None:
+        save_model(result, corpus, output)
+    if checkpoints is not None:
+        checkpoints.remove()
+    return result
+
+
+def save_model(result: TrainResult, corpus: Corpus, path: str | Path) -> None:
+    """Write a sentence-transformers directory with `hce.json`, `hierarchy/` and `history.jsonl` beside the model.
+
+    Raises:
+        InputError: the folder is there already and not empty.
+    """
+    facts = {
+        "format": FORMAT,
+        "hce": __version__,
+        "encoder": result.encoder.name,
+        "fingerprint": result.encoder.fingerprint,
+        "corpus": {"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
+        "recipe": result.recipe.as_dict(),
+        "metric": result.metric,
+        "before": result.before,
+        "after": result.after,
+        "mix": result.mix,
+    }
+    with new_folder(path) as folder:
+        result.encoder.save(folder / "model")
+        for file in list((folder / "model").iterdir()):
+            file.replace(folder / file.name)
+        (folder / "model").rmdir()
+        if result.hierarchy.levels:
+            result.hierarchy.save(folder / "hierarchy")
+        with open_atomically(folder / "history.jsonl") as history:
+            history.writelines(json.dumps(asdict(epoch)) + "\n" for epoch in result.history)
+        write_json(folder / "hce.json", facts)
+
+
+def _checkpoints(output: str | Path | None, resume: bool) -> CheckpointFolder | None:
+    """The place of a run's state: beside its output, under a name that says so."""
+    if output is None:
+        return None
+    output = Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} exists and is not an empty folder: choose another place or remove it first")
+    checkpoints = CheckpointFolder(output.with_name(f"{output.name}.unfinished"))
+    if not resume and checkpoints.folder.exists():
+        raise InputError(f"{checkpoints.folder} holds an unfinished run: add --resume to continue it, or delete it")
+    return checkpoints
+
+
+def _mode(recipe: Recipe, pairs: Labels | None) -> Mode:
+    if recipe.mode == "auto":
+        return "unsupervised" if pairs is None else "joint"
+    if recipe.mode != "unsupervised" and pairs is None:
+        raise InputError(f"mode {recipe.mode!r} needs labelled pairs; give some, or train unsupervised")
+    return recipe.mode
+
+
+def _check(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None:
+    """Refuse what cannot work; warn of what hardly will."""
+    if recipe.batch_size > len(corpus):
+        raise InputError(
+            f"batch_size {recipe.batch_size} is larger than the corpus ({len(corpus)} documents); "
+            f"give {max(2, len(corpus) // 4)} or so"
+        )
+    if recipe.mode == "supervised":
+        return
+    if recipe.pseudo == "simcse" and not _has_dropout(encoder):
+        raise InputError(f"{encoder.name} has no dropout, so SimCSE would show it the same text twice; use ict")
+    if len(corpus) < SMALL_CORPUS:
+        logger.warning("only %d documents: expect little from training on them", len(corpus))
+    step = max(1, len(corpus) // 200)
+    lengths = [len(TOKEN.findall(corpus[number].full_text)) for number in range(0, len(corpus), step)]
+    if np.median(lengths) < SHORT_DOCUMENT:
+        logger.warning(
+            "half of the documents have fewer than %d words: spans of them say little, "
+            "and labelled or generated queries would help more",
+            SHORT_DOCUMENT,
+        )
+
+
+def _has_dropout(encoder: Encoder) -> bool:
+    return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
+
+
+def _prepare(corpus: Corpus, pairs: Labels | None, dev: Labels | None, recipe: Recipe) -> tuple[Sources, DevSet]:
+    """Pairs to train on and queries to measure by, which have nothing in common."""
+    rng = np.random.default_rng([recipe.seed, 7])
+    if pairs is not None and dev is None and recipe.mode != "unsupervised":
+        pairs, dev = _split(pairs, recipe, rng)
+    held_out = np.empty(0, dtype=np.int64)
+    if dev is None:
+        count = min(recipe.dev_queries, max(1, len(corpus) // 10))
+        held_out = np.sort(rng.choice(len(corpus), count, replace=False))
+        devset = pseudo_dev(corpus, held_out, recipe.dev_pool, recipe.seed)
+    else:
+        devset = labelled_dev(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
+    supervised = unsupervised = None
+    if recipe.mode != "unsupervised" and pairs is not None:
+        supervised = LabelledPairs(corpus, pairs.queries, pairs.qrels, seed=recipe.seed)
+    if recipe.mode != "supervised":
+        unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), recipe)
+    return Sources(supervised, unsupervised), devset
+
+
+def _pseudo_pairs(corpus: Corpus, numbers: np.ndarray, recipe: Recipe) -> PairSource:
+    if recipe.pseudo == "simcse":
+        return DropoutTwins(corpus, numbers, seed=recipe.seed)
+    return InverseCloze(corpus, numbers, lengths=recipe.span_lengths, cut_share=recipe.cut_share, seed=recipe.seed)
+
+
+def _split(pairs: Labels, recipe: Recipe, rng: np.random.Generator) -> tuple[Labels, Labels]:
+    """Hold a tenth of the labelled queries out, whole queries at a time."""
+    names = list(pairs.qrels)
+    if len(names) < 2 * LEAST_DEV_QUERIES:
+        raise InputError(
+            f"{len(names)} labelled queries are too few to hold some out to measure by; give dev queries of their own"
+        )
+    count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(names) // 10))
+    held = {names[index] for index in rng.choice(len(names), count, replace=False)}
+
+    def part(wanted: bool) -> Labels:
+        chosen = [name for name in names if (name in held) == wanted]
+        judgments = (Judgment(name, *item) for name in chosen for item in pairs.qrels[name].items())
+        return Labels({name: pairs.queries[name] for name in chosen}, Qrels(judgments))
+
+    return part(False), part(True)
+
+
+def improvement(result: TrainResult) -> str:
+    """One sentence on what training did to the dev measure."""
+    before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
+    if result.mix == 0:
+        return f"training did not beat the encoder it started from ({before:.4f}), so that one is returned unchanged"
+    share = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
+    return f"{result.metric}: {before:.4f} → {after:.4f}{share}"

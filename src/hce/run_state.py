@@ -1,0 +1,135 @@
+"""The state of a training run, to disk and back: continued, it goes on exactly as if it had never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hce.checkpoint import CheckpointFolder, State, flatten_optimizer, restore_optimizer
+from hce.clustering import Level
+from hce.corpus import Corpus
+from hce.encoder import Encoder
+from hce.errors import InputError
+from hce.hierarchy import Hierarchy
+from hce.history import Epoch, Progress
+from hce.optimise import Sources, Trainer
+from hce.processes import is_first_process
+from hce.recipe import Recipe
+
+
+@dataclass
+class Run:
+    """Everything about a run that changes, and so what a checkpoint holds.
+
+    Attributes:
+        trainer: encoder, optimiser, objective.
+        tree: the present tree.
+        vectors: the documents' vectors that it was grown from, of shape (N, n).
+        best: the weights that were best on dev.
+        best_metric: how good they were.
+        history: an entry for each finished epoch.
+        progress: how far the present one has come.
+    """
+
+    trainer: Trainer
+    tree: Hierarchy
+    vectors: np.ndarray
+    best: dict[str, Tensor]
+    best_metric: float
+    history: list[Epoch]
+    progress: Progress = field(default_factory=Progress)
+
+
+def weights_of(encoder: Encoder) -> dict[str, Tensor]:
+    """A copy of the encoder's weights."""
+    return {name: tensor.detach().clone() for name, tensor in encoder.model.state_dict().items()}
+
+
+def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
+    """Write all of it to the checkpoint folder, if there is one; of several processes, the first does."""
+    if checkpoints is None or not is_first_process():
+        return
+    trainer = run.trainer
+    optimizer = flatten_optimizer(trainer.optimizer, "optimizer")
+    centroids = flatten_optimizer(trainer.centroid_optimizer, "centroid_optimizer")
+    tensors = {
+        **_prefixed("weights", trainer.encoder.model.state_dict()),
+        **_prefixed("best", run.best),
+        **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(run.tree.levels)},
+        **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(run.tree.levels)},
+        **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.objective.centroids)},
+        "document_parent": torch.from_numpy(run.tree.document_parent),
+        "vectors": torch.from_numpy(np.ascontiguousarray(run.vectors)),
+        "random": torch.get_rng_state(),
+        **optimizer.tensors,
+        **centroids.tensors,
+    }
+    facts = {
+        "recipe": trainer.recipe.as_dict(),
+        "corpus": trainer.corpus.fingerprint,
+        "history": [asdict(epoch) for epoch in run.history],
+        "progress": asdict(run.progress),
+        "best_metric": run.best_metric,
+        "tree": {"mean_cosines": run.tree.mean_cosines, "facts": run.tree.facts},
+        "optimizer": optimizer.facts,
+        "centroid_optimizer": centroids.facts,
+    }
+    checkpoints.save(State(tensors, facts))
+
+
+def resume(
+    corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe, checkpoints: CheckpointFolder | None
+) -> Run | None:
+    """The run that an earlier process left unfinished, if there is one.
+
+    Raises:
+        InputError: that run had other settings or another corpus.
+    """
+    state = checkpoints.load() if checkpoints is not None else None
+    if state is None:
+        return None
+    tensors, facts = state
+    _require_same(facts, recipe, corpus)
+    encoder.model.load_state_dict(_under("weights", tensors))
+    tree = _tree(tensors, facts["tree"])
+    trainer = Trainer(corpus, encoder, sources, recipe)
+    trainer.use_tree(tree, tensors["vectors"].numpy())
+    for t, centroid in enumerate(trainer.objective.centroids):
+        centroid.data.copy_(tensors[f"moved.{t}"])
+    restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
+    restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
+    torch.set_rng_state(tensors["random"])
+    best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
+    history = [Epoch(**epoch) for epoch in facts["history"]]
+    return Run(
+        trainer, tree, tensors["vectors"].numpy(), best, facts["best_metric"], history, Progress(**facts["progress"])
+    )
+
+
+def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:
+    arrays = {name: tensor.numpy() for name, tensor in _under("tree", tensors).items()}
+    levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
+    parent = tensors["document_parent"].numpy()
+    return Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
+
+
+def _require_same(facts: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
+    wanted = recipe.as_dict()
+    changed = [name for name, value in wanted.items() if facts["recipe"].get(name) != value]
+    if changed:
+        raise InputError(f"the unfinished run had other settings ({', '.join(changed)}); give the same, or start anew")
+    if facts["corpus"] != corpus.fingerprint:
+        raise InputError("the unfinished run had another corpus; give the same, or start anew")
+
+
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
