@@ -119,9 +119,7 @@ def trees(source: str) -> None:
         start = time.perf_counter()
         tree = Hierarchy.build(vectors, branching)
         whole = time.perf_counter() - start
-        print(
-            f"b = {branching}: first level {first.seconds:.1f} s, whole tree {whole:.1f} s: {whole / first.seconds:.2f}x"
-        )
+        print(f"b = {branching}: level 1 {first.seconds:.1f} s, whole tree {whole:.1f} s: {whole / first.seconds:.2f}x")
         print(f"  {tree}")
 
 

@@ -49,6 +49,23 @@ def planted_corpus() -> Corpus:
     return Corpus.from_documents(documents, name="planted")
 
 
+@pytest.fixture(scope="session")
+def concept_corpus() -> Corpus:
+    """240 documents, each on three of 40 concepts, a concept being five words that mean the same.
+
+    A random token table knows nothing of concepts; what co-occurs in the documents can teach it.
+    """
+    rng = np.random.default_rng(11)
+    documents = []
+    for number in range(240):
+        words = []
+        for _ in range(8):
+            for concept in (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40):
+                words.append(f"w{5 * concept + rng.integers(5)}")
+        documents.append(Document(f"d{number}", " ".join(words), title=f"w{5 * (number % 40)}"))
+    return Corpus.from_documents(documents, name="concepts")
+
+
 def word_tokenizer() -> Tokenizer:
     """A tokenizer of whole words."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))

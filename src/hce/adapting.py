@@ -45,6 +45,10 @@ class Labels(NamedTuple):
     queries: dict[str, Query]
     qrels: Qrels
 
+    def joined(self, other: Labels) -> Labels:
+        """Both; the ids of queries must differ."""
+        return Labels(self.queries | other.queries, Qrels([*self.qrels.judgments(), *other.qrels.judgments()]))
+
 
 def train(
     corpus: Corpus,

@@ -5,20 +5,26 @@ Exit codes: 0 done; 1 the input is wrong (one line: what, where, what to do); 2 
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
 from hce._version import __version__
-from hce.errors import HceError
+from hce.errors import HceError, InputError
 
 if TYPE_CHECKING:
+    from hce.adapting import Labels
+    from hce.corpus import Corpus
     from hce.hierarchy import Hierarchy
+    from hce.history import Epoch
 
 REPORT_BUGS = "this is a bug in hce; please report it with the lines above and the command you ran"
 
@@ -123,6 +129,136 @@ def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tupl
     hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)
     hierarchy.labels = label_nodes(hierarchy, corpus.texts())
     return hierarchy, corpus.ids
+
+
+def train(
+    corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
+    encoder: EncoderOption = "static",
+    queries: Annotated[Path | None, typer.Option(help="queries of labelled pairs (JSONL or TSV)")] = None,
+    qrels: Annotated[Path | None, typer.Option(help="which documents answer them (BEIR or TREC qrels)")] = None,
+    dev_qrels: Annotated[Path | None, typer.Option(help="judgments to measure by, of the same queries")] = None,
+    generated: Annotated[Path | None, typer.Option(help="generated queries: records of document and query")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the unfinished run of this output")] = False,
+    tracker: Annotated[str | None, typer.Option(help="also log to this accelerate tracker, e.g. tensorboard")] = None,
+    as_json: JsonOption = False,
+    **settings: Any,
+) -> None:
+    """Adapt an encoder to a corpus, and write the better one to a new folder.
+
+    A BEIR folder's own train and dev judgments are used where it has them.
+
+    Examples:
+      hce train docs.jsonl -o my-model
+      hce train scifact -o my-model --encoder minilm --mode joint
+      hce train docs.jsonl -o my-model --queries q.jsonl --qrels clicks.tsv
+      accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm
+    """
+    from hce.adapting import improvement
+    from hce.adapting import train as run
+    from hce.corpus import Corpus
+    from hce.encoder import Encoder
+    from hce.processes import is_first_process, join_processes
+    from hce.recipe import Recipe
+    from hce.tracking import tracked
+
+    device = join_processes()
+    documents = Corpus.load(corpus)
+    start = Encoder.load(encoder, device=device)
+    recipe = Recipe.for_encoder(static=start.is_static, **_chosen(settings))
+    pairs, dev = _labels(corpus, documents, queries, qrels, dev_qrels, generated, recipe.mode)
+    first = is_first_process()
+    with tracked(tracker, recipe, output.parent) as log:
+
+        def on_epoch(epoch: Epoch) -> None:
+            log(epoch)
+            if first:
+                err.print(str(epoch))
+
+        result = run(
+            documents,
+            start,
+            pairs=pairs,
+            dev=dev,
+            recipe=recipe,
+            output=output,
+            resume=resume,
+            progress=first,
+            on_epoch=on_epoch,
+        )
+    if not first:
+        return
+    if as_json:
+        _print_json({"model": str(output), "before": result.before, "after": result.after, "mix": result.mix})
+    else:
+        out.print(f"{result.recipe.mode} training; {improvement(result)}", soft_wrap=True)
+        out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}) loads it", soft_wrap=True)
+
+
+def _with_recipe(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace `**settings` by an option for each field of the recipe, with the field's own help."""
+    from hce.recipe import Recipe
+
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints = get_type_hints(Recipe)
+    for setting in fields(Recipe):
+        kind = str if setting.name == "span_lengths" else hints[setting.name]
+        option = typer.Option(help=Recipe.explain(setting.name), show_default=False, rich_help_panel="Recipe")
+        parameters.append(
+            inspect.Parameter(
+                setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
+        )
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    return function
+
+
+app.command()(_with_recipe(train))
+
+
+def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given; span lengths are written as 8,16,32."""
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    if "span_lengths" in chosen:
+        try:
+            chosen["span_lengths"] = tuple(int(length) for length in chosen["span_lengths"].split(","))
+        except ValueError:
+            raise InputError(f"--span-lengths {chosen['span_lengths']}: give whole numbers, such as 8,16,32") from None
+    return chosen
+
+
+def _labels(
+    source: Path,
+    corpus: Corpus,
+    queries: Path | None,
+    qrels: Path | None,
+    dev_qrels: Path | None,
+    generated: Path | None,
+    mode: str,
+) -> tuple[Labels | None, Labels | None]:
+    """Pairs to train on and to measure by: from the options, or from a BEIR folder's own splits."""
+    from hce.adapting import Labels
+    from hce.judgments import Qrels, read_queries
+    from hce.pairs import read_generated
+
+    if (qrels is None) != (queries is None):
+        raise InputError("--queries and --qrels go together")
+    if mode == "unsupervised" and qrels is None:
+        return None, None
+    if qrels is None and (source / "queries.jsonl").is_file():
+        queries, splits = source / "queries.jsonl", source / "qrels"
+        qrels = splits / "train.tsv" if (splits / "train.tsv").is_file() else None
+        dev_qrels = splits / "dev.tsv" if dev_qrels is None and (splits / "dev.tsv").is_file() else dev_qrels
+    known = corpus.left_out.union(corpus.ids)
+    asked = read_queries(queries) if queries is not None and (qrels or dev_qrels) else {}
+    pairs = Labels(asked, Qrels.read(qrels, queries=asked, documents=known)) if qrels else None
+    dev = Labels(asked, Qrels.read(dev_qrels, queries=asked, documents=known)) if dev_qrels else None
+    if generated is not None:
+        more = Labels(*read_generated(generated))
+        pairs = more if pairs is None else pairs.joined(more)
+    return pairs, dev
 
 
 @app.command()

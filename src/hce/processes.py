@@ -5,6 +5,7 @@ Alone, everything here returns what it was given, so one code path serves one pr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+def join_processes() -> torch.device | None:
+    """Meet the other processes that `accelerate launch` started, and return this one's device; None when alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    from accelerate import PartialState  # it takes seconds to import, and one process does without it
+
+    return torch.device(PartialState(cpu=not torch.cuda.is_available()).device)
 
 
 def process_count() -> int:

@@ -85,9 +85,25 @@ class Recipe:
             raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
         return replace(cls() if static else cls(**TRANSFORMER), **settings)
 
+    @classmethod
+    def explain(cls, name: str) -> str:
+        """A setting's help with its default, or defaults where a transformer's differs from a static encoder's."""
+        setting = next(each for each in fields(cls) if each.name == name)
+        default, other = setting.default, TRANSFORMER.get(name, setting.default)
+        shown = (
+            f"default: {_shown(default)}"
+            if other == default
+            else f"default: {_shown(default)}; transformer: {_shown(other)}"
+        )
+        return f"{setting.metadata['help']} [{shown}]"
+
     def as_dict(self) -> dict[str, Any]:
         """For manifests: what JSON gives back is equal to it."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 # A strong encoder is moved little: small steps, few of them, wider spans, and a chunked batch for memory.

@@ -1,0 +1,155 @@
+"""Pairs: spans by hand, every document once a turn, the same for the same seed, several positives."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hce.corpus import Corpus, Document
+from hce.errors import InputError
+from hce.judgments import Judgment, Qrels, Query
+from hce.pairs import (
+    TOKEN,
+    DropoutTwins,
+    InverseCloze,
+    LabelledPairs,
+    batch_count,
+    cut_span,
+    read_generated,
+)
+
+
+def corpus_of(count: int) -> Corpus:
+    return Corpus.from_documents(Document(f"d{i}", " ".join(f"t{i}w{j}" for j in range(40))) for i in range(count))
+
+
+# ------------------------------------------------------------------------------------------------------------- spans
+
+
+@pytest.mark.parametrize(
+    ("place", "inside", "outside"),
+    [
+        (0.0, "one two", "three, four five six."),
+        (0.6, "four five", "one two three, six."),
+        (0.999, "six.", "one two three, four five"),
+    ],
+)
+def test_span_by_hand(place, inside, outside):
+    # tokens: one two three , four five six . — eight of them, so 7 places for two
+    assert cut_span("one two three, four five six.", 2, place) == (inside, outside)
+
+
+def test_short_texts_keep_half():
+    assert cut_span("one two three", 64, 0.0) == ("one", "two three")
+    assert cut_span("one", 64, 0.3) == ("one", "one")
+    assert cut_span("", 8, 0.3) == ("", "")
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=80), length=st.integers(1, 20), place=st.floats(0, 1, exclude_max=True))
+def test_a_span_is_a_piece_of_its_text(text, length, place):
+    span = cut_span(text, length, place)
+    total = len(TOKEN.findall(text))
+    assert span.inside in text
+    if total >= 2:
+        assert len(TOKEN.findall(span.inside)) == min(length, total // 2)
+        assert len(TOKEN.findall(span.inside)) + len(TOKEN.findall(span.outside)) >= total
+    else:
+        assert span == (text, text)
+
+
+# --------------------------------------------------------------------------------------------------------------- ICT
+
+
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(2, 60), size=st.integers(2, 20), turn=st.integers(0, 3))
+def test_every_document_once_a_turn(count, size, turn):
+    source = InverseCloze(corpus_of(count), lengths=(4, 8), cut_share=0.5, seed=3)
+    batches = list(source.batches(turn, size))
+    assert len(batches) == batch_count(len(source), size)
+    assert sorted(np.concatenate([batch.numbers for batch in batches]).tolist()) == list(range(count))
+    sizes = [len(batch.queries) for batch in batches]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_spans_belong_to_their_documents_and_are_cut_as_often_as_asked():
+    corpus = corpus_of(400)
+    (batch,) = InverseCloze(corpus, lengths=(4, 8), cut_share=0.9).batches(0, 400)
+    cut = 0
+    for query, document, number in zip(batch.queries, batch.documents, batch.numbers, strict=True):
+        assert query in corpus[int(number)].full_text
+        assert len(TOKEN.findall(query)) in (4, 8)
+        assert document == corpus[int(number)].full_text or query not in document
+        cut += query not in document
+    assert 0.85 < cut / 400 < 0.95
+    assert (batch.known[:, 0] == batch.numbers).all()
+
+
+def test_held_out_documents_are_never_drawn():
+    source = InverseCloze(corpus_of(30), np.arange(10, 30), lengths=(4,))
+    assert min(np.concatenate([batch.numbers for batch in source.batches(0, 8)])) == 10
+    assert len(source) == 20
+
+
+def test_same_seed_same_pairs_another_turn_other_pairs():
+    corpus = corpus_of(50)
+    first = list(InverseCloze(corpus, lengths=(4, 8), seed=1).batches(0, 16))
+    again = list(InverseCloze(corpus, lengths=(4, 8), seed=1).batches(0, 16))
+    assert [batch.queries for batch in first] == [batch.queries for batch in again]
+    other = list(InverseCloze(corpus, lengths=(4, 8), seed=1).batches(1, 16))
+    assert {query for batch in first for query in batch.queries} != {
+        query for batch in other for query in batch.queries
+    }
+
+
+def test_a_turn_can_be_taken_up_in_its_middle():
+    source = InverseCloze(corpus_of(50), lengths=(4, 8))
+    whole, rest = list(source.batches(2, 16)), list(source.batches(2, 16, first=1))
+    assert [batch.queries for batch in rest] == [batch.queries for batch in whole[1:]]
+
+
+def test_simcse_pairs_a_document_with_itself():
+    corpus = corpus_of(10)
+    for batch in DropoutTwins(corpus).batches(0, 5):
+        assert batch.queries == batch.documents == [corpus[int(number)].full_text for number in batch.numbers]
+
+
+# ------------------------------------------------------------------------------------------------------------ labels
+
+
+def test_labelled_pairs_with_several_positives_and_grades():
+    queries = {"a": Query("a", "first"), "b": Query("b", "second")}
+    judged = Qrels([Judgment("a", "d1", 2), Judgment("a", "d3", 1), Judgment("a", "d4", 0), Judgment("b", "d2", 1)])
+    source = LabelledPairs(corpus_of(5), queries, judged)
+    assert len(source) == 3
+    (batch,) = source.batches(0, 8)
+    pairs = {(query, int(number)) for query, number in zip(batch.queries, batch.numbers, strict=True)}
+    assert pairs == {("first", 1), ("first", 3), ("second", 2)}  # grade 0 is no pair
+    known = {query: set(row.tolist()) - {-1} for query, row in zip(batch.queries, batch.known, strict=True)}
+    assert known == {"first": {1, 3}, "second": {2}}
+
+
+def test_unknown_ids_and_no_pairs_are_one_line():
+    queries = {"a": Query("a", "first")}
+    with pytest.raises(InputError, match="document 'nowhere'"):
+        LabelledPairs(corpus_of(3), queries, Qrels([Judgment("a", "nowhere", 1)]))
+    with pytest.raises(InputError, match="query 'z'"):
+        LabelledPairs(corpus_of(3), queries, Qrels([Judgment("z", "d1", 1)]))
+    with pytest.raises(InputError, match="no pair to train on"):
+        LabelledPairs(corpus_of(3), queries, Qrels([Judgment("a", "d1", 0)]))
+
+
+def test_generated_queries_from_a_file(tmp_path):
+    path = tmp_path / "generated.jsonl"
+    rows = [{"document": "d1", "query": "what is one"}, {"_id": "d1", "text": "one again"}, {"id": 2, "query": "two"}]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    queries, qrels = read_generated(path)
+    assert [query.text for query in queries.values()] == ["what is one", "one again", "two"]
+    assert [next(iter(qrels[name])) for name in queries] == ["d1", "d1", "2"]
+    path.write_text('{"document": "d1"}')
+    with pytest.raises(InputError, match="line 1: a generated query needs"):
+        read_generated(path)

@@ -1,0 +1,311 @@
+"""Training: it helps where there is something to learn, does no harm where there is not, and survives a kill."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+import hce.training
+from hce.adapting import Labels, improvement, train
+from hce.corpus import Corpus, Document
+from hce.encoder import Encoder
+from hce.errors import InputError
+from hce.hierarchy import Hierarchy
+from hce.history import mean_over_kinds
+from hce.judgments import Judgment, Qrels, Query
+from hce.optimise import Sources, Trainer
+from hce.pairs import InverseCloze
+from hce.recipe import Recipe
+from hce.training import load_mix, weights_of
+
+SMALL = Recipe.for_encoder(
+    static=True, epochs=3, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=40, fit_static=False
+)
+
+
+@pytest.fixture
+def concept_labels(concept_corpus) -> Labels:
+    """For each of 60 documents a query of three words that mean what it means; none need be in it."""
+    rng = np.random.default_rng(5)
+    queries, judgments = {}, []
+    for number in range(60):
+        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
+        text = " ".join(f"w{5 * concept + rng.integers(5)}" for concept in concepts)
+        queries[f"q{number}"] = Query(f"q{number}", text)
+        judgments.append(Judgment(f"q{number}", f"d{number}", 1))
+    return Labels(queries, Qrels(judgments))
+
+
+# ------------------------------------------------------------------------------------------------------- what it does
+
+
+def test_training_helps_and_reports_it(concept_corpus, static_encoder, tmp_path):
+    seen = []
+    result = train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "model", on_epoch=seen.append)
+    assert mean_over_kinds(result.after) > mean_over_kinds(result.before) + 0.02
+    assert seen == result.history
+    assert [epoch.epoch for epoch in result.history] == list(range(len(result.history)))
+    trained = result.history[1]
+    assert set(trained.loss) == {"level_1", "level_2", "document"}
+    assert len(trained.accuracy) == 2
+    assert trained.reclustered
+    assert 0 <= trained.churn <= 1
+    assert "→" in improvement(result)
+
+
+def test_the_model_folder_is_whole(concept_corpus, static_encoder, tmp_path):
+    result = train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "model")
+    texts = list(concept_corpus.texts())[:5]
+    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    np.testing.assert_allclose(loaded.encode(texts), result.encoder.encode(texts), atol=1e-6)
+    facts = json.loads((tmp_path / "model" / "hce.json").read_text())
+    assert facts["fingerprint"] == result.encoder.fingerprint == Encoder.load(tmp_path / "model").fingerprint
+    assert facts["corpus"]["fingerprint"] == concept_corpus.fingerprint
+    assert Recipe(**{**facts["recipe"], "span_lengths": (4,)}) == result.recipe
+    tree = Hierarchy.load(tmp_path / "model" / "hierarchy")
+    assert tree.labels is not None
+    assert len(tree) == 240
+    lines = (tmp_path / "model" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [epoch.epoch for epoch in result.history]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]  # no state is left behind
+
+
+def test_no_harm_where_nothing_can_be_learned(concept_corpus, static_encoder):
+    """A learning rate of nearly 0 cannot beat F0, and a huge one destroys it: F0 comes back either way."""
+    before = static_encoder.fingerprint
+    result = train(concept_corpus, static_encoder, recipe=replace(SMALL, learning_rate=1e-12, epochs=1))
+    assert result.mix == 0
+    assert result.encoder.fingerprint == before
+    assert "did not beat" in improvement(result)
+    assert result.after == result.before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tree": False},
+        {"cotrain": False},
+        {"negatives": "fresh-siblings"},
+        {"negatives": "mined"},
+        {"negatives": "none"},
+        {"levels": 1},
+        {"levels": 0},
+        {"branching": 4},
+        {"optimizer": "adafactor"},
+        {"centroid_learning_rate": 0.01, "warmup": 0.2, "margin": 0.9},
+        {"chunk_size": 10},
+    ],
+)
+def test_every_option_trains(concept_corpus, static_encoder, changes):
+    result = train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1, **changes))
+    assert np.isfinite(list(result.history[1].loss.values())).all()
+    assert result.history[1].metric != result.history[0].metric  # something moved
+    if changes == {"tree": False}:
+        assert set(result.history[1].loss) == {"document"}
+        assert not result.history[1].reclustered
+    if changes == {"cotrain": False}:
+        assert not result.history[1].reclustered
+    if changes == {"levels": 1}:
+        assert set(result.history[1].loss) == {"level_1", "document"}
+
+
+def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
+    assert train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1)).recipe.mode == "unsupervised"
+    joint = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=SMALL)
+    assert joint.recipe.mode == "joint"
+    assert "labelled" in joint.metric
+    assert joint.after["labelled"] > joint.before["labelled"]
+    supervised = replace(SMALL, epochs=1, mode="supervised", interpolate=False)
+    result = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=supervised)
+    assert result.recipe.mode == "supervised"
+    assert len(result.history) == 2
+
+
+def test_a_transformer_trains_with_simcse_and_ict(concept_corpus, bert_folder):
+    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
+    for changes in ({"pseudo": "simcse"}, {"chunk_size": 8}):
+        encoder = Encoder.load(bert_folder, device="cpu")
+        before = weights_of(encoder)
+        result = train(concept_corpus, encoder, recipe=replace(recipe, interpolate=False, **changes))
+        assert np.isfinite(result.history[1].metric)
+        assert (
+            any(not torch.equal(before[name], tensor) for name, tensor in weights_of(encoder).items()) or not result.mix
+        )
+
+
+def test_same_seed_same_weights(concept_corpus, bert_folder):
+    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
+    first, second = (train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe) for _ in range(2))
+    assert [epoch.dev for epoch in first.history] == [epoch.dev for epoch in second.history]
+    assert first.encoder.fingerprint == second.encoder.fingerprint
+
+
+def test_mixing_weights_by_hand(static_encoder):
+    first = weights_of(static_encoder)
+    trained = {name: tensor + 2.0 for name, tensor in first.items()}
+    load_mix(static_encoder, first, trained, 0.25)
+    for name, tensor in weights_of(static_encoder).items():
+        torch.testing.assert_close(tensor, first[name] + 0.5)
+
+
+def test_learning_rate_rises_and_falls(concept_corpus, static_encoder):
+    recipe = replace(SMALL, epochs=2, warmup=0.5, learning_rate=1.0)
+    trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), recipe)
+    rates = []
+    for step in range(2 * trainer.steps_per_epoch):
+        trainer._set_learning_rate(step)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+    total = len(rates)
+    assert rates[0] == pytest.approx(1 / (total / 2))
+    assert rates[total // 2 - 1] == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(1 / (total / 2))
+    assert max(rates) <= 1
+
+
+def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder):
+    import copy
+
+    other = copy.deepcopy(static_encoder)
+    plain = train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1, interpolate=False))
+    cached = train(concept_corpus, other, recipe=replace(SMALL, epochs=1, interpolate=False, chunk_size=7))
+    for name, tensor in weights_of(plain.encoder).items():
+        torch.testing.assert_close(tensor, weights_of(cached.encoder)[name], atol=1e-4, rtol=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------- when things break
+
+
+def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatch, caplog):
+    original, calls = Trainer._step, []
+
+    def breaking(self, parts):
+        values = original(self, parts)
+        calls.append(1)
+        return {**values, "total": float("nan")} if len(calls) == 10 else values
+
+    monkeypatch.setattr(Trainer, "_step", breaking)
+    result = train(concept_corpus, static_encoder, recipe=SMALL)
+    assert "the loss is nan at step 10 (epoch 2)" in caplog.text
+    assert len(result.history) == 2
+    assert mean_over_kinds(result.after) >= mean_over_kinds(result.before)
+
+
+def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, static_encoder):
+    trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), SMALL)
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
+    trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.vectors[:] = float("nan")
+    before = static_encoder.fingerprint
+    values, _ = next(trainer.steps(hce.training.Run(trainer, trainer.tree, vectors, {}, 0.0, []).progress))
+    assert np.isnan(values["total"])
+    assert static_encoder.fingerprint == before
+
+
+def run_and_die(folder: Path, model: Path, steps: int) -> None:
+    """Train, and be killed after so many steps."""
+    original, calls = Trainer._step, []
+
+    def dying(self, parts):
+        if len(calls) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls.append(1)
+        return original(self, parts)
+
+    Trainer._step = dying
+    hce.training.SECONDS_BETWEEN_CHECKPOINTS = 0.0  # a checkpoint after every step
+    train(Corpus.load(folder / "docs.jsonl"), Encoder.load(model, device="cpu"), recipe=RESUMED, output=folder / "out")
+
+
+RESUMED = Recipe.for_encoder(
+    static=False, epochs=2, batch_size=48, learning_rate=1e-3, dev_queries=24, centroid_learning_rate=1e-3
+)
+
+
+@pytest.mark.parametrize("steps", [0, 2, 6])
+def test_resume_after_kill_9_is_as_if_nothing_had_happened(concept_corpus, bert_folder, tmp_path, steps):
+    """With dropout, Adam, trained centroids and a tree that changes: the same history and the same weights."""
+    (tmp_path / "docs.jsonl").write_text("\n".join(document.to_json() for document in concept_corpus))
+    corpus = Corpus.load(tmp_path / "docs.jsonl")
+    whole = train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "whole")
+    child = multiprocessing.get_context("spawn").Process(target=run_and_die, args=(tmp_path, bert_folder, steps))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    if steps:
+        with pytest.raises(InputError, match="add --resume"):
+            train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "out")
+    again = train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "out", resume=True)
+    assert [(e.dev, e.loss, e.churn) for e in again.history] == [(e.dev, e.loss, e.churn) for e in whole.history]
+    assert again.encoder.fingerprint == whole.encoder.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["docs.jsonl", "out", "whole"]
+
+
+def test_resume_refuses_other_settings(concept_corpus, static_encoder, tmp_path, monkeypatch):
+    class StopError(Exception):
+        pass
+
+    def stop(*arguments, **options):
+        raise StopError
+
+    monkeypatch.setattr(hce.training, "_finish", stop)
+    with pytest.raises(StopError):
+        train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "out")
+    with pytest.raises(InputError, match=r"other settings \(seed\)"):
+        train(concept_corpus, static_encoder, recipe=replace(SMALL, seed=5), output=tmp_path / "out", resume=True)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_bad_input_is_one_line(concept_corpus, static_encoder, concept_labels, tmp_path):
+    one = Corpus.from_documents([Document("a", "star red")])
+
+    def start(**changes):
+        return train(concept_corpus, static_encoder, recipe=replace(SMALL, **changes))
+
+    cases = [
+        (lambda: train(one, static_encoder), "at least 2 documents"),
+        (
+            lambda: train(concept_corpus, static_encoder, recipe=replace(SMALL, batch_size=999)),
+            "larger than the corpus",
+        ),
+        (
+            lambda: train(concept_corpus, static_encoder, recipe=replace(SMALL, mode="supervised")),
+            "needs labelled pairs",
+        ),
+        (lambda: train(concept_corpus, static_encoder, recipe=replace(SMALL, pseudo="simcse")), "has no dropout"),
+        (lambda: Recipe(epochs=0), "epochs 0: has to be above 0"),
+        (lambda: Recipe(optimizer="sgd"), "choose one of adamw, adafactor"),
+        (lambda: Recipe(span_lengths=()), "span_lengths"),
+        (lambda: Recipe.for_encoder(static=True, speed=3), "unknown setting speed"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError) as caught:
+            call()
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis").write_text("precious")
+    with pytest.raises(InputError, match="not an empty folder"):
+        train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "full")
+    assert (tmp_path / "full" / "thesis").read_text() == "precious"
+    few = Labels({"a": Query("a", "x")}, Qrels([Judgment("a", concept_corpus[0].id, 1)]))
+    with pytest.raises(InputError, match="too few to hold some out"):
+        train(concept_corpus, static_encoder, pairs=few, recipe=SMALL)
+
+
+def test_warnings_before_training_on_what_cannot_help(static_encoder, caplog):
+    tiny = Corpus.from_documents(Document(f"d{i}", f"star w{i} w{i + 1} red w{i + 2}") for i in range(40))
+    train(tiny, static_encoder, recipe=replace(SMALL, epochs=1, batch_size=8))
+    assert "only 40 documents" in caplog.text
+    assert "fewer than 16 words" in caplog.text
