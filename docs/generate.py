@@ -27,7 +27,10 @@ def help_text(command: str) -> str:
 
 def main() -> None:
     """Write the page."""
-    sections = [f"## `{' '.join(('hce', command)).strip()}`\n\n```text\n{help_text(command)}\n```\n" for command in COMMANDS]
+    titles = [f"hce {command}".strip() for command in COMMANDS]
+    sections = [
+        f"## `{title}`\n\n```text\n{help_text(command)}\n```\n" for title, command in zip(titles, COMMANDS, strict=True)
+    ]
     page = "\n".join([INTRODUCTION, *sections])
     (Path(__file__).parent / "command-line.md").write_text(page, encoding="utf-8")
 

@@ -152,7 +152,8 @@ def train(
       hce train docs.jsonl -o my-model
       hce train scifact -o my-model --encoder minilm --mode joint
       hce train docs.jsonl -o my-model --queries q.jsonl --qrels clicks.tsv
-      accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm
+      accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
+      torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
     from hce.adapting import improvement
     from hce.adapting import train as run

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
+
 
 def join_processes() -> torch.device | None:
-    """Meet the other processes that `accelerate launch` started, and return this one's device; None when alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    """Meet the processes that accelerate, torchrun or MPI started, and return this one's device; None when alone."""
+    if max(int(os.environ.get(name, "1")) for name in WORLD_SIZES) == 1:
         return None
     from accelerate import PartialState  # it takes seconds to import, and one process does without it
 

@@ -1,0 +1,121 @@
+"""Two processes train as one: same loss, same gradients, same weights; no hang when a batch cannot be shared evenly."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from hce.adapting import train
+from hce.corpus import Corpus
+from hce.encoder import Encoder
+from hce.history import Progress
+from hce.optimise import Sources, Trainer
+from hce.pairs import InverseCloze
+from hce.processes import own_share
+from hce.recipe import Recipe
+from hce.training import encode_corpus, grow
+
+RECIPE = Recipe.for_encoder(
+    static=True, epochs=1, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=16, fit_static=False
+)
+
+
+def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> dict[str, object]:
+    """Losses of two steps and the weights after them."""
+    vectors = encode_corpus(encoder, corpus)
+    trainer = Trainer(corpus, encoder, Sources(None, InverseCloze(corpus, lengths=(4,))), recipe)
+    trainer.use_tree(grow(vectors, recipe, encoder, 0), vectors)
+    progress = Progress()
+    losses = []
+    for values, _ in trainer.steps(progress):
+        progress.record(values)
+        losses.append(values)
+        if len(losses) == 2:
+            break
+    weights = encoder.model[0].embedding.weight.detach().numpy()
+    return {"losses": losses, "weights": weights.tolist(), "vectors": float(np.abs(vectors).sum())}
+
+
+def member(rank: int, folder: Path, job: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
+    if job == "steps":
+        result: object = two_steps(corpus, encoder, RECIPE)
+    else:
+        trained = train(corpus, encoder, recipe=replace(RECIPE, batch_size=31, epochs=2))
+        result = {"dev": [epoch.dev for epoch in trained.history], "weights": trained.encoder.fingerprint}
+    (folder / f"result-{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def run_two(folder: Path, job: str) -> list[dict]:
+    context = multiprocessing.get_context("spawn")
+    members = [context.Process(target=member, args=(rank, folder, job)) for rank in range(2)]
+    for each in members:
+        each.start()
+    for each in members:
+        each.join(timeout=240)
+        assert each.exitcode == 0
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture
+def folder(tmp_path, concept_corpus, static_encoder) -> Path:
+    (tmp_path / "docs.jsonl").write_text("\n".join(document.to_json() for document in concept_corpus))
+    static_encoder.save(tmp_path / "encoder")
+    return tmp_path
+
+
+def test_two_processes_take_the_steps_of_one(folder):
+    corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
+    alone = two_steps(corpus, encoder, RECIPE)
+    first, second = run_two(folder, "steps")
+    assert first["losses"] == second["losses"]
+    for ours, theirs in zip(alone["losses"], first["losses"], strict=True):
+        for name, value in ours.items():
+            assert theirs[name] == pytest.approx(value, abs=1e-5), name
+    np.testing.assert_allclose(first["weights"], alone["weights"], atol=1e-5)
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    assert first["vectors"] == pytest.approx(alone["vectors"], rel=1e-6)
+
+
+def test_uneven_batches_do_not_hang(folder):
+    first, second = run_two(folder, "train")
+    assert first == second
+
+
+def test_shares_are_disjoint_and_equal(monkeypatch):
+    monkeypatch.setattr("hce.processes.process_count", lambda: 3)
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        shares.append(list(range(11))[own_share(11)])
+    assert shares == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_alone_a_share_is_everything():
+    assert list(range(11))[own_share(11)] == list(range(11))
+
+
+def test_a_launcher_starts_two_processes(folder):
+    """As `accelerate launch` does for GPUs; for CPUs accelerate needs MPI, and torchrun (its own launcher) does not."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731"]
+    command += ["-m", "hce", "train", str(folder / "docs.jsonl"), "-o", str(folder / "model")]
+    command += ["--encoder", str(folder / "encoder"), "--epochs", "1", "--batch-size", "32", "--dev-queries", "16"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("the model is in") == 1  # one process speaks
+    assert (folder / "model" / "hce.json").is_file()
+    assert Encoder.load(folder / "model", device="cpu").encode(["w1 w2"]).shape == (1, 32)
+    assert torch.isfinite(Encoder.load(folder / "model").model[0].embedding.weight).all()
