@@ -23,8 +23,8 @@ from hce.evaluate import evaluate
 from hce.judgments import Dataset
 
 TEXTS = 512
-ROUNDS = 3
-BATCH_SIZES = (4, 8, 16, 32, 64)
+ROUNDS = 2
+BATCH_SIZES = (4, 8, 16, 32)
 
 
 def seconds(work: Callable[[], object]) -> float:

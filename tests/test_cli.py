@@ -37,7 +37,7 @@ def test_version_and_help():
     assert hce("--version").stdout.startswith("hce 0.")
     shown = hce("--help")
     assert shown.returncode == 0
-    assert {"tree", "demo"} <= set(shown.stdout.split())
+    assert {"tree", "demo", "train"} <= set(shown.stdout.split())
 
 
 def test_no_work_and_no_torch_at_import():
@@ -88,6 +88,64 @@ def test_wrong_usage_is_exit_code_2():
     assert hce("tree").returncode == 2
     assert hce("tree", "x", "--no-such-option").returncode == 2
     assert hce("no-such-command").returncode == 2
+
+
+@pytest.fixture(scope="module")
+def concepts_file(tmp_path_factory, concept_corpus):
+    path = tmp_path_factory.mktemp("concepts") / "concepts.jsonl"
+    path.write_text("\n".join(document.to_json() for document in concept_corpus))
+    return path
+
+
+QUICK = ("--epochs", "1", "--batch-size", "32", "--dev-queries", "24", "--span-lengths", "4")
+
+
+def test_train_writes_a_model_and_says_what_it_did(concepts_file, encoder_folder, tmp_path):
+    model = tmp_path / "model"
+    run = hce("train", str(concepts_file), "-o", str(model), "--encoder", encoder_folder, *QUICK)
+    assert run.returncode == 0, run.stderr
+    assert "unsupervised training" in run.stdout
+    assert f"the model is in {model}" in run.stdout
+    assert "epoch 0 · dev" in run.stderr
+    assert "epoch 1 · dev" in run.stderr
+    assert hce("tree", str(model)).stdout.startswith("240 documents, 3 levels")
+    again = hce("train", str(concepts_file), "-o", str(model), "--encoder", encoder_folder, *QUICK)
+    assert again.returncode == 1
+    assert "exists and is not an empty folder" in again.stderr
+
+
+def test_train_with_labels_as_json(concepts_file, encoder_folder, tmp_path):
+    queries, qrels = tmp_path / "q.jsonl", tmp_path / "train.tsv"
+    queries.write_text("\n".join(json.dumps({"_id": f"q{i}", "text": f"w{i} w{i + 5}"}) for i in range(60)))
+    qrels.write_text("query-id\tcorpus-id\tscore\n" + "\n".join(f"q{i}\td{i}\t1" for i in range(60)))
+    options = ("--encoder", encoder_folder, "--queries", str(queries), "--qrels", str(qrels), *QUICK)
+    run = hce("train", str(concepts_file), "-o", str(tmp_path / "model"), "--json", *options)
+    assert run.returncode == 0, run.stderr
+    answer = json.loads(run.stdout)
+    assert set(answer) == {"model", "before", "after", "mix"}
+    facts = json.loads((tmp_path / "model" / "hce.json").read_text())
+    assert facts["recipe"]["mode"] == "joint"
+    qrels.write_text("q0\tnowhere\t1")
+    wrong = hce("train", str(concepts_file), "-o", str(tmp_path / "other"), *options)
+    assert wrong.returncode == 1
+    assert f"{qrels}, line 1: document 'nowhere' is not in the corpus" in wrong.stderr
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--queries", "q.jsonl"), "--queries and --qrels go together"),
+        (("--span-lengths", "many"), "give whole numbers, such as 8,16,32"),
+        (("--mode", "supervised"), "needs labelled pairs"),
+    ],
+)
+def test_train_refuses_what_it_cannot_do(concepts_file, encoder_folder, tmp_path, options, message):
+    run = hce("train", str(concepts_file), "-o", str(tmp_path / "m"), "--encoder", encoder_folder, *options)
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bug_says_that_it_is_one(monkeypatch, capsys):

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from hce._version import __version__
 
 if TYPE_CHECKING:
+    from hce.adapting import Labels, train
     from hce.corpus import Corpus, Document
     from hce.encoder import Encoder
     from hce.errors import HceError
     from hce.evaluate import evaluate
     from hce.hierarchy import Hierarchy
     from hce.judgments import Dataset, Qrels, Query
+    from hce.recipe import Recipe
 
 # Names are fetched on first use: torch takes seconds to import, and `hce --version` should not.
 _HOME = {
@@ -21,9 +23,12 @@ _HOME = {
     "Encoder": "encoder",
     "HceError": "errors",
     "Hierarchy": "hierarchy",
+    "Labels": "adapting",
     "Qrels": "judgments",
     "Query": "judgments",
+    "Recipe": "recipe",
     "evaluate": "evaluate",
+    "train": "adapting",
 }
 
 __all__ = [
@@ -33,10 +38,13 @@ __all__ = [
     "Encoder",
     "HceError",
     "Hierarchy",
+    "Labels",
     "Qrels",
     "Query",
+    "Recipe",
     "__version__",
     "evaluate",
+    "train",
 ]
 
 

@@ -274,7 +274,7 @@ def demo(
     """
     from hce.demo import show
 
-    show(out, encoder, seed)
+    show(out, err, encoder, seed)
 
 
 def _print_json(value: Any) -> None:

@@ -14,6 +14,7 @@ from hce.clustering import Level
 from hce.corpus import Corpus
 from hce.encoder import Encoder
 from hce.errors import InputError
+from hce.gradcache import RandomState
 from hce.hierarchy import Hierarchy
 from hce.history import Epoch, Progress
 from hce.optimise import Sources, Trainer
@@ -53,7 +54,7 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
     """Write all of it to the checkpoint folder, if there is one; of several processes, the first does."""
     if checkpoints is None or not is_first_process():
         return
-    trainer = run.trainer
+    trainer, random = run.trainer, RandomState.now()
     optimizer = flatten_optimizer(trainer.optimizer, "optimizer")
     centroids = flatten_optimizer(trainer.centroid_optimizer, "centroid_optimizer")
     tensors = {
@@ -64,7 +65,8 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
         **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.objective.centroids)},
         "document_parent": torch.from_numpy(run.tree.document_parent),
         "vectors": torch.from_numpy(np.ascontiguousarray(run.vectors)),
-        "random": torch.get_rng_state(),
+        "random.cpu": random.cpu,
+        **{f"random.cuda.{number}": generator for number, generator in enumerate(random.cuda)},
         **optimizer.tensors,
         **centroids.tensors,
     }
@@ -102,7 +104,8 @@ def resume(
         centroid.data.copy_(tensors[f"moved.{t}"])
     restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
     restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
-    torch.set_rng_state(tensors["random"])
+    cuda = _under("random.cuda", tensors)
+    RandomState(tensors["random.cpu"], [cuda[number] for number in sorted(cuda, key=int)]).restore()
     best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
     history = [Epoch(**epoch) for epoch in facts["history"]]
     return Run(
