@@ -241,9 +241,8 @@ def test_resume_after_kill_9_is_as_if_nothing_had_happened(concept_corpus, bert_
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    if steps:
-        with pytest.raises(InputError, match="add --resume"):
-            train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "out")
+    with pytest.raises(InputError, match="add --resume"):
+        train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "out")
     again = train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "out", resume=True)
     assert [(e.dev, e.loss, e.churn) for e in again.history] == [(e.dev, e.loss, e.churn) for e in whole.history]
     assert again.encoder.fingerprint == whole.encoder.fingerprint

@@ -85,6 +85,7 @@ def co_train(
     run = resume(corpus, encoder, sources, recipe, checkpoints)
     if run is None:
         run = _begin(corpus, encoder, sources, dev, recipe)
+        save(run, checkpoints)
         on_epoch(run.history[0])
     while run.progress.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         start = time.perf_counter()
