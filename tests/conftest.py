@@ -16,7 +16,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
+from hce.documents import Document
 from hce.encoder import Encoder
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -19,6 +19,7 @@ ORDER = [
     "atomic",
     "progress",
     "records",
+    "documents",
     "corpus",
     "judgments",
     "static",

@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce import corpus as corpus_module
-from hce.corpus import Corpus, Document, parse_document
+from hce.corpus import Corpus
+from hce.documents import Document, parse_document
 from hce.errors import InputError
 from hce.records import Record
 

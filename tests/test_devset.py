@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
 from hce.dense import DenseSearcher
 from hce.devset import DevQueries, DevSet, _ndcg, labelled_dev, pseudo_dev
+from hce.documents import Document
 from hce.errors import InputError
 from hce.evaluate import evaluate
 from hce.judgments import Judgment, Qrels, Query

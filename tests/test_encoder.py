@@ -19,7 +19,8 @@ from sentence_transformers import SentenceTransformer
 
 import hce.bundled
 import hce.encoder
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
+from hce.documents import Document
 from hce.encoder import Encoder
 from hce.errors import FormatError, InputError, MissingPackageError
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
+from hce.documents import Document
 from hce.errors import InputError
 from hce.judgments import Judgment, Qrels, Query
 from hce.pairs import (

@@ -16,7 +16,8 @@ from sentence_transformers import SentenceTransformer
 
 import hce.training
 from hce.adapting import Labels, improvement, train
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
+from hce.documents import Document
 from hce.encoder import Encoder
 from hce.errors import InputError
 from hce.hierarchy import Hierarchy

@@ -7,7 +7,8 @@ from hce._version import __version__
 
 if TYPE_CHECKING:
     from hce.adapting import Labels, train
-    from hce.corpus import Corpus, Document
+    from hce.corpus import Corpus
+    from hce.documents import Document
     from hce.encoder import Encoder
     from hce.errors import HceError
     from hce.evaluate import evaluate
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Corpus": "corpus",
     "Dataset": "judgments",
-    "Document": "corpus",
+    "Document": "documents",
     "Encoder": "encoder",
     "HceError": "errors",
     "Hierarchy": "hierarchy",

@@ -1,4 +1,4 @@
-"""Documents: what one is, and collections of them that are read once with care and then visited in any order.
+"""Corpus: a collection of documents that is read once with care and then visited in any order.
 
 A corpus costs 16 bytes of memory a document, however long the documents are: the texts stay in a JSONL file (the
 user's own, or a temporary one that other formats are written to) and are fetched by their position in it.
@@ -14,12 +14,13 @@ import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
 
+from hce.documents import Document, parse_document
 from hce.errors import InputError
 from hce.records import (
     JSONL_SUFFIXES,
@@ -36,88 +37,9 @@ from hce.records import (
     unreadable,
 )
 
-ID_FIELDS = ("_id", "id")
 logger = logging.getLogger(__name__)
 
 BEIR_CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A text with a name. `title` may be empty; `metadata` is whatever else the source said."""
-
-    id: str
-    text: str
-    title: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
-
-    @property
-    def full_text(self) -> str:
-        """What an encoder reads: title and text joined by a space, BEIR's convention."""
-        return f"{self.title} {self.text}".strip()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing in it to be found by."""
-        return not self.full_text
-
-    def to_json(self) -> str:
-        """One JSONL line, without the line break; metadata that JSON has no type for becomes a string."""
-        fields = {"_id": self.id, "title": self.title, "text": self.text, "metadata": self.metadata}
-        line = json.dumps(fields, ensure_ascii=False, default=str)
-        return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
-
-
-def parse_document(record: Record) -> Document:
-    """Make a document of a record: `_id` or `id`, `title`, `text`; other fields become metadata.
-
-    Raises:
-        InputError: no id, no field `text`, a field of the wrong type, or text that is no Unicode.
-    """
-    where, fields = record.where, dict(record.fields)
-    doc_id = take_id(fields, where)
-    text = take_string(fields, "text", where)
-    if text is None:
-        found = ", ".join(map(repr, fields)) or "no other field"
-        raise InputError(f"{where}: document {doc_id!r} has no text (found: {found}); name the field 'text'")
-    title = take_string(fields, "title", where) or ""
-    nested = fields.pop("metadata", None)
-    if isinstance(nested, dict):  # BEIR keeps extra fields one level down
-        fields = {**nested, **fields}
-    elif nested is not None:
-        fields["metadata"] = nested
-    return Document(doc_id, text, title, fields)
-
-
-def take_id(fields: dict[str, Any], where: str) -> str:
-    """Remove and return the id; whole numbers are taken as their digits."""
-    for name in ID_FIELDS:
-        value = fields.pop(name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if value is None or value == "":
-            continue
-        if not isinstance(value, str):
-            raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
-        return _unicode(value, name, where)
-    raise InputError(f"{where}: no id; give each record a field '_id' or 'id'")
-
-
-def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
-    """Remove and return a field that must be a string; None where there is none."""
-    value = fields.pop(name, None)
-    if value is not None and not isinstance(value, str):
-        raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
-    return value if value is None else _unicode(value, name, where)
-
-
-def _unicode(value: str, name: str, where: str) -> str:
-    """Refuse what JSON can spell and UTF-8 cannot: half of a surrogate pair."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it") from error
-    return value
 
 
 class Corpus(Sequence[Document]):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
 from hce.dense import nearest
+from hce.documents import Document
 from hce.encoder import Encoder
 from hce.errors import InputError
 from hce.judgments import Qrels, Query

@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from hce.corpus import Corpus, Document
+from hce.corpus import Corpus
+from hce.documents import Document
 from hce.judgments import Dataset, Judgment, Qrels, Query
 
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 from hce.atomic import open_atomically
-from hce.corpus import Corpus, take_id, take_string
+from hce.corpus import Corpus
+from hce.documents import take_id, take_string
 from hce.errors import InputError
 from hce.records import JSONL_SUFFIXES, Line, Record, format_suffix, read_lines, read_records
 
