@@ -20,9 +20,14 @@ lint: $(STAMP)   ## style, docstrings, annotations, complexity, types
 docs: $(STAMP)   ## write the generated pages anew; CI fails when they were stale
 	$(BIN)/python docs/generate.py
 
-bench: $(STAMP)  ## the performance figures, each as a ratio against a rival in the same run
-	$(BIN)/python benchmarks/encode.py
-	$(BIN)/python benchmarks/cluster.py
+bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEIR folders scifact, squad, wordnet_examples
+	@test -d "$(DATA)/scifact" || { echo "give the folder of the collections: make bench DATA=…"; exit 1; }
+	$(BIN)/python benchmarks/encode.py $(DATA)/scifact $(DATA)/wordnet_examples
+	$(BIN)/python benchmarks/cluster.py compare $(DATA)/wordnet_examples $(DATA)/squad $(DATA)/scifact
+	$(BIN)/python benchmarks/cluster.py growth $(DATA)/wordnet_examples
+	$(BIN)/python benchmarks/cluster.py trees $(DATA)/wordnet_examples
+	$(BIN)/python benchmarks/cluster.py --branching 128 memory
+	$(BIN)/python benchmarks/train_step.py $(DATA)/scifact
 
 # constraints.txt pins what was tested. torch is installed first and alone, so that where pip
 # is offered a CPU build of that version, no other package pulls in another one.

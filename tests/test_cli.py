@@ -151,7 +151,7 @@ def test_train_refuses_what_it_cannot_do(concepts_file, encoder_folder, tmp_path
 def test_a_bug_says_that_it_is_one(monkeypatch, capsys):
     import hce.cli
 
-    def broken() -> None:
+    def broken(prog_name: str) -> None:
         raise RuntimeError("oops")
 
     monkeypatch.setattr(hce.cli, "app", broken)

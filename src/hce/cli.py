@@ -50,7 +50,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("hce").setLevel(logging.INFO)
     try:
-        app()
+        app(prog_name="hce")
     except HceError as error:
         err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
