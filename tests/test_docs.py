@@ -48,7 +48,7 @@ def test_links_lead_somewhere(page):
 
 def test_named_functions_exist():
     text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`(hce\.[\w.]+)", text):
+    for name in set(re.findall(r"`(hce\.[\w.]+)", text)) - {"hce.json"}:
         parts = name.split(".")
         split = next(i for i in range(len(parts), 0, -1) if _is_module(".".join(parts[:i])))
         target = importlib.import_module(".".join(parts[:split]))

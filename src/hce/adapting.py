@@ -28,6 +28,7 @@ from hce.judgments import Judgment, Qrels, Query
 from hce.labels import label_nodes
 from hce.optimise import Sources
 from hce.pairs import TOKEN, DropoutTwins, InverseCloze, LabelledPairs, PairSource
+from hce.processes import is_first_process
 from hce.recipe import Mode, Recipe
 from hce.training import TrainResult, co_train
 
@@ -101,9 +102,8 @@ def train(
     )
     if result.hierarchy.levels:
         result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
-    if output is not None:
+    if output is not None and checkpoints is not None and is_first_process():
         save_model(result, corpus, output)
-    if checkpoints is not None:
         checkpoints.remove()
     return result
 
