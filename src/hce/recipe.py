@@ -56,8 +56,8 @@ class Recipe:
     interpolate: bool = _option(
         True, "return the best mix of the first and the trained weights on dev, not the trained"
     )
-    patience: int = _option(3, "epochs without improvement on dev before stopping")
-    dev_queries: int = _option(256, "documents (or labelled queries, without a dev split) held out to measure on")
+    patience: int = _option(5, "epochs without improvement on dev before stopping")
+    dev_queries: int = _option(512, "documents (or labelled queries, without a dev split) held out to measure on")
     dev_pool: int = _option(8192, "documents searched when measuring on dev")
     seed: int = _option(0, "same seed, same result")
 
