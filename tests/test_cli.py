@@ -135,7 +135,8 @@ def test_train_with_labels_as_json(concepts_file, encoder_folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--queries", "q.jsonl"), "--queries and --qrels go together"),
+        (("--queries", "q.jsonl"), "--queries goes with --qrels or --dev-qrels"),
+        (("--mode", "unsupervised", "--generated", "g.jsonl"), "leave out --qrels and --generated"),
         (("--span-lengths", "many"), "give whole numbers, such as 8,16,32"),
         (("--mode", "supervised"), "needs labelled pairs"),
     ],

@@ -48,6 +48,13 @@ def test_a_hit_that_is_the_query_itself_is_dropped():
     assert evaluate(answers, QUERIES, QRELS, ["RR@10"], drop_self=False).per_query["RR@10"]["a"] == 0.5
 
 
+def test_a_deep_cut_off_asks_for_enough_hits():
+    answers = {"a": [f"x{i}" for i in range(150)] + ["d1", "d2"], "b": ["d3"], "c": []}
+    report = evaluate(Fixed(answers), QUERIES, QRELS, ["R@100", "R@1000"])
+    assert report.per_query["R@100"]["a"] == 0.0
+    assert report.per_query["R@1000"]["a"] == 1.0
+
+
 def test_unknown_measure():
     with pytest.raises(InputError, match="unknown measure 'goodness'"):
         evaluate(Fixed({}), QUERIES, QRELS, ["goodness"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
@@ -20,11 +21,12 @@ from hce.corpus import Corpus
 from hce.documents import Document
 from hce.encoder import Encoder
 from hce.errors import InputError
+from hce.false_negatives import false_negatives
 from hce.hierarchy import Hierarchy
 from hce.history import mean_over_kinds
 from hce.judgments import Judgment, Qrels, Query
 from hce.optimise import Sources, Trainer
-from hce.pairs import InverseCloze
+from hce.pairs import InverseCloze, LabelledPairs
 from hce.recipe import Recipe
 from hce.training import load_mix, weights_of
 
@@ -173,8 +175,6 @@ def test_learning_rate_rises_and_falls(concept_corpus, static_encoder):
 
 
 def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder):
-    import copy
-
     other = copy.deepcopy(static_encoder)
     plain = train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1, interpolate=False))
     cached = train(concept_corpus, other, recipe=replace(SMALL, epochs=1, interpolate=False, chunk_size=7))
@@ -259,9 +259,106 @@ def test_resume_refuses_other_settings(concept_corpus, static_encoder, tmp_path,
 
     monkeypatch.setattr(hce.training, "_finish", stop)
     with pytest.raises(StopError):
-        train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "out")
-    with pytest.raises(InputError, match=r"other settings \(seed\)"):
+        train(concept_corpus, copy.deepcopy(static_encoder), recipe=SMALL, output=tmp_path / "out")
+    with pytest.raises(InputError, match="another setting seed"):
         train(concept_corpus, static_encoder, recipe=replace(SMALL, seed=5), output=tmp_path / "out", resume=True)
+
+
+def test_resume_refuses_another_encoder(concept_corpus, static_encoder, tmp_path, monkeypatch):
+    class StopError(Exception):
+        pass
+
+    def stop(*arguments, **options):
+        raise StopError
+
+    monkeypatch.setattr(hce.training, "_finish", stop)
+    with pytest.raises(StopError):
+        train(concept_corpus, copy.deepcopy(static_encoder), recipe=SMALL, output=tmp_path / "out")
+    with torch.no_grad():
+        static_encoder.model[0].embedding.weight += 1
+    with pytest.raises(InputError, match="another encoder"):
+        train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "out", resume=True)
+
+
+def test_broken_weights_in_the_first_epoch_give_back_the_first_ones(concept_corpus, static_encoder, monkeypatch):
+    before, original = static_encoder.fingerprint, Trainer._step
+
+    def breaking(self, parts):
+        values = original(self, parts)
+        with torch.no_grad():
+            self.encoder.model[0].embedding.weight[:] = float("nan")
+        return {**values, "total": float("nan")}
+
+    monkeypatch.setattr(Trainer, "_step", breaking)
+    result = train(concept_corpus, static_encoder, recipe=SMALL)
+    assert result.mix == 0
+    assert result.encoder.fingerprint == before
+
+
+# ------------------------------------------------------------------------------------------------- what it never does
+
+
+def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
+    doubled = [*concept_corpus, *(Document(f"again-{d.id}", d.text, d.title) for d in concept_corpus)]
+    corpus = Corpus.from_documents(doubled)
+    trainer = Trainer(corpus, static_encoder, Sources(None, InverseCloze(corpus)), SMALL)
+    assert (trainer.groups[:240] == trainer.groups[240:]).all()
+    assert len(set(trainer.groups.tolist())) == 240
+    vectors = static_encoder.encode(list(corpus.texts()))
+    trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    numbers = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
+    own = trainer.objective._documents(numbers[:, 0], torch.zeros(2, 32))
+    sampled = trainer.objective._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
+    assert false_negatives(own, sampled).tolist() == [[True], [False]]
+
+
+@pytest.mark.parametrize("negatives", ["siblings", "mined"])
+def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, negatives):
+    held_out = np.arange(0, 240, 2)
+    source = InverseCloze(concept_corpus, np.arange(1, 240, 2), lengths=(4,))
+    trainer = Trainer(
+        concept_corpus, static_encoder, Sources(None, source, held_out), replace(SMALL, negatives=negatives)
+    )
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
+    trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    drawn = []
+    for batch in source.batches(0, 40):
+        if negatives == "mined":
+            drawn.append(trainer._mine(torch.from_numpy(static_encoder.encode(batch.queries, "query")), batch))
+        else:
+            drawn.append(trainer._part(1.0, batch, [0, 0]).sampled)
+    assert not np.isin(np.concatenate(drawn), held_out).any()
+    assert np.concatenate(drawn).shape[1] == 2
+
+
+def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "hce.adapting.LabelledPairs",
+        lambda corpus, queries, qrels, seed: (
+            seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
+        ),
+    )
+    dev = concept_labels.only([f"q{i}" for i in range(20)])
+    train(concept_corpus, static_encoder, pairs=concept_labels, dev=dev, recipe=replace(SMALL, epochs=1))
+    assert seen == [{f"q{i}" for i in range(20, 60)}]
+    assert "20 dev queries are among the pairs too" in caplog.text
+
+
+def test_generated_queries_are_trained_on_and_not_measured_by(concept_corpus, static_encoder, concept_labels):
+    result = train(concept_corpus, static_encoder, generated=concept_labels, recipe=replace(SMALL, epochs=1))
+    assert result.recipe.mode == "joint"
+    assert "pseudo-queries" in result.metric
+
+
+def test_a_better_table_is_not_refitted(concept_corpus, static_encoder):
+    """Fitting is kept only where it is better on dev than what was given."""
+    trained = train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=5)).encoder
+    fingerprint = trained.fingerprint
+    again = train(concept_corpus, trained, recipe=replace(SMALL, epochs=1, learning_rate=1e-9, fit_static=True))
+    if mean_over_kinds(again.after) == mean_over_kinds(again.before):
+        assert again.encoder.fingerprint == fingerprint
+    assert mean_over_kinds(again.after) >= mean_over_kinds(again.before)
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -285,6 +382,8 @@ def test_bad_input_is_one_line(concept_corpus, static_encoder, concept_labels, t
         ),
         (lambda: train(concept_corpus, static_encoder, recipe=replace(SMALL, pseudo="simcse")), "has no dropout"),
         (lambda: Recipe(epochs=0), "epochs 0: has to be above 0"),
+        (lambda: Recipe(seed=-1), "seed -1: cannot be below 0"),
+        (lambda: Recipe(branching=1), "branching 1"),
         (lambda: Recipe(optimizer="sgd"), "choose one of adamw, adafactor"),
         (lambda: Recipe(span_lengths=()), "span_lengths"),
         (lambda: Recipe.for_encoder(static=True, speed=3), "unknown setting speed"),

@@ -6,9 +6,10 @@ algorithm itself is in `hce.training`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from hce.judgments import Judgment, Qrels, Query
 from hce.labels import label_nodes
 from hce.optimise import Sources
 from hce.pairs import TOKEN, DropoutTwins, InverseCloze, LabelledPairs, PairSource
-from hce.processes import is_first_process
+from hce.processes import is_first_process, process_count
 from hce.recipe import Mode, Recipe
 from hce.training import TrainResult, co_train
 
@@ -50,12 +51,19 @@ class Labels(NamedTuple):
         """Both; the ids of queries must differ."""
         return Labels(self.queries | other.queries, Qrels([*self.qrels.judgments(), *other.qrels.judgments()]))
 
+    def only(self, names: Iterable[str]) -> Labels:
+        """Those of some queries."""
+        chosen = list(names)
+        judgments = (Judgment(name, *item) for name in chosen for item in self.qrels[name].items())
+        return Labels({name: self.queries[name] for name in chosen}, Qrels(judgments))
+
 
 def train(
     corpus: Corpus,
     encoder: str | Encoder = "static",
     *,
     pairs: Labels | None = None,
+    generated: Labels | None = None,
     dev: Labels | None = None,
     recipe: Recipe | None = None,
     output: str | Path | None = None,
@@ -67,29 +75,32 @@ def train(
 
     Args:
         corpus: the documents.
-        encoder: what to start from; an `Encoder` given here is changed in place.
+        encoder: what to start from; an `Encoder` given here may be changed in place.
         pairs: labelled queries to train on; without any, training is unsupervised.
+        generated: generated queries to train on besides; they are never measured by.
         dev: labelled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; the state of the run is kept beside it until it is done.
-        resume: continue the unfinished run that is kept beside `output`.
+        resume: continue the unfinished run that is kept beside `output`, if there is one.
         progress: show bars.
         on_epoch: called with each epoch as it is finished.
 
     Raises:
         InputError: the corpus, the pairs, the recipe or the output folder cannot be used.
     """
-    checkpoints = _checkpoints(output, resume)
+    state_folder = _state_folder(output, resume)
     if len(corpus) < 2:
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     recipe = recipe or Recipe.for_encoder(static=encoder.is_static)
-    recipe = replace(recipe, mode=_mode(recipe, pairs))
+    recipe = replace(recipe, mode=_mode(recipe, pairs or generated))
     _check(corpus, encoder, recipe)
-    torch.manual_seed(recipe.seed)
-    if encoder.is_static and recipe.fit_static:
-        encoder = encoder.fitted_to(corpus)
-    sources, devset = _prepare(corpus, pairs, dev, recipe)
+    sources, devset = _prepare(corpus, pairs, generated, dev, recipe)
+    given = devset.measure(encoder)
+    encoder = _start(corpus, encoder, devset, given, recipe)
+    checkpoints = None
+    if state_folder is not None:
+        checkpoints = CheckpointFolder(state_folder, _identity(corpus, encoder, (pairs, generated, dev), recipe))
     result = co_train(
         corpus,
         encoder,
@@ -100,12 +111,36 @@ def train(
         progress=progress,
         on_epoch=on_epoch,
     )
-    if result.hierarchy.levels:
-        result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
+    result = replace(result, before=given)
     if output is not None and checkpoints is not None and is_first_process():
+        if result.hierarchy.levels:
+            result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
         save_model(result, corpus, output)
         checkpoints.remove()
     return result
+
+
+def _start(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
+    """F0: the encoder as given, or, of a static one, its table fitted to the corpus where that is better on dev."""
+    if not encoder.is_static or not recipe.fit_static:
+        return encoder
+    fitted = encoder.fitted_to(corpus)
+    return fitted if mean_over_kinds(dev.measure(fitted)) > mean_over_kinds(given) else encoder
+
+
+def _identity(corpus: Corpus, encoder: Encoder, labels: tuple[Labels | None, ...], recipe: Recipe) -> dict[str, object]:
+    """What a run is of, by which a continued one is told from another."""
+    digest = hashlib.sha256()
+    for part in labels:
+        rows = [] if part is None else [(part.queries[j.query_id].text, *j) for j in part.qrels.judgments()]
+        digest.update(json.dumps(rows).encode())
+    return {
+        "corpus": corpus.fingerprint,
+        "encoder": encoder.fingerprint,
+        "labels": digest.hexdigest(),
+        "number of processes": process_count(),
+        **{f"setting {name}": value for name, value in recipe.as_dict().items()},
+    }
 
 
 def save_model(result: TrainResult, corpus: Corpus, path: str | Path) -> None:
@@ -138,23 +173,23 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path) -> None:
         write_json(folder / "hce.json", facts)
 
 
-def _checkpoints(output: str | Path | None, resume: bool) -> CheckpointFolder | None:
+def _state_folder(output: str | Path | None, resume: bool) -> Path | None:
     """The place of a run's state: beside its output, under a name that says so."""
     if output is None:
         return None
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output} exists and is not an empty folder: choose another place or remove it first")
-    checkpoints = CheckpointFolder(output.with_name(f"{output.name}.unfinished"))
-    if not resume and checkpoints.folder.exists():
-        raise InputError(f"{checkpoints.folder} holds an unfinished run: add --resume to continue it, or delete it")
-    return checkpoints
+    folder = output.with_name(f"{output.name}.unfinished")
+    if not resume and folder.exists():
+        raise InputError(f"{folder} holds an unfinished run: add --resume to continue it, or delete it")
+    return folder
 
 
-def _mode(recipe: Recipe, pairs: Labels | None) -> Mode:
+def _mode(recipe: Recipe, labels: Labels | None) -> Mode:
     if recipe.mode == "auto":
-        return "unsupervised" if pairs is None else "joint"
-    if recipe.mode != "unsupervised" and pairs is None:
+        return "unsupervised" if labels is None else "joint"
+    if recipe.mode != "unsupervised" and labels is None:
         raise InputError(f"mode {recipe.mode!r} needs labelled pairs; give some, or train unsupervised")
     return recipe.mode
 
@@ -186,11 +221,15 @@ def _has_dropout(encoder: Encoder) -> bool:
     return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
 
 
-def _prepare(corpus: Corpus, pairs: Labels | None, dev: Labels | None, recipe: Recipe) -> tuple[Sources, DevSet]:
+def _prepare(
+    corpus: Corpus, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
+) -> tuple[Sources, DevSet]:
     """Pairs to train on and queries to measure by, which have nothing in common."""
     rng = np.random.default_rng([recipe.seed, 7])
-    if pairs is not None and dev is None and recipe.mode != "unsupervised":
-        pairs, dev = _split(pairs, recipe, rng)
+    if recipe.mode == "unsupervised":
+        pairs = generated = None
+    if pairs is not None:
+        pairs, dev = _split(pairs, recipe, rng) if dev is None else (_without(pairs, dev), dev)
     held_out = np.empty(0, dtype=np.int64)
     if dev is None:
         count = min(recipe.dev_queries, max(1, len(corpus) // 10))
@@ -198,12 +237,21 @@ def _prepare(corpus: Corpus, pairs: Labels | None, dev: Labels | None, recipe: R
         devset = pseudo_dev(corpus, held_out, recipe.dev_pool, recipe.seed)
     else:
         devset = labelled_dev(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
+    labelled = pairs.joined(generated) if pairs and generated else pairs or generated
     supervised = unsupervised = None
-    if recipe.mode != "unsupervised" and pairs is not None:
-        supervised = LabelledPairs(corpus, pairs.queries, pairs.qrels, seed=recipe.seed)
+    if labelled is not None:
+        supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), recipe)
-    return Sources(supervised, unsupervised), devset
+    return Sources(supervised, unsupervised, held_out), devset
+
+
+def _without(pairs: Labels, dev: Labels) -> Labels:
+    """The pairs less the queries that are measured by."""
+    kept = [name for name in pairs.qrels if name not in dev.qrels]
+    if len(kept) < len(pairs.qrels):
+        logger.warning("%d dev queries are among the pairs too; not trained on", len(pairs.qrels) - len(kept))
+    return pairs.only(kept)
 
 
 def _pseudo_pairs(corpus: Corpus, numbers: np.ndarray, recipe: Recipe) -> PairSource:
@@ -222,18 +270,15 @@ def _split(pairs: Labels, recipe: Recipe, rng: np.random.Generator) -> tuple[Lab
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(names) // 10))
     held = {names[index] for index in rng.choice(len(names), count, replace=False)}
 
-    def part(wanted: bool) -> Labels:
-        chosen = [name for name in names if (name in held) == wanted]
-        judgments = (Judgment(name, *item) for name in chosen for item in pairs.qrels[name].items())
-        return Labels({name: pairs.queries[name] for name in chosen}, Qrels(judgments))
-
-    return part(False), part(True)
+    return pairs.only(name for name in names if name not in held), pairs.only(name for name in names if name in held)
 
 
 def improvement(result: TrainResult) -> str:
     """One sentence on what training did to the dev measure."""
     before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
-    if result.mix == 0:
+    if result.mix == 0 and result.after == result.before:
         return f"training did not beat the encoder it started from ({before:.4f}), so that one is returned unchanged"
+    if result.mix == 0:
+        return f"{result.metric}: {before:.4f} → {after:.4f} by fitting the table alone; training did not add to it"
     share = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
     return f"{result.metric}: {before:.4f} → {after:.4f}{share}"

@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers.utils import logging as transformers_logging
 
 from hce.atomic import new_folder
-from hce.errors import FormatError, MissingPackageError
+from hce.errors import FormatError, InputError, MissingPackageError
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,12 @@ def load_static() -> SentenceTransformer:
     folder = cache_folder() / f"static-{_static_fingerprint()}"
     if not (folder / "modules.json").is_file():
         model = SentenceTransformer(modules=[_distil_static(), Normalize()], device="cpu")
-        with new_folder(folder) as temporary:
-            model.save(str(temporary), create_model_card=False)
+        try:
+            with new_folder(folder) as temporary:
+                model.save(str(temporary), create_model_card=False)
+        except (InputError, OSError):
+            if not (folder / "modules.json").is_file():  # else another process was faster, and its table is as good
+                raise
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hce.atomic import new_folder, open_atomically, write_json
+from hce.errors import InputError
 
 
 class State(NamedTuple):
@@ -26,10 +27,15 @@ class State(NamedTuple):
 
 
 class CheckpointFolder:
-    """The states of one run; only the newest is kept."""
+    """The states of one run; only the newest is kept.
 
-    def __init__(self, folder: str | Path) -> None:
+    Attributes:
+        identity: what the run is of (corpus, encoder, settings, …); a run with another one is not continued.
+    """
+
+    def __init__(self, folder: str | Path, identity: dict[str, Any] | None = None) -> None:
         self.folder = Path(folder)
+        self.identity = identity or {}
 
     def save(self, state: State) -> None:
         """Write a state; when this returns, it survives a crash."""
@@ -38,23 +44,32 @@ class CheckpointFolder:
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
         shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named
         with new_folder(self.folder / name) as folder:
-            # Two names for one tensor are fine here, and safetensors wants them apart.
-            save_file(
-                {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.tensors.items()},
-                folder / "tensors.safetensors",
-            )
-            write_json(folder / "facts.json", state.facts)
+            # Copies: two names may share one tensor here, which safetensors refuses.
+            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.tensors.items()}
+            save_file(tensors, folder / "tensors.safetensors")
+            write_json(folder / "facts.json", {"identity": self.identity, **state.facts})
         with open_atomically(self.folder / "LAST") as file:
             file.write(name)
         if previous is not None:
             shutil.rmtree(previous, ignore_errors=True)
 
     def load(self) -> State | None:
-        """The newest whole state, if there is one."""
+        """The newest whole state, if there is one.
+
+        Raises:
+            InputError: it is of a run with another identity.
+        """
         last = self._last()
         if last is None:
             return None
-        return State(load_file(last / "tensors.safetensors"), json.loads((last / "facts.json").read_text()))
+        facts = json.loads((last / "facts.json").read_text(encoding="utf-8"))
+        found = facts.pop("identity")
+        changed = [name for name in self.identity if found.get(name) != self.identity[name]]
+        if changed:
+            raise InputError(
+                f"{self.folder} holds an unfinished run with another {', '.join(changed)}; give the same, or delete it"
+            )
+        return State(load_file(last / "tensors.safetensors"), facts)
 
     def remove(self) -> None:
         """Delete all of it, when the run is done."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 from rich.console import Console
@@ -43,6 +43,15 @@ EncoderOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result")]
+
+
+class LabelFiles(NamedTuple):
+    """Files with queries and judgments, as given on the command line."""
+
+    queries: Path | None
+    qrels: Path | None
+    dev_qrels: Path | None
+    generated: Path | None
 
 
 def main() -> None:
@@ -123,7 +132,7 @@ def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tupl
 
     corpus = Corpus.load(path)
     encoder = Encoder.load(encoder_spec)
-    if encoder.is_static:
+    if encoder.name == "static":  # as it was distilled; a trained table knows its corpus already
         encoder = encoder.fitted_to(corpus)
     vectors = encoder.encode(list(corpus.texts()), progress=True)
     hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)
@@ -167,7 +176,7 @@ def train(
     documents = Corpus.load(corpus)
     start = Encoder.load(encoder, device=device)
     recipe = Recipe.for_encoder(static=start.is_static, **_chosen(settings))
-    pairs, dev = _labels(corpus, documents, queries, qrels, dev_qrels, generated, recipe.mode)
+    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), recipe.mode)
     first = is_first_process()
     with tracked(tracker, recipe, output.parent) as log:
 
@@ -179,8 +188,7 @@ def train(
         result = run(
             documents,
             start,
-            pairs=pairs,
-            dev=dev,
+            **labels,
             recipe=recipe,
             output=output,
             resume=resume,
@@ -230,36 +238,26 @@ def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _labels(
-    source: Path,
-    corpus: Corpus,
-    queries: Path | None,
-    qrels: Path | None,
-    dev_qrels: Path | None,
-    generated: Path | None,
-    mode: str,
-) -> tuple[Labels | None, Labels | None]:
-    """Pairs to train on and to measure by: from the options, or from a BEIR folder's own splits."""
+def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
+    """What `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
     from hce.adapting import Labels
-    from hce.judgments import Qrels, read_queries
+    from hce.judgments import Qrels, find_queries, find_split, read_queries, splits
     from hce.pairs import read_generated
 
-    if (qrels is None) != (queries is None):
-        raise InputError("--queries and --qrels go together")
-    if mode == "unsupervised" and qrels is None:
-        return None, None
-    if qrels is None and (source / "queries.jsonl").is_file():
-        queries, splits = source / "queries.jsonl", source / "qrels"
-        qrels = splits / "train.tsv" if (splits / "train.tsv").is_file() else None
-        dev_qrels = splits / "dev.tsv" if dev_qrels is None and (splits / "dev.tsv").is_file() else dev_qrels
-    known = corpus.left_out.union(corpus.ids)
-    asked = read_queries(queries) if queries is not None and (qrels or dev_qrels) else {}
-    pairs = Labels(asked, Qrels.read(qrels, queries=asked, documents=known)) if qrels else None
-    dev = Labels(asked, Qrels.read(dev_qrels, queries=asked, documents=known)) if dev_qrels else None
-    if generated is not None:
-        more = Labels(*read_generated(generated))
-        pairs = more if pairs is None else pairs.joined(more)
-    return pairs, dev
+    queries, qrels, dev_qrels, generated = options
+    if mode == "unsupervised" and (qrels or generated):
+        raise InputError("--mode unsupervised trains on no queries; leave out --qrels and --generated")
+    if bool(qrels or dev_qrels) != bool(queries):
+        raise InputError("--queries goes with --qrels or --dev-qrels, and they with it")
+    if not queries and mode != "unsupervised" and "train" in splits(source):
+        queries, qrels = find_queries(source), find_split(source, "train")
+        dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
+    labels: dict[str, Labels | None] = {"generated": Labels(*read_generated(generated)) if generated else None}
+    if queries:
+        asked, known = read_queries(queries), corpus.left_out.union(corpus.ids)
+        for name, path in (("pairs", qrels), ("dev", dev_qrels)):
+            labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
+    return labels
 
 
 @app.command()

@@ -14,6 +14,7 @@ from hce.docstrings import python_docstrings
 from hce.encoder import Encoder
 from hce.evaluate import Report, evaluate
 from hce.judgments import Dataset
+from hce.labels import label_nodes
 from hce.outline import outline
 from hce.recipe import Recipe
 
@@ -35,6 +36,8 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int) -> None:
     untrained = Encoder.load(encoder_spec)
     recipe = replace(Recipe.for_encoder(static=untrained.is_static), seed=seed)
     searchers = {"untrained": _searcher(untrained, dataset)}
+    if untrained.is_static:
+        searchers["fitted, not trained"] = _searcher(untrained.fitted_to(dataset.corpus), dataset)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(dataset.corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
     searchers["trained without the tree"] = _searcher(plain.encoder, dataset)
@@ -44,6 +47,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int) -> None:
 
     out.print(_table({name: evaluate(s, dataset.queries, dataset.qrels, MEASURES) for name, s in searchers.items()}))
     out.print("\nThe tree of the corpus, as the trained encoder sees it:\n")
+    result.hierarchy.labels = label_nodes(result.hierarchy, dataset.corpus.texts())
     out.print(outline(result.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
         out.print(f"\n[bold]{question}[/]")

@@ -21,7 +21,7 @@ class Scored(NamedTuple):
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k documents of the largest inner product with each query, best first; equal scores in document order.
+    """The k documents of the largest inner product with each query, best first; equal ones among them in order.
 
     Args:
         queries: of shape (Q, n).

@@ -1,7 +1,8 @@
 """How well an encoder does on held-out queries, without ever touching a test split.
 
-With labelled queries the measure is NDCG@10 on them. Without, it is the mean NDCG@10 over a panel of pseudo-query
-kinds, none of which is what ICT trains on, so that an encoder that merely got better at spans is found out.
+With labelled queries the measure is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10
+over a panel of pseudo-query kinds other than those that ICT trains on (titles, first sentences, shorter and longer
+spans), so that an encoder that merely got better at its training spans is found out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hce.documents import Document
 from hce.encoder import Encoder
 from hce.errors import InputError
 from hce.judgments import Qrels, Query
-from hce.pairs import Span, cut_span
+from hce.pairs import Span, cut_span, equal_texts
 
 CUTOFF = 10
 LEAST_QUERIES = 20
@@ -92,7 +93,9 @@ def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, poo
 
 
 def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
-    """Queries made of held-out documents, in ways unlike the spans of ICT."""
+    """Queries made of held-out documents, in ways unlike the spans of ICT; documents with a double are passed over."""
+    groups = equal_texts(corpus)
+    held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
     chosen = _pool(len(corpus), held_out, pool, seed)
     place = {number: index for index, number in enumerate(chosen.tolist())}
     rng = np.random.default_rng([seed, 1])

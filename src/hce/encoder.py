@@ -278,11 +278,12 @@ def _config(module: Any) -> dict[str, Any]:
 
 
 def _tokenizer_json(model: SentenceTransformer) -> str:
-    """The tokenizer as JSON, without the truncation and padding that the last call happened to leave in it."""
+    """The tokenizer as JSON, without what the last call happened to leave in it."""
     tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
     if not hasattr(tokenizer, "to_str"):
         return type(tokenizer).__name__
     content = json.loads(tokenizer.to_str())
-    for transient in ("truncation", "padding"):
-        content.pop(transient, None)
+    content.pop("padding", None)
+    if tokenizer is not model.tokenizer:  # a transformer's is set anew by every call; a static table's is its own limit
+        content.pop("truncation", None)
     return json.dumps(content, sort_keys=True)

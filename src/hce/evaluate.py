@@ -56,10 +56,11 @@ def evaluate(
         queries: by id.
         qrels: the judgments; queries without any are not asked.
         measures: names as ir_measures spells them.
-        depth: how many hits to ask for.
+        depth: how many hits to ask for; more where a measure's cut-off is deeper.
         drop_self: drop a hit whose id is the query's own, BEIR's rule for collections that contain their queries.
     """
     parsed = [_parse_measure(name) for name in measures]
+    depth = max(depth, *(int(measure.params.get("cutoff") or 0) for measure in parsed))
     asked = [query_id for query_id in qrels if query_id in queries]
     hits = searcher.search([queries[query_id].text for query_id in asked], depth + drop_self)
     run: dict[str, dict[str, float]] = {}

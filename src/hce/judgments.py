@@ -226,7 +226,7 @@ class Dataset(NamedTuple):
         folder = Path(folder)
         qrels_path = find_split(folder, split)
         corpus = Corpus.load(folder)
-        queries = read_queries(_first_existing(folder, "queries.jsonl", "queries.jsonl.gz"))
+        queries = read_queries(find_queries(folder))
         qrels = Qrels.read(qrels_path, queries=queries, documents=corpus.left_out.union(corpus.ids))
         return cls(corpus, {query_id: queries[query_id] for query_id in qrels}, qrels)
 
@@ -248,8 +248,9 @@ def splits(folder: str | Path) -> list[str]:
     return sorted({name.removesuffix(".tsv") for name in names if name.endswith(".tsv")})
 
 
-def _first_existing(folder: Path, *names: str) -> Path:
-    for name in names:
+def find_queries(folder: Path) -> Path:
+    """The queries file of a BEIR folder."""
+    for name in ("queries.jsonl", "queries.jsonl.gz"):
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder}: no {names[0]}; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")
+    raise InputError(f"{folder}: no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")

@@ -7,7 +7,7 @@ decided in `hce.training`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.optimization import Adafactor
 
 from hce.corpus import Corpus
+from hce.dense import nearest
 from hce.encoder import Encoder, Kind
 from hce.errors import InputError
 from hce.gradcache import backward_in_chunks
@@ -24,8 +25,8 @@ from hce.hierarchy import Hierarchy
 from hce.history import Progress
 from hce.losses import HCETerms
 from hce.objective import HCELoss
-from hce.pairs import Batch, PairSource, batch_count
-from hce.processes import average_gradients, average_values, own_share, process_count
+from hce.pairs import Batch, PairSource, batch_count, equal_texts
+from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
 from hce.recipe import Recipe
 
 MINED_FROM = 20  # "mined" negatives are drawn from this many nearest wrong documents
@@ -33,10 +34,15 @@ MINED_FROM = 20  # "mined" negatives are drawn from this many nearest wrong docu
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a run's pairs come from: labels, pseudo-queries, or both (joint training)."""
+    """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
+
+    `held_out` are documents kept for measuring: they are not drawn as negatives either, or training would only ever
+    push them away.
+    """
 
     supervised: PairSource | None = None
     unsupervised: PairSource | None = None
+    held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
@@ -72,6 +78,8 @@ class Trainer:
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
         self.corpus = corpus
+        self.groups = equal_texts(corpus)
+        self.held_out = sources.held_out
         self.encoder = encoder
         self.recipe = recipe
         self.parts = [
@@ -94,7 +102,7 @@ class Trainer:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
         self.tree = tree
-        self.vectors = torch.from_numpy(np.asarray(vectors)).to(self.encoder.device)
+        self.vectors = torch.from_numpy(np.asarray(vectors))  # stays on the CPU: rows are moved as they are drawn
         self.objective = HCELoss(
             self.encoder.model,
             tree,
@@ -102,6 +110,7 @@ class Trainer:
             temperature=recipe.temperature,
             level_temperature=recipe.level_temperature,
             margin=recipe.margin or None,
+            groups=self.groups,
             gather_across_devices=process_count() > 1,
         ).to(self.encoder.device)
         self.centroid_optimizer = None
@@ -109,6 +118,8 @@ class Trainer:
             self.centroid_optimizer = torch.optim.AdamW(
                 self.objective.centroids.parameters(), lr=recipe.centroid_learning_rate, weight_decay=0.0
             )
+        else:
+            self.objective.centroids.requires_grad_(False)
 
     def steps(self, progress: Progress) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
@@ -116,6 +127,7 @@ class Trainer:
         streams = [self._endless(source, progress.step) for _, source in self.parts]
         for number in range(progress.batch, self.steps_per_epoch):
             self._set_learning_rate(progress.step)
+            seed_step(self.recipe.seed, progress.step)  # dropout, so that a continued run draws what it would have
             parts = [
                 self._part(weight, next(stream), [self.recipe.seed, progress.epoch, number, index])
                 for index, ((weight, _), stream) in enumerate(zip(self.parts, streams, strict=True))
@@ -134,8 +146,11 @@ class Trainer:
             return torch.stack([part.weight * terms.total for part, terms in zip(parts, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
-        average_gradients(parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        average_gradients(parameters)
         values = average_values({"total": float(loss.detach()), **_values(found[0])}, self.encoder.device)
+        if not torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).isfinite().all():
+            values["total"] = float("nan")
         if np.isfinite(values["total"]):  # a broken step must not reach the weights
             self.optimizer.step()
             if self.centroid_optimizer:
@@ -177,7 +192,7 @@ class Trainer:
             if self.recipe.negatives == "fresh-siblings" and sampled.size:
                 negatives = next(blocks).reshape(*sampled.shape, -1)
             else:
-                negatives = self.vectors[torch.from_numpy(sampled).to(self.vectors.device)]  # (B, S, n), no gradient
+                negatives = self.vectors[torch.from_numpy(sampled)].to(self.encoder.device)  # (B, S, n), no gradient
             numbers = np.concatenate([part.batch.numbers[:, None], sampled, part.batch.known], axis=1)
             labels = torch.from_numpy(numbers).to(self.encoder.device)
             found.append(self.objective.terms([queries, documents, *negatives.unbind(1)], labels))
@@ -194,19 +209,21 @@ class Trainer:
                 self.tree.sample_siblings(batch.numbers, self.recipe.negative_count, rng, level) for level in levels
             ]
             sampled = np.concatenate(drawn, axis=1)
-            sampled = np.where(sampled < 0, batch.numbers[:, None], sampled)
+            sampled = np.where((sampled < 0) | np.isin(sampled, self.held_out), batch.numbers[:, None], sampled)
         share = own_share(len(batch.numbers))
         own = Batch(batch.queries[share], batch.documents[share], batch.numbers[share], batch.known[share])
         return _Part(weight, own, sampled[share])
 
     def _mine(self, queries: Tensor, batch: Batch) -> np.ndarray:
         """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
-        depth = min(len(self.vectors), MINED_FROM + batch.known.shape[1])
-        nearest = (queries @ self.vectors.T).topk(depth, dim=1).indices.cpu().numpy()
-        wrong = ~(nearest[:, :, None] == batch.known[:, None, :]).any(axis=2)
+        count = self.recipe.negative_count * (self.tree.depth - len(self.objective.centroids))  # for each term its own
+        depth = max(MINED_FROM, count) + batch.known.shape[1] + len(self.held_out)
+        found = nearest(queries.float().cpu().numpy(), self.vectors.numpy(), min(depth, len(self.vectors)))[1]
+        wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
+        wrong &= np.cumsum(wrong, axis=1) <= max(MINED_FROM, count)
         rng = np.random.default_rng([self.recipe.seed, int(batch.numbers[0]), int(batch.numbers.sum())])
-        order = np.argsort(np.where(wrong, rng.random(nearest.shape), 2.0), axis=1)[:, : self.recipe.negative_count]
-        chosen = np.take_along_axis(nearest, order, axis=1)
+        order = np.argsort(np.where(wrong, rng.random(found.shape), 2.0), axis=1)[:, :count]
+        chosen = np.take_along_axis(found, order, axis=1)
         return np.where(np.take_along_axis(wrong, order, axis=1), chosen, batch.numbers[:, None])
 
     def _endless(self, source: PairSource, step: int) -> Iterator[Batch]:

@@ -6,6 +6,7 @@ draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -197,8 +198,15 @@ def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:
 
 
 def batch_count(pairs: int, size: int) -> int:
-    """How many batches of about `size` a turn has; they differ by one pair at most, so none is left tiny."""
-    return max(1, round(pairs / size))
+    """How many batches of at most `size` a turn has; they differ by one pair at most, so none is left tiny."""
+    return max(1, -(-pairs // size))
+
+
+def equal_texts(corpus: Corpus) -> np.ndarray:
+    """A number for each document, the same for the same text, of shape (N,)."""
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in corpus.texts())
+    hashes = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(corpus))
+    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 
 def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -43,7 +43,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gradient = gradients[0].contiguous()
+        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)
         return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
 
@@ -84,6 +84,12 @@ def own_share(count: int) -> slice:
     each = count // process_count()
     rank = dist.get_rank() if process_count() > 1 else 0
     return slice(rank * each, (rank + 1) * each) if process_count() > 1 else slice(0, count)
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seed torch's generators for a step: the same whenever it is taken, and different in each process."""
+    rank = dist.get_rank() if process_count() > 1 else 0
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:

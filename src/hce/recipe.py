@@ -17,6 +17,29 @@ Negatives = Literal["siblings", "fresh-siblings", "mined", "none"]
 Optimizer = Literal["adamw", "adafactor"]
 
 
+ABOVE_ZERO = (
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "temperature",
+    "level_temperature",
+    "patience",
+    "dev_queries",
+    "dev_pool",
+)
+NOT_BELOW_ZERO = (
+    "seed",
+    "chunk_size",
+    "branching",
+    "negative_count",
+    "alpha",
+    "warmup",
+    "margin",
+    "cut_share",
+    "centroid_learning_rate",
+)
+
+
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
@@ -66,9 +89,14 @@ class Recipe:
             allowed = get_args(hint)
             if allowed and isinstance(allowed[0], str) and getattr(self, name) not in allowed:
                 raise InputError(f"{name} {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        for name in ("epochs", "batch_size", "learning_rate", "temperature", "level_temperature", "patience"):
+        for name in ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} {getattr(self, name)}: has to be above 0")
+        for name in NOT_BELOW_ZERO:
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} {getattr(self, name)}: cannot be below 0")
+        if self.branching == 1:
+            raise InputError("branching 1: a node needs 2 children or more; 0 chooses")
         if not self.span_lengths or min(self.span_lengths) < 1:
             raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more tokens")
 
@@ -106,7 +134,7 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-# A strong encoder is moved little: small steps, few of them, wider spans, and a chunked batch for memory.
+# A strong encoder is moved little: small steps, few of them, and wider spans.
 TRANSFORMER: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 64,

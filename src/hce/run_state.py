@@ -13,8 +13,6 @@ from hce.checkpoint import CheckpointFolder, State, flatten_optimizer, restore_o
 from hce.clustering import Level
 from hce.corpus import Corpus
 from hce.encoder import Encoder
-from hce.errors import InputError
-from hce.gradcache import RandomState
 from hce.hierarchy import Hierarchy
 from hce.history import Epoch, Progress
 from hce.optimise import Sources, Trainer
@@ -54,7 +52,7 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
     """Write all of it to the checkpoint folder, if there is one; of several processes, the first does."""
     if checkpoints is None or not is_first_process():
         return
-    trainer, random = run.trainer, RandomState.now()
+    trainer = run.trainer
     optimizer = flatten_optimizer(trainer.optimizer, "optimizer")
     centroids = flatten_optimizer(trainer.centroid_optimizer, "centroid_optimizer")
     tensors = {
@@ -65,14 +63,10 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
         **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.objective.centroids)},
         "document_parent": torch.from_numpy(run.tree.document_parent),
         "vectors": torch.from_numpy(np.ascontiguousarray(run.vectors)),
-        "random.cpu": random.cpu,
-        **{f"random.cuda.{number}": generator for number, generator in enumerate(random.cuda)},
         **optimizer.tensors,
         **centroids.tensors,
     }
     facts = {
-        "recipe": trainer.recipe.as_dict(),
-        "corpus": trainer.corpus.fingerprint,
         "history": [asdict(epoch) for epoch in run.history],
         "progress": asdict(run.progress),
         "best_metric": run.best_metric,
@@ -86,16 +80,11 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
 def resume(
     corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe, checkpoints: CheckpointFolder | None
 ) -> Run | None:
-    """The run that an earlier process left unfinished, if there is one.
-
-    Raises:
-        InputError: that run had other settings or another corpus.
-    """
+    """The run that an earlier process left unfinished, if there is one."""
     state = checkpoints.load() if checkpoints is not None else None
     if state is None:
         return None
     tensors, facts = state
-    _require_same(facts, recipe, corpus)
     encoder.model.load_state_dict(_under("weights", tensors))
     tree = _tree(tensors, facts["tree"])
     trainer = Trainer(corpus, encoder, sources, recipe)
@@ -104,8 +93,6 @@ def resume(
         centroid.data.copy_(tensors[f"moved.{t}"])
     restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
     restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
-    cuda = _under("random.cuda", tensors)
-    RandomState(tensors["random.cpu"], [cuda[number] for number in sorted(cuda, key=int)]).restore()
     best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
     history = [Epoch(**epoch) for epoch in facts["history"]]
     return Run(
@@ -118,15 +105,6 @@ def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:
     levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
     parent = tensors["document_parent"].numpy()
     return Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
-
-
-def _require_same(facts: dict[str, Any], recipe: Recipe, corpus: Corpus) -> None:
-    wanted = recipe.as_dict()
-    changed = [name for name, value in wanted.items() if facts["recipe"].get(name) != value]
-    if changed:
-        raise InputError(f"the unfinished run had other settings ({', '.join(changed)}); give the same, or start anew")
-    if facts["corpus"] != corpus.fingerprint:
-        raise InputError("the unfinished run had another corpus; give the same, or start anew")
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

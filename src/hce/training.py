@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MIXES = (0.25, 0.5, 0.75, 1.0)
 SECONDS_BETWEEN_CHECKPOINTS = 900.0
+TEXTS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def co_train(
     while run.progress.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         start = time.perf_counter()
         if not _optimise(run, checkpoints, progress):
+            encoder.model.load_state_dict(run.best)  # the present ones may be broken
             break
         losses, accuracy = run.progress.close_epoch()
         epoch = Epoch(run.progress.epoch, dev.measure(encoder), losses, accuracy)
@@ -180,13 +182,14 @@ def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tens
 
 
 def encode_corpus(encoder: Encoder, corpus: Corpus) -> np.ndarray:
-    """The vectors of all documents, in order; processes encode a part each."""
-    if process_count() == 1:
-        return encoder.encode(list(corpus.texts()))
+    """The vectors of all documents, in order; processes encode a part each, and hold few texts at a time."""
     padded = -(-len(corpus) // process_count()) * process_count()
     numbers = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last part up
-    vectors = encoder.encode([corpus[number].full_text for number in numbers.tolist()])
-    return gather_rows(vectors, encoder.device)[: len(corpus)]
+    vectors = np.empty((len(numbers), encoder.dim), dtype=np.float32)
+    for start in range(0, len(numbers), TEXTS_AT_ONCE):
+        texts = [corpus[number].full_text for number in numbers[start : start + TEXTS_AT_ONCE].tolist()]
+        vectors[start : start + len(texts)] = encoder.encode(texts)
+    return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
 
 
 def grow(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
