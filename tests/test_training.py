@@ -250,34 +250,32 @@ def test_resume_after_kill_9_is_as_if_nothing_had_happened(concept_corpus, bert_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["docs.jsonl", "out", "whole"]
 
 
-def test_resume_refuses_other_settings(concept_corpus, static_encoder, tmp_path, monkeypatch):
+@pytest.fixture
+def unfinished(concept_corpus, static_encoder, tmp_path, monkeypatch) -> Path:
+    """The output folder of a run that stopped before its end, on a copy of the encoder."""
+
     class StopError(Exception):
         pass
 
     def stop(*arguments, **options):
         raise StopError
 
-    monkeypatch.setattr(hce.training, "_finish", stop)
-    with pytest.raises(StopError):
+    with monkeypatch.context() as patch, pytest.raises(StopError):
+        patch.setattr(hce.training, "_finish", stop)
         train(concept_corpus, copy.deepcopy(static_encoder), recipe=SMALL, output=tmp_path / "out")
-    with pytest.raises(InputError, match="another setting seed"):
-        train(concept_corpus, static_encoder, recipe=replace(SMALL, seed=5), output=tmp_path / "out", resume=True)
+    return tmp_path / "out"
 
 
-def test_resume_refuses_another_encoder(concept_corpus, static_encoder, tmp_path, monkeypatch):
-    class StopError(Exception):
-        pass
+def test_resume_refuses_other_settings(concept_corpus, static_encoder, unfinished):
+    with pytest.raises(InputError, match="another setting seed;"):
+        train(concept_corpus, static_encoder, recipe=replace(SMALL, seed=5), output=unfinished, resume=True)
 
-    def stop(*arguments, **options):
-        raise StopError
 
-    monkeypatch.setattr(hce.training, "_finish", stop)
-    with pytest.raises(StopError):
-        train(concept_corpus, copy.deepcopy(static_encoder), recipe=SMALL, output=tmp_path / "out")
+def test_resume_refuses_another_encoder(concept_corpus, static_encoder, unfinished):
     with torch.no_grad():
         static_encoder.model[0].embedding.weight += 1
-    with pytest.raises(InputError, match="another encoder"):
-        train(concept_corpus, static_encoder, recipe=SMALL, output=tmp_path / "out", resume=True)
+    with pytest.raises(InputError, match="another encoder;"):
+        train(concept_corpus, static_encoder, recipe=SMALL, output=unfinished, resume=True)
 
 
 def test_broken_weights_in_the_first_epoch_give_back_the_first_ones(concept_corpus, static_encoder, monkeypatch):
