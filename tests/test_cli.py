@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -130,6 +131,21 @@ def test_train_with_labels_as_json(concepts_file, encoder_folder, tmp_path):
     assert wrong.returncode == 1
     assert f"{qrels}, line 1: document 'nowhere' is not in the corpus" in wrong.stderr
     assert not (tmp_path / "other").exists()
+
+
+def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):
+    command = [sys.executable, "-m", "hce", "train", str(concepts_file), "-o", str(tmp_path / "m")]
+    command += ["--encoder", encoder_folder, "--batch-size", "8", "--epochs", "5000", "--patience", "5000"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in run.stderr:
+        if line.startswith("epoch 1 "):
+            run.send_signal(signal.SIGINT)
+            break
+    rest = run.communicate(timeout=120)[1]
+    assert run.returncode == 130
+    assert "--resume goes on" in rest
+    assert "Traceback" not in rest
+    assert [path.name for path in tmp_path.iterdir()] == ["m.unfinished"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
@@ -178,12 +179,12 @@ def train(
     recipe = Recipe.for_encoder(static=start.is_static, **_chosen(settings))
     labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), recipe.mode)
     first = is_first_process()
-    with tracked(tracker, recipe, output.parent) as log:
+    with tracked(tracker, recipe, output.parent) as log, _interruptible():
 
         def on_epoch(epoch: Epoch) -> None:
             log(epoch)
             if first:
-                err.print(str(epoch))
+                err.print(str(epoch), soft_wrap=True)
 
         result = run(
             documents,
@@ -202,6 +203,16 @@ def train(
     else:
         out.print(f"{result.recipe.mode} training; {improvement(result)}", soft_wrap=True)
         out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}) loads it", soft_wrap=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn Ctrl-C into a line that says how to go on; the state on disk is whole at any moment."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped; the same command with --resume goes on from the last checkpoint")
+        raise typer.Exit(130) from None
 
 
 def _with_recipe(function: Callable[..., None]) -> Callable[..., None]:
