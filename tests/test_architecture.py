@@ -53,6 +53,10 @@ ORDER = [
     "tracking",
     "docstrings",
     "demo",
+    "commands.common",
+    "commands.demo",
+    "commands.train",
+    "commands.tree",
     "cli",
     "__main__",
 ]
@@ -62,7 +66,7 @@ def module_files() -> dict[str, Path]:
     names = {
         path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): path for path in PACKAGE.rglob("*.py")
     }
-    return {name: path for name, path in names.items() if name != "__init__"}
+    return {name: path for name, path in names.items() if not name.endswith("__init__")}
 
 
 def imported(path: Path) -> set[str]:

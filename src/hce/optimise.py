@@ -89,7 +89,8 @@ class Trainer:
         ]
         if len(self.parts) == 1:
             self.parts = [(1.0, self.parts[0][1])]
-        self.pairs_per_epoch = max(len(source) for _, source in self.parts)
+        available = max(len(source) for _, source in self.parts)
+        self.pairs_per_epoch = recipe.epoch_pairs or min(available, len(corpus))
         self.steps_per_epoch = batch_count(self.pairs_per_epoch, recipe.batch_size)
         parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = (

@@ -29,6 +29,7 @@ ABOVE_ZERO = (
 )
 NOT_BELOW_ZERO = (
     "seed",
+    "epoch_pairs",
     "chunk_size",
     "branching",
     "negative_count",
@@ -49,7 +50,10 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Mode = _option("auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised")
-    epochs: int = _option(10, "passes over the training pairs")
+    epochs: int = _option(10, "rounds of optimise, measure, re-cluster")
+    epoch_pairs: int = _option(
+        0, "pairs in an epoch; 0: all there are, but no more than documents, so that re-encoding them stays cheaper"
+    )
     batch_size: int = _option(256, "pairs in a step, over all processes")
     chunk_size: int = _option(
         0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"

@@ -1,0 +1,1 @@
+"""One module a command or two: parse, call, print; no logic."""

@@ -1,0 +1,148 @@
+"""`hce train`; its options are the fields of `hce.recipe.Recipe`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+
+import typer
+
+from hce.commands.common import EncoderOption, JsonOption, err, interruptible, out, print_json
+from hce.errors import InputError
+
+if TYPE_CHECKING:
+    from hce.adapting import Labels
+    from hce.corpus import Corpus
+    from hce.history import Epoch
+
+
+class LabelFiles(NamedTuple):
+    """Files with queries and judgments, as given on the command line."""
+
+    queries: Path | None
+    qrels: Path | None
+    dev_qrels: Path | None
+    generated: Path | None
+
+
+def train(
+    corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
+    encoder: EncoderOption = "static",
+    queries: Annotated[Path | None, typer.Option(help="queries of labelled pairs (JSONL or TSV)")] = None,
+    qrels: Annotated[Path | None, typer.Option(help="which documents answer them (BEIR or TREC qrels)")] = None,
+    dev_qrels: Annotated[Path | None, typer.Option(help="judgments to measure by, of the same queries")] = None,
+    generated: Annotated[Path | None, typer.Option(help="generated queries: records of document and query")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the unfinished run of this output")] = False,
+    tracker: Annotated[str | None, typer.Option(help="also log to this accelerate tracker, e.g. tensorboard")] = None,
+    as_json: JsonOption = False,
+    **settings: Any,
+) -> None:
+    """Adapt an encoder to a corpus, and write the better one to a new folder.
+
+    A BEIR folder's own train and dev judgments are used where it has them.
+
+    Examples:
+      hce train docs.jsonl -o my-model
+      hce train scifact -o my-model --encoder minilm --mode joint
+      hce train docs.jsonl -o my-model --queries q.jsonl --qrels clicks.tsv
+      accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
+      torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
+    """
+    from hce.adapting import improvement
+    from hce.adapting import train as run
+    from hce.corpus import Corpus
+    from hce.encoder import Encoder
+    from hce.processes import is_first_process, join_processes
+    from hce.recipe import Recipe
+    from hce.tracking import tracked
+
+    device = join_processes()
+    documents = Corpus.load(corpus)
+    start = Encoder.load(encoder, device=device)
+    recipe = Recipe.for_encoder(static=start.is_static, **_chosen(settings))
+    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), recipe.mode)
+    first = is_first_process()
+    with (
+        tracked(tracker, recipe, output.parent) as log,
+        interruptible("the same command with --resume goes on from the last checkpoint"),
+    ):
+
+        def on_epoch(epoch: Epoch) -> None:
+            log(epoch)
+            if first:
+                err.print(str(epoch), soft_wrap=True)
+
+        result = run(
+            documents,
+            start,
+            **labels,
+            recipe=recipe,
+            output=output,
+            resume=resume,
+            progress=first,
+            on_epoch=on_epoch,
+        )
+    if not first:
+        return
+    if as_json:
+        print_json({"model": str(output), "before": result.before, "after": result.after, "mix": result.mix})
+    else:
+        out.print(f"{result.recipe.mode} training; {improvement(result)}", soft_wrap=True)
+        out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}) loads it", soft_wrap=True)
+
+
+def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace `**settings` by an option for each field of the recipe, with the field's own help."""
+    from hce.recipe import Recipe
+
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints = get_type_hints(Recipe)
+    for setting in fields(Recipe):
+        kind = str if setting.name == "span_lengths" else hints[setting.name]
+        option = typer.Option(help=Recipe.explain(setting.name), show_default=False, rich_help_panel="Recipe")
+        parameters.append(
+            inspect.Parameter(
+                setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
+        )
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    return function
+
+
+def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given; span lengths are written as 8,16,32."""
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    if "span_lengths" in chosen:
+        try:
+            chosen["span_lengths"] = tuple(int(length) for length in chosen["span_lengths"].split(","))
+        except ValueError:
+            raise InputError(f"--span-lengths {chosen['span_lengths']}: give whole numbers, such as 8,16,32") from None
+    return chosen
+
+
+def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
+    """What `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
+    from hce.adapting import Labels
+    from hce.judgments import Qrels, find_queries, find_split, read_queries, splits
+    from hce.pairs import read_generated
+
+    queries, qrels, dev_qrels, generated = options
+    if mode == "unsupervised" and (qrels or generated):
+        raise InputError("--mode unsupervised trains on no queries; leave out --qrels and --generated")
+    if bool(qrels or dev_qrels) != bool(queries):
+        raise InputError("--queries goes with --qrels or --dev-qrels, and they with it")
+    if not queries and mode != "unsupervised" and "train" in splits(source):
+        queries, qrels = find_queries(source), find_split(source, "train")
+        dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
+    labels: dict[str, Labels | None] = {"generated": Labels(*read_generated(generated)) if generated else None}
+    if queries:
+        asked, known = read_queries(queries), corpus.left_out.union(corpus.ids)
+        for name, path in (("pairs", qrels), ("dev", dev_qrels)):
+            labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
+    return labels
