@@ -21,6 +21,7 @@ from hce.adapting import Labels, train
 from hce.dense import DenseSearcher
 from hce.encoder import Encoder
 from hce.evaluate import DEFAULT_MEASURES, evaluate
+from hce.history import mean_over_kinds
 from hce.judgments import Dataset, splits
 from hce.recipe import Recipe
 from hce.training import encode_corpus
@@ -45,7 +46,8 @@ def run(folder: Path, encoder: str, mode: str, system: str, seed: int, tested: l
     for split in tested:
         dataset = Dataset.load(folder, split)
         measured[split] = evaluate(searcher, dataset.queries, dataset.qrels).means
-    return {"measures": measured, "mix": result.mix, "epochs": len(result.history) - 1, "seconds": round(seconds, 1)}
+    dev_measure = round(mean_over_kinds(result.after), 4)
+    return {"measures": measured, "dev": dev_measure, "mix": result.mix, "epochs": len(result.history) - 1, "seconds": round(seconds, 1)}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,10 +19,11 @@ import torch.distributed as dist
 from hce.adapting import train
 from hce.corpus import Corpus
 from hce.encoder import Encoder
+from hce.hierarchy import Hierarchy
 from hce.history import Progress
 from hce.optimise import Sources, Trainer
 from hce.pairs import InverseCloze
-from hce.processes import own_share
+from hce.processes import is_shared_out, own_share, working_together
 from hce.recipe import Recipe
 from hce.training import encode_corpus, grow
 
@@ -46,11 +48,25 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> dict[str, obj
     return {"losses": losses, "weights": weights.tolist(), "vectors": float(np.abs(vectors).sum())}
 
 
+def trees(vectors: np.ndarray) -> list[dict]:
+    """Trees by every way of growing one: parents, and centroids to the last bit."""
+    vectors = np.concatenate([vectors, np.random.default_rng(0).normal(size=(1200, 32)).astype(np.float32)])
+    grown = []
+    for method, mode in (("agglomerative", "exact"), ("agglomerative", "fast"), ("divisive", "exact")):
+        with working_together():
+            tree = Hierarchy.build(vectors, 4, method=method, mode=mode)
+        digests = [hashlib.sha256(level.centroids.tobytes()).hexdigest() for level in tree.levels]
+        grown.append({"parents": tree.document_parent.tolist(), "centroids": digests})
+    return grown
+
+
 def member(rank: int, folder: Path, job: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
     if job == "steps":
         result: object = two_steps(corpus, encoder, RECIPE)
+    elif job == "trees":
+        result = trees(encode_corpus(encoder, corpus, folder / "vectors.npy"))
     else:
         trained = train(corpus, encoder, recipe=replace(RECIPE, batch_size=31, epochs=2))
         result = {"dev": [epoch.dev for epoch in trained.history], "weights": trained.encoder.fingerprint}
@@ -87,6 +103,23 @@ def test_two_processes_take_the_steps_of_one(folder):
     np.testing.assert_allclose(first["weights"], alone["weights"], atol=1e-5)
     np.testing.assert_array_equal(first["weights"], second["weights"])
     assert first["vectors"] == pytest.approx(alone["vectors"], rel=1e-6)
+
+
+def test_two_processes_grow_the_trees_of_one(folder):
+    """Each encodes and clusters a share, and both have the whole."""
+    corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
+    alone = trees(encode_corpus(encoder, corpus))
+    first, second = run_two(folder, "trees")
+    assert first == second == alone
+
+
+def test_work_is_shared_only_when_asked_for(monkeypatch):
+    """A tree grown by one process of many must not wait for the others."""
+    monkeypatch.setattr("hce.processes.process_count", lambda: 2)
+    assert not is_shared_out()
+    with working_together():
+        assert is_shared_out()
+    assert not is_shared_out()
 
 
 def test_uneven_batches_do_not_hang(folder):

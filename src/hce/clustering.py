@@ -88,35 +88,36 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
     parents, centroids = [], []
     for height in range(depth, 1, -1):
         groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
-        splits = _split_all(vectors, groups, branching ** (height - 1), (seed, height), cluster)
-        sizes = [len(split.centroids) for split in splits]
-        first = np.cumsum([0, *sizes[:-1]])
-        for group, split, start in zip(groups, splits, first, strict=True):
-            assigned[group] = start + split.labels
+        sizes = [-(-len(group) // branching ** (height - 1)) for group in groups]
+        assigned, rows = _split_all(vectors, groups, sizes, (seed, height), cluster)
         parents.append(np.repeat(np.arange(count), sizes))
-        centroids.append(np.concatenate([split.centroids for split in splits]))
+        centroids.append(rows)
         count = sum(sizes)
     levels = tuple(Level(parent, rows) for parent, rows in zip(parents, centroids, strict=True))
     return Grown(levels, assigned)
 
 
 def _split_all(
-    vectors: np.ndarray, groups: list[np.ndarray], share: int, seed: tuple[int, int], cluster: Cluster
-) -> list[KMeansResult]:
-    results: dict[int, KMeansResult] = {}
+    vectors: np.ndarray, groups: list[np.ndarray], sizes: list[int], seed: tuple[int, int], cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split each group of rows into its number of nodes: each row's node, of shape (N,), and the nodes' centroids."""
+    first = np.cumsum([0, *sizes[:-1]])
+    assigned = np.zeros(len(vectors), dtype=np.int64)
+    centroids = np.zeros((sum(sizes), vectors.shape[1]), dtype=np.float32)
 
     def split(number: int) -> None:
-        members = groups[number]
         own_seed = int(np.random.SeedSequence([*seed, number]).generate_state(1)[0])
-        results[number] = cluster(vectors[members], -(-len(members) // share), own_seed)
+        result = cluster(vectors[groups[number]], sizes[number], own_seed)
+        assigned[groups[number]] = first[number] + result.labels
+        centroids[first[number] : first[number] + sizes[number]] = result.centroids
 
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
     if len(groups) < MANY_NODES:
         for number in range(len(groups)):
             split(number)
     else:
-        run_all(split, range(len(groups)), torch.device("cpu"))
-    return [results[number] for number in range(len(groups))]
+        run_all(split, range(len(groups)), torch.device("cpu"), assigned, centroids)
+    return assigned, centroids
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:

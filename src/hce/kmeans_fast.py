@@ -91,7 +91,7 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
     sizes = np.bincount(cell_of, minlength=cells)
     order = np.argsort(cell_of, kind="stable")
     shares = _shares(sizes, k)
-    labels = np.empty(len(rows), dtype=np.int64)
+    labels = np.zeros(len(rows), dtype=np.int64)
     begin, first = np.cumsum(sizes) - sizes, np.cumsum(shares) - shares
     generators = rng.spawn(cells)  # one a cell: cells are clustered side by side, in any order
 
@@ -100,7 +100,7 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
             members = order[begin[cell] : begin[cell] + sizes[cell]]
             labels[members] = first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
 
-    run_all(one_cell, range(cells), rows.device)
+    run_all(one_cell, range(cells), rows.device, labels)
     return labels
 
 
@@ -132,13 +132,13 @@ def _group_clusters(centroids: torch.Tensor, rng: np.random.Generator) -> tuple[
     k = len(centroids)
     count = max(1, k // _GROUP)
     centres, group_of = _lloyd(Rows(centroids), count, 2, rng)
-    near = np.empty((count, min(_NEAR, k)), dtype=np.int64)
+    near = np.zeros((count, min(_NEAR, k)), dtype=np.int64)
 
     def one_chunk(limits: tuple[int, int]) -> None:
         block = scores(centres[slice(*limits)], centroids)
         near[slice(*limits)] = block.topk(near.shape[1], dim=1, sorted=False).indices.cpu().numpy()
 
-    run_all(one_chunk, chunk_ranges(count, k), centroids.device)
+    run_all(one_chunk, chunk_ranges(count, k), centroids.device, near)
     return group_of, near
 
 
@@ -161,7 +161,7 @@ def _propose(
     rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each row's best move among its group's centroids: target, gain in summed cosine, and if the target is nearer."""
-    target, gain = state.labels.copy(), np.zeros(len(rows), dtype=np.float32)
+    target, gain = np.zeros_like(state.labels), np.zeros(len(rows), dtype=np.float32)
     nearer = np.zeros(len(rows), dtype=bool)
     row_group = group_of[state.labels]
     order = np.argsort(row_group, kind="stable")
@@ -174,7 +174,7 @@ def _propose(
                 rows.take(members), state.labels[members], state, near[group]
             )
 
-    run_all(one_group, range(len(near)), rows.device)
+    run_all(one_group, range(len(near)), rows.device, target, gain, nearer)
     return target, gain, nearer
 
 
@@ -236,7 +236,7 @@ def _gains(
     block: torch.Tensor, waiting: np.ndarray, state: _State, source: np.ndarray, target: np.ndarray
 ) -> np.ndarray:
     """What each waiting move would now add to the summed cosine."""
-    gain = np.empty(len(waiting), dtype=np.float32)
+    gain = np.zeros(len(waiting), dtype=np.float32)
 
     def one_chunk(limits: tuple[int, int]) -> None:
         index = waiting[slice(*limits)]
@@ -246,7 +246,7 @@ def _gains(
         leaving = _leaving(own_scores(moving, state.centroids, old), state.lengths[old])
         gain[slice(*limits)] = (joining - leaving).cpu().numpy()
 
-    run_all(one_chunk, chunk_ranges(len(waiting), 8 * block.shape[1]), block.device)
+    run_all(one_chunk, chunk_ranges(len(waiting), 8 * block.shape[1]), block.device, gain)
     return gain
 
 

@@ -24,7 +24,7 @@ def assign_screened(rows: Rows, centroids: torch.Tensor, labels: np.ndarray) -> 
     if width is None:
         return assign(rows, centroids, labels)
     heads = _heads(rotated, width)
-    new, best = labels.copy(), np.empty(len(rows), dtype=np.float32)
+    new, best = np.zeros_like(labels), np.zeros(len(rows), dtype=np.float32)
     crowded = np.zeros(len(rows), dtype=bool)
 
     def one_chunk(limits: tuple[int, int]) -> None:
@@ -43,7 +43,7 @@ def assign_screened(rows: Rows, centroids: torch.Tensor, labels: np.ndarray) -> 
         new[part] = torch.where(moves, winner, present).cpu().numpy()
         best[part] = torch.where(moves, top, own).cpu().numpy()
 
-    run_all(one_chunk, rows.chunks(_TILE), rows.device)
+    run_all(one_chunk, rows.chunks(_TILE), rows.device, new, best, crowded)
     rest = np.flatnonzero(crowded)
     if len(rest):
         new[rest], best[rest] = assign(rows.subset(rest), centroids, labels[rest])

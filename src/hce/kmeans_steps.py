@@ -13,6 +13,7 @@ import torch
 from threadpoolctl import ThreadpoolController  # scikit-learn brings it
 
 from hce.errors import InputError
+from hce.processes import complete, is_shared_out, own_items, working_together
 
 # Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.
 TIE = 5e-7
@@ -109,13 +110,21 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def run_all(task: Callable[[T], None], items: Sequence[T], device: torch.device) -> None:
+def run_all(task: Callable[[T], None], items: Sequence[T], device: torch.device, *outputs: np.ndarray) -> None:
     """Run the task on every item: on the CPU in threads that each compute single-threaded, else one by one.
+
+    Of processes that work together each runs a share; what the tasks write to `outputs`, which are 0 before, is then
+    put together, so that all processes go on with the same.
 
     Many small products gain more from this than from threads inside each (which wait for one another at every
     product, and crawl when other programs want the cores). Tasks write to places of their own, so the order in which
     they run changes nothing.
     """
+    if is_shared_out() and outputs:
+        with working_together(False):  # what a task shares out is its own affair
+            run_all(task, own_items(items), device)
+        complete(outputs)
+        return
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
         for item in items:
@@ -181,8 +190,8 @@ def assign(rows: Rows, centroids: torch.Tensor, labels: np.ndarray | None = None
     Given present labels, a row moves only where another centroid is better by more than a tie, so that equal
     centroids (duplicates split over several clusters) cannot trade rows for ever.
     """
-    new = np.empty(len(rows), dtype=np.int64)
-    best = np.empty(len(rows), dtype=np.float32)
+    new = np.zeros(len(rows), dtype=np.int64)
+    best = np.zeros(len(rows), dtype=np.float32)
 
     def one_chunk(limits: tuple[int, int]) -> None:
         part = slice(*limits)
@@ -195,7 +204,7 @@ def assign(rows: Rows, centroids: torch.Tensor, labels: np.ndarray | None = None
             column, value = torch.where(stay, present, column), torch.where(stay, own, value)
         new[part], best[part] = column.cpu().numpy(), value.cpu().numpy()
 
-    run_all(one_chunk, rows.chunks(min(len(centroids), _TILE)), rows.device)
+    run_all(one_chunk, rows.chunks(min(len(centroids), _TILE)), rows.device, new, best)
     return new, best
 
 

@@ -103,7 +103,7 @@ class Trainer:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
         self.tree = tree
-        self.vectors = torch.from_numpy(np.asarray(vectors))  # stays on the CPU: rows are moved as they are drawn
+        self.vectors = vectors  # may be a memory map: rows are read as they are drawn
         self.objective = HCELoss(
             self.encoder.model,
             tree,
@@ -193,7 +193,8 @@ class Trainer:
             if self.recipe.negatives == "fresh-siblings" and sampled.size:
                 negatives = next(blocks).reshape(*sampled.shape, -1)
             else:
-                negatives = self.vectors[torch.from_numpy(sampled)].to(self.encoder.device)  # (B, S, n), no gradient
+                drawn = np.asarray(self.vectors[sampled])
+                negatives = torch.from_numpy(drawn).to(self.encoder.device)  # (B, S, n), no gradient
             numbers = np.concatenate([part.batch.numbers[:, None], sampled, part.batch.known], axis=1)
             labels = torch.from_numpy(numbers).to(self.encoder.device)
             found.append(self.objective.terms([queries, documents, *negatives.unbind(1)], labels))
@@ -219,7 +220,7 @@ class Trainer:
         """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
         count = self.recipe.negative_count * (self.tree.depth - len(self.objective.centroids))  # for each term its own
         depth = max(MINED_FROM, count) + batch.known.shape[1] + len(self.held_out)
-        found = nearest(queries.float().cpu().numpy(), self.vectors.numpy(), min(depth, len(self.vectors)))[1]
+        found = nearest(queries.float().cpu().numpy(), self.vectors, min(depth, len(self.vectors)))[1]
         wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
         wrong &= np.cumsum(wrong, axis=1) <= max(MINED_FROM, count)
         rng = np.random.default_rng([self.recipe.seed, int(batch.numbers[0]), int(batch.numbers.sum())])

@@ -6,13 +6,18 @@ Alone, everything here returns what it was given, so one code path serves one pr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
+_working_together: ContextVar[bool] = ContextVar("working_together", default=False)
 
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
@@ -86,6 +91,44 @@ def own_share(count: int) -> slice:
     return slice(rank * each, (rank + 1) * each) if process_count() > 1 else slice(0, count)
 
 
+@contextmanager
+def working_together(wanted: bool = True) -> Iterator[None]:
+    """Let what can be cut up be shared out; all processes must then do the same work in the same order.
+
+    It has to be asked for: a tree that one process alone grows must not wait for the others.
+    """
+    token = _working_together.set(wanted)
+    try:
+        yield
+    finally:
+        _working_together.reset(token)
+
+
+def is_shared_out() -> bool:
+    """Whether each process does a share of the work at hand."""
+    return process_count() > 1 and _working_together.get()
+
+
+def own_items(items: Sequence[T]) -> Sequence[T]:
+    """This process's share of independent pieces of work: every one is in exactly one share."""
+    return items if process_count() == 1 else items[dist.get_rank() :: process_count()]
+
+
+def complete(arrays: Iterable[np.ndarray]) -> None:
+    """Make arrays whole, in place, of which each process has filled its own places and left 0 elsewhere."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    for array in arrays:
+        values = torch.from_numpy(array.view(np.uint8) if array.dtype == bool else array).to(device)
+        dist.all_reduce(values)
+        array[...] = values.cpu().numpy().view(array.dtype)
+
+
+def wait_for_all() -> None:
+    """Go on when every process has come this far."""
+    if process_count() > 1:
+        dist.barrier()
+
+
 def seed_step(seed: int, step: int) -> None:
     """Seed torch's generators for a step: the same whenever it is taken, and different in each process."""
     rank = dist.get_rank() if process_count() > 1 else 0
@@ -110,3 +153,12 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
     dist.all_reduce(packed)
     return dict(zip(values, (packed / process_count()).tolist(), strict=True))
+
+
+def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:
+    """The first process's numbers, for all: what is decided by them must be decided alike everywhere."""
+    if process_count() == 1:
+        return values
+    packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    dist.broadcast(packed, src=0)
+    return dict(zip(values, packed.tolist(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Run:
         best_metric: how good they were.
         history: an entry for each finished epoch.
         progress: how far the present one has come.
+        folder: where vectors are kept as files; in memory where there is none.
     """
 
     trainer: Trainer
@@ -41,6 +43,12 @@ class Run:
     best_metric: float
     history: list[Epoch]
     progress: Progress = field(default_factory=Progress)
+    folder: Path | None = None
+
+    @property
+    def tree_epoch(self) -> int:
+        """The epoch whose weights the present tree and vectors are of; 0 is F0."""
+        return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
 
 
 def weights_of(encoder: Encoder) -> dict[str, Tensor]:
@@ -62,7 +70,6 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
         **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(run.tree.levels)},
         **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.objective.centroids)},
         "document_parent": torch.from_numpy(run.tree.document_parent),
-        "vectors": torch.from_numpy(np.ascontiguousarray(run.vectors)),
         **optimizer.tensors,
         **centroids.tensors,
     }
@@ -70,11 +77,20 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
         "history": [asdict(epoch) for epoch in run.history],
         "progress": asdict(run.progress),
         "best_metric": run.best_metric,
+        "vectors": vector_file(checkpoints.folder, run.tree_epoch).name,
         "tree": {"mean_cosines": run.tree.mean_cosines, "facts": run.tree.facts},
         "optimizer": optimizer.facts,
         "centroid_optimizer": centroids.facts,
     }
     checkpoints.save(State(tensors, facts))
+    for file in checkpoints.folder.glob("vectors-*.npy"):
+        if file.name != facts["vectors"]:
+            file.unlink(missing_ok=True)
+
+
+def vector_file(folder: Path, epoch: int) -> Path:
+    """Where the vectors of an epoch's weights are kept: in a file of their own, beside the states that name it."""
+    return folder / f"vectors-{epoch}.npy"
 
 
 def resume(
@@ -82,22 +98,22 @@ def resume(
 ) -> Run | None:
     """The run that an earlier process left unfinished, if there is one."""
     state = checkpoints.load() if checkpoints is not None else None
-    if state is None:
+    if checkpoints is None or state is None:
         return None
     tensors, facts = state
     encoder.model.load_state_dict(_under("weights", tensors))
     tree = _tree(tensors, facts["tree"])
     trainer = Trainer(corpus, encoder, sources, recipe)
-    trainer.use_tree(tree, tensors["vectors"].numpy())
+    vectors = np.load(checkpoints.folder / facts["vectors"], mmap_mode="c", allow_pickle=False)
+    trainer.use_tree(tree, vectors)
     for t, centroid in enumerate(trainer.objective.centroids):
         centroid.data.copy_(tensors[f"moved.{t}"])
     restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
     restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
     best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
     history = [Epoch(**epoch) for epoch in facts["history"]]
-    return Run(
-        trainer, tree, tensors["vectors"].numpy(), best, facts["best_metric"], history, Progress(**facts["progress"])
-    )
+    progress = Progress(**facts["progress"])
+    return Run(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints.folder)
 
 
 def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,16 +23,25 @@ from hce.encoder import Encoder
 from hce.hierarchy import Hierarchy
 from hce.history import Epoch, mean_over_kinds
 from hce.optimise import Sources, Trainer
-from hce.processes import gather_rows, own_share, process_count
+from hce.processes import (
+    gather_rows,
+    is_first_process,
+    of_the_first,
+    own_items,
+    own_share,
+    process_count,
+    wait_for_all,
+    working_together,
+)
 from hce.progress import progress_bar
 from hce.recipe import Recipe
-from hce.run_state import Run, resume, save, weights_of
+from hce.run_state import Run, resume, save, vector_file, weights_of
 
 logger = logging.getLogger(__name__)
 
 MIXES = (0.25, 0.5, 0.75, 1.0)
 SECONDS_BETWEEN_CHECKPOINTS = 900.0
-TEXTS_AT_ONCE = 65_536
+TEXTS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class TrainResult:
         after: dev measures of the encoder returned.
         metric: what the dev measure is, in words.
         recipe: the settings used.
+        held_out: numbers of the documents that were kept for measuring and not trained on.
     """
 
     encoder: Encoder
@@ -57,6 +68,7 @@ class TrainResult:
     after: dict[str, float]
     metric: str
     recipe: Recipe
+    held_out: np.ndarray
 
 
 def co_train(
@@ -85,7 +97,8 @@ def co_train(
     first = weights_of(encoder)
     run = resume(corpus, encoder, sources, recipe, checkpoints)
     if run is None:
-        run = _begin(corpus, encoder, sources, dev, recipe)
+        folder = checkpoints.folder if checkpoints else None
+        run = _begin(corpus, encoder, sources, dev, recipe, folder)
         save(run, checkpoints)
         on_epoch(run.history[0])
     while run.progress.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
@@ -94,7 +107,7 @@ def co_train(
             encoder.model.load_state_dict(run.best)  # the present ones may be broken
             break
         losses, accuracy = run.progress.close_epoch()
-        epoch = Epoch(run.progress.epoch, dev.measure(encoder), losses, accuracy)
+        epoch = Epoch(run.progress.epoch, _measure(dev, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
             run.best, run.best_metric = weights_of(encoder), epoch.metric
             if recipe.cotrain and recipe.tree and run.progress.epoch < recipe.epochs:
@@ -105,16 +118,16 @@ def co_train(
     return _finish(corpus, encoder, first, run, dev)
 
 
-def _begin(corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe) -> Run:
+def _begin(corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe, folder: Path | None) -> Run:
     """Encode, cluster, measure."""
     start = time.perf_counter()
-    vectors = encode_corpus(encoder, corpus)
+    vectors = encode_corpus(encoder, corpus, folder and vector_file(folder, 0))
     tree = grow(vectors, recipe, encoder, epoch=0)
-    dev_measures = dev.measure(encoder, vectors)
+    dev_measures = _measure(dev, encoder, vectors)
     trainer = Trainer(corpus, encoder, sources, recipe)
     trainer.use_tree(tree, vectors)
     epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - start, 3))
-    return Run(trainer, tree, vectors, weights_of(encoder), epoch.metric, [epoch])
+    return Run(trainer, tree, vectors, weights_of(encoder), epoch.metric, [epoch], folder=folder)
 
 
 def _optimise(run: Run, checkpoints: CheckpointFolder | None, progress: bool) -> bool:
@@ -143,7 +156,8 @@ def _optimise(run: Run, checkpoints: CheckpointFolder | None, progress: bool) ->
 
 def _recluster(run: Run, epoch: Epoch) -> Epoch:
     trainer = run.trainer
-    run.vectors = encode_corpus(trainer.encoder, trainer.corpus)
+    file = run.folder and vector_file(run.folder, epoch.epoch)
+    run.vectors = encode_corpus(trainer.encoder, trainer.corpus, file)
     tree = grow(run.vectors, trainer.recipe, trainer.encoder, epoch=epoch.epoch)
     churn = run.tree.churn(tree)
     run.tree = tree
@@ -159,17 +173,19 @@ def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run
     """
     recipe, before = run.trainer.recipe, run.history[0]
     trained = run.best if run.best_metric > before.metric else weights_of(encoder)
-    chosen, after = 0.0, before.dev
-    if run.best_metric > before.metric:
-        chosen, after = 1.0, max(run.history, key=lambda epoch: epoch.metric).dev
+    best_epoch = max(run.history, key=lambda epoch: epoch.metric)
+    chosen, after = (1.0, best_epoch.dev) if best_epoch.epoch else (0.0, before.dev)
     for mix in MIXES[:-1] if recipe.interpolate and len(run.history) > 1 else ():
         load_mix(encoder, first, trained, mix)
-        measured = dev.measure(encoder)
+        measured = _measure(dev, encoder)
         if mean_over_kinds(measured) > mean_over_kinds(after):
             chosen, after = mix, measured
     load_mix(encoder, first, trained, chosen)
-    tree = grow(encode_corpus(encoder, corpus), recipe, encoder, epoch=recipe.epochs + 1)
-    return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe)
+    tree = run.tree
+    if {0.0: 0, 1.0: best_epoch.epoch}.get(chosen) != run.tree_epoch:  # the present tree is of other weights
+        file = run.folder and vector_file(run.folder, recipe.epochs + 1)
+        tree = grow(encode_corpus(encoder, corpus, file), recipe, encoder, epoch=recipe.epochs + 1)
+    return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)
 
 
 def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:
@@ -181,8 +197,35 @@ def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tens
     encoder.model.eval()
 
 
-def encode_corpus(encoder: Encoder, corpus: Corpus) -> np.ndarray:
-    """The vectors of all documents, in order; processes encode a part each, and hold few texts at a time."""
+def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
+    return of_the_first(dev.measure(encoder, vectors), encoder.device)
+
+
+def encode_corpus(encoder: Encoder, corpus: Corpus, file: Path | None = None) -> np.ndarray:
+    """The vectors of all documents, in order; processes encode a part each, and hold few texts at a time.
+
+    Args:
+        encoder: what encodes.
+        corpus: the documents.
+        file: keep the vectors in this .npy file, which all processes must see, and not in memory.
+    """
+    if file is None:
+        return _encode_to_memory(encoder, corpus)
+    if is_first_process():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(corpus), encoder.dim))
+    wait_for_all()
+    step = min(TEXTS_AT_ONCE, -(-len(corpus) // process_count()))
+    for start in own_items(range(0, len(corpus), step)):
+        vectors = np.load(file, mmap_mode="r+", allow_pickle=False)  # opened anew: its pages are let go in between
+        texts = [document.full_text for document in corpus[start : start + step]]
+        vectors[start : start + len(texts)] = encoder.encode(texts)
+        vectors.flush()
+    wait_for_all()
+    return np.load(file, mmap_mode="c", allow_pickle=False)
+
+
+def _encode_to_memory(encoder: Encoder, corpus: Corpus) -> np.ndarray:
     padded = -(-len(corpus) // process_count()) * process_count()
     numbers = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last part up
     vectors = np.empty((len(numbers), encoder.dim), dtype=np.float32)
@@ -196,7 +239,8 @@ def grow(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> H
     """The tree of these vectors, or one of a single level where the recipe wants none."""
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
-    return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
+    with working_together():
+        return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
 
 
 def _stale_epochs(run: Run) -> int:
