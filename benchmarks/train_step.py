@@ -56,7 +56,7 @@ def main() -> None:
     progress, batches = Progress(), list(source.batches(0, arguments.batch))
     for number, batch in enumerate(batches[: arguments.steps]):
         start = time.perf_counter()
-        trainer._step([trainer._part(1.0, batch, [0, 0, number, 0])])
+        trainer._step([trainer._part(0, batch, [0, 0, number, 0])])
         middle = time.perf_counter()
         mnrl_step(encoder, rival, trainer.optimizer, batch)
         times["hce"].append(middle - start)

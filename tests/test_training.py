@@ -121,6 +121,37 @@ def test_every_option_trains(concept_corpus, static_encoder, changes):
         assert set(result.history[1].loss) == {"level_1", "document"}
 
 
+def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, concept_labels):
+    """Labels may outnumber documents by far; then a pass over them takes several epochs."""
+    source = InverseCloze(concept_corpus)
+    for pairs, given, expected in ((source, 0, 8), (source, 100, 4), (source, 1000, 32)):
+        recipe = replace(SMALL, epoch_pairs=given)
+        trainer = Trainer(concept_corpus, static_encoder, Sources(None, pairs), recipe)
+        assert trainer.steps_per_epoch == expected
+    few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
+    trainer = Trainer(concept_corpus, static_encoder, Sources(few), SMALL)
+    assert len(few) == 60
+    assert trainer.steps_per_epoch == 8  # four turns; of 20 pairs there would be eight
+    many = LabelledPairs(
+        concept_corpus,
+        concept_labels.queries,
+        Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(20)),
+    )
+    trainer = Trainer(concept_corpus, static_encoder, Sources(many), SMALL)
+    assert len(many) == 1200
+    assert trainer.steps_per_epoch == 8
+
+
+def test_few_labelled_pairs_have_no_level_loss(concept_corpus, static_encoder, concept_labels):
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
+    few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
+    for given, expected in ((-1, [0, 2]), (1, [1, 1])):
+        recipe = replace(SMALL, levels=given)
+        trainer = Trainer(concept_corpus, static_encoder, Sources(few, InverseCloze(concept_corpus)), recipe)
+        trainer.use_tree(hce.training.grow(vectors, recipe, static_encoder, 0), vectors)
+        assert [len(objective.centroids) for objective in trainer.objectives] == expected
+
+
 def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
     assert train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1)).recipe.mode == "unsupervised"
     joint = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=SMALL)
@@ -305,8 +336,8 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     vectors = static_encoder.encode(list(corpus.texts()))
     trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
     numbers = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
-    own = trainer.objective._documents(numbers[:, 0], torch.zeros(2, 32))
-    sampled = trainer.objective._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
+    own = trainer.objectives[0]._documents(numbers[:, 0], torch.zeros(2, 32))
+    sampled = trainer.objectives[0]._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
     assert false_negatives(own, sampled).tolist() == [[True], [False]]
 
 
@@ -321,10 +352,11 @@ def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, neg
     trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
     drawn = []
     for batch in source.batches(0, 40):
+        part = trainer._part(0, batch, [0, 0])
         if negatives == "mined":
-            drawn.append(trainer._mine(torch.from_numpy(static_encoder.encode(batch.queries, "query")), batch))
+            drawn.append(trainer._mine(torch.from_numpy(static_encoder.encode(batch.queries, "query")), part))
         else:
-            drawn.append(trainer._part(1.0, batch, [0, 0]).sampled)
+            drawn.append(part.sampled)
     assert not np.isin(np.concatenate(drawn), held_out).any()
     assert np.concatenate(drawn).shape[1] == 2
 

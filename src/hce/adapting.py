@@ -95,9 +95,9 @@ def train(
     recipe = recipe or Recipe.for_encoder(static=encoder.is_static)
     recipe = replace(recipe, mode=_mode(recipe, pairs or generated))
     _check(corpus, encoder, recipe)
-    sources, devset = _prepare(corpus, pairs, generated, dev, recipe)
+    sources, devset = prepare(corpus, pairs, generated, dev, recipe)
     given = devset.measure(encoder)
-    encoder = _start(corpus, encoder, devset, given, recipe)
+    encoder = start_encoder(corpus, encoder, devset, given, recipe)
     checkpoints = None
     if state_folder is not None:
         checkpoints = CheckpointFolder(state_folder, _identity(corpus, encoder, (pairs, generated, dev), recipe))
@@ -120,7 +120,7 @@ def train(
     return result
 
 
-def _start(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
+def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
     """F0: the encoder as given, or, of a static one, its table fitted to the corpus where that is better on dev."""
     if not encoder.is_static or not recipe.fit_static:
         return encoder
@@ -160,6 +160,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path) -> None:
         "before": result.before,
         "after": result.after,
         "mix": result.mix,
+        "held_out": [corpus[number].id for number in result.held_out.tolist()],
     }
     with new_folder(path) as folder:
         result.encoder.save(folder / "model")
@@ -221,18 +222,18 @@ def _has_dropout(encoder: Encoder) -> bool:
     return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
 
 
-def _prepare(
+def prepare(
     corpus: Corpus, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
     """Pairs to train on and queries to measure by, which have nothing in common."""
-    rng = np.random.default_rng([recipe.seed, 7])
     if recipe.mode == "unsupervised":
         pairs = generated = None
     if pairs is not None:
-        pairs, dev = _split(pairs, recipe, rng) if dev is None else (_without(pairs, dev), dev)
+        pairs, dev = split_labels(pairs, recipe) if dev is None else (_without(pairs, dev), dev)
     held_out = np.empty(0, dtype=np.int64)
     if dev is None:
         count = min(recipe.dev_queries, max(1, len(corpus) // 10))
+        rng = np.random.default_rng([recipe.seed, 7])
         held_out = np.sort(rng.choice(len(corpus), count, replace=False))
         devset = pseudo_dev(corpus, held_out, recipe.dev_pool, recipe.seed)
     else:
@@ -257,10 +258,17 @@ def _without(pairs: Labels, dev: Labels) -> Labels:
 def _pseudo_pairs(corpus: Corpus, numbers: np.ndarray, recipe: Recipe) -> PairSource:
     if recipe.pseudo == "simcse":
         return DropoutTwins(corpus, numbers, seed=recipe.seed)
-    return InverseCloze(corpus, numbers, lengths=recipe.span_lengths, cut_share=recipe.cut_share, seed=recipe.seed)
+    return InverseCloze(
+        corpus,
+        numbers,
+        lengths=recipe.span_lengths,
+        cut_share=recipe.cut_share,
+        window=recipe.window,
+        seed=recipe.seed,
+    )
 
 
-def _split(pairs: Labels, recipe: Recipe, rng: np.random.Generator) -> tuple[Labels, Labels]:
+def split_labels(pairs: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     """Hold a tenth of the labelled queries out, whole queries at a time."""
     names = list(pairs.qrels)
     if len(names) < 2 * LEAST_DEV_QUERIES:
@@ -268,8 +276,8 @@ def _split(pairs: Labels, recipe: Recipe, rng: np.random.Generator) -> tuple[Lab
             f"{len(names)} labelled queries are too few to hold some out to measure by; give dev queries of their own"
         )
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(names) // 10))
+    rng = np.random.default_rng([recipe.seed, 7])
     held = {names[index] for index in rng.choice(len(names), count, replace=False)}
-
     return pairs.only(name for name in names if name not in held), pairs.only(name for name in names if name in held)
 
 

@@ -129,7 +129,8 @@ def measure_drift(
             Population(len(rows), float(cosine.mean()), float(cosine.std()), float(astray.mean()), found, len(asked))
         )
     fullest = float(np.bincount(went_to).max() / len(went_to))
-    return _judge(*populations, fullest)
+    old, new = populations
+    return _judge(old, new, fullest)
 
 
 class _Leaves:

@@ -29,6 +29,7 @@ from hce.pairs import Batch, PairSource, batch_count, equal_texts
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
 from hce.recipe import Recipe
 
+TURNS = 8  # through the pairs in an epoch, at most
 MINED_FROM = 20  # "mined" negatives are drawn from this many nearest wrong documents
 
 
@@ -50,9 +51,10 @@ class Sources:
 
 
 class _Part(NamedTuple):
-    """One source's batch in a step: how much its loss weighs, its pairs, and numbers of its sampled negatives."""
+    """One source's batch in a step: how much its loss weighs, its loss, pairs, and numbers of sampled negatives."""
 
     weight: float
+    objective: HCELoss
     batch: Batch
     sampled: np.ndarray  # (B, S); the document's own number stands for "none", and the mask then drops it
 
@@ -65,15 +67,15 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimiser, and the objective of the present tree.
+    """An encoder, its optimiser, and the objectives of the present tree.
 
     Attributes:
-        objective: L_HCE for the present tree.
+        objectives: L_HCE for the present tree, for each source of pairs its own.
         optimizer: of the encoder.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
     """
 
-    objective: HCELoss
+    objectives: list[HCELoss]
     centroid_optimizer: torch.optim.Optimizer | None
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
@@ -82,19 +84,21 @@ class Trainer:
         self.held_out = sources.held_out
         self.encoder = encoder
         self.recipe = recipe
+        alpha = recipe.alpha if sources.supervised is not None else 1.0
+        # Labelled pairs fewer than documents are gone through again and again, and learn the tree's nodes by heart:
+        # measured, their level losses cost more than they gain (docs/LOG.md).
         self.parts = [
-            (weight, source)
-            for weight, source in ((1.0, sources.supervised), (recipe.alpha, sources.unsupervised))
+            (weight, source, labelled and len(source) < len(corpus))
+            for weight, source, labelled in ((1.0, sources.supervised, True), (alpha, sources.unsupervised, False))
             if source is not None
         ]
-        if len(self.parts) == 1:
-            self.parts = [(1.0, self.parts[0][1])]
-        available = max(len(source) for _, source in self.parts)
-        self.pairs_per_epoch = recipe.epoch_pairs or min(available, len(corpus))
+        available = max(len(source) for _, source, _ in self.parts)
+        self.pairs_per_epoch = recipe.epoch_pairs or min(len(corpus), TURNS * available)
         self.steps_per_epoch = batch_count(self.pairs_per_epoch, recipe.batch_size)
         parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=0.0)
+            # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
+            torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=0.0, fused=True)
             if recipe.optimizer == "adamw"
             else Adafactor(parameters, lr=recipe.learning_rate, relative_step=False, scale_parameter=False)
         )
@@ -104,34 +108,46 @@ class Trainer:
         recipe = self.recipe
         self.tree = tree
         self.vectors = vectors  # may be a memory map: rows are read as they are drawn
-        self.objective = HCELoss(
+        self.objectives = [self._objective(tree, few) for _, _, few in self.parts]
+        self.centroid_optimizer = None
+        if recipe.centroid_learning_rate and self.centroids:
+            self.centroid_optimizer = torch.optim.AdamW(
+                self.centroids, lr=recipe.centroid_learning_rate, weight_decay=0.0
+            )
+        for centroids in self.centroids:
+            centroids.requires_grad_(self.centroid_optimizer is not None)
+
+    @property
+    def centroids(self) -> list[Tensor]:
+        """Those of all objectives, as training has moved them."""
+        return [centroids for objective in self.objectives for centroids in objective.centroids]
+
+    def _objective(self, tree: Hierarchy, few_pairs: bool) -> HCELoss:
+        recipe = self.recipe
+        levels = min(recipe.levels, tree.depth - 1)
+        if recipe.levels < 0:
+            levels = 0 if few_pairs else tree.depth - 1
+        return HCELoss(
             self.encoder.model,
             tree,
-            levels=None if recipe.levels < 0 else min(recipe.levels, tree.depth - 1),
+            levels=levels,
             temperature=recipe.temperature,
             level_temperature=recipe.level_temperature,
             margin=recipe.margin or None,
             groups=self.groups,
             gather_across_devices=process_count() > 1,
         ).to(self.encoder.device)
-        self.centroid_optimizer = None
-        if recipe.centroid_learning_rate and len(self.objective.centroids):
-            self.centroid_optimizer = torch.optim.AdamW(
-                self.objective.centroids.parameters(), lr=recipe.centroid_learning_rate, weight_decay=0.0
-            )
-        else:
-            self.objective.centroids.requires_grad_(False)
 
     def steps(self, progress: Progress) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
         self.encoder.model.train()
-        streams = [self._endless(source, progress.step) for _, source in self.parts]
+        streams = [self._endless(source, progress.step) for _, source, _ in self.parts]
         for number in range(progress.batch, self.steps_per_epoch):
             self._set_learning_rate(progress.step)
             seed_step(self.recipe.seed, progress.step)  # dropout, so that a continued run draws what it would have
             parts = [
-                self._part(weight, next(stream), [self.recipe.seed, progress.epoch, number, index])
-                for index, ((weight, _), stream) in enumerate(zip(self.parts, streams, strict=True))
+                self._part(index, next(stream), [self.recipe.seed, progress.epoch, number, index])
+                for index, stream in enumerate(streams)
             ]
             yield self._step(parts), len(parts[0].batch.queries) * process_count()
 
@@ -149,7 +165,7 @@ class Trainer:
         loss = self._backward(columns, loss_of)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         average_gradients(parameters)
-        values = average_values({"total": float(loss.detach()), **_values(found[0])}, self.encoder.device)
+        values = average_values({"total": float(loss.detach()), **_values(found)}, self.encoder.device)
         if not torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).isfinite().all():
             values["total"] = float("nan")
         if np.isfinite(values["total"]):  # a broken step must not reach the weights
@@ -189,7 +205,7 @@ class Trainer:
             queries, documents = next(blocks), next(blocks)
             sampled = part.sampled
             if self.recipe.negatives == "mined":
-                sampled = self._mine(queries.detach(), part.batch)
+                sampled = self._mine(queries.detach(), part)
             if self.recipe.negatives == "fresh-siblings" and sampled.size:
                 negatives = next(blocks).reshape(*sampled.shape, -1)
             else:
@@ -197,15 +213,16 @@ class Trainer:
                 negatives = torch.from_numpy(drawn).to(self.encoder.device)  # (B, S, n), no gradient
             numbers = np.concatenate([part.batch.numbers[:, None], sampled, part.batch.known], axis=1)
             labels = torch.from_numpy(numbers).to(self.encoder.device)
-            found.append(self.objective.terms([queries, documents, *negatives.unbind(1)], labels))
+            found.append(part.objective.terms([queries, documents, *negatives.unbind(1)], labels))
         return found
 
-    def _part(self, weight: float, batch: Batch, seed: list[int]) -> _Part:
+    def _part(self, index: int, batch: Batch, seed: list[int]) -> _Part:
         """A process's share of a batch, with negatives drawn for the whole batch, so that all shares fit together."""
+        weight, objective = self.parts[index][0], self.objectives[index]
         sampled = np.empty((len(batch.numbers), 0), dtype=np.int64)
         if self.recipe.negatives.endswith("siblings") and self.recipe.tree:
             rng = np.random.default_rng(seed)
-            used = len(self.objective.centroids)
+            used = len(objective.centroids)
             levels = range(used + 1, self.tree.depth + 1)  # each term's samples come from under its own prefix
             drawn = [
                 self.tree.sample_siblings(batch.numbers, self.recipe.negative_count, rng, level) for level in levels
@@ -214,11 +231,12 @@ class Trainer:
             sampled = np.where((sampled < 0) | np.isin(sampled, self.held_out), batch.numbers[:, None], sampled)
         share = own_share(len(batch.numbers))
         own = Batch(batch.queries[share], batch.documents[share], batch.numbers[share], batch.known[share])
-        return _Part(weight, own, sampled[share])
+        return _Part(weight, objective, own, sampled[share])
 
-    def _mine(self, queries: Tensor, batch: Batch) -> np.ndarray:
+    def _mine(self, queries: Tensor, part: _Part) -> np.ndarray:
         """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
-        count = self.recipe.negative_count * (self.tree.depth - len(self.objective.centroids))  # for each term its own
+        batch = part.batch
+        count = self.recipe.negative_count * (self.tree.depth - len(part.objective.centroids))  # for each term its own
         depth = max(MINED_FROM, count) + batch.known.shape[1] + len(self.held_out)
         found = nearest(queries.float().cpu().numpy(), self.vectors, min(depth, len(self.vectors)))[1]
         wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
@@ -244,8 +262,9 @@ class Trainer:
             group["lr"] = self.recipe.learning_rate * min(1.0, rising, falling)
 
 
-def _values(terms: HCETerms) -> dict[str, float]:
-    """The terms as plain numbers, for the history."""
-    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(terms.levels, start=1)}
-    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(terms.accuracies, start=1)}
-    return {**losses, "document": float(terms.document.detach()), **accuracies}
+def _values(parts: list[HCETerms]) -> dict[str, float]:
+    """The terms as plain numbers, for the history: levels of the part that has some, documents of the first part."""
+    tree = next((terms for terms in parts if terms.levels), parts[0])
+    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(tree.levels, start=1)}
+    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(tree.accuracies, start=1)}
+    return {**losses, "document": float(parts[0].document.detach()), **accuracies}

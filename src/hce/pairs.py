@@ -71,6 +71,15 @@ def cut_span(text: str, length: int, place: float) -> Span:
     return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
 
 
+def cut_window(text: str, length: int, place: float) -> str:
+    """`length` tokens of a text, from `place` (0 … 1) of the way to the last possible start; all of a shorter one."""
+    tokens = [match.span() for match in TOKEN.finditer(text)]
+    if len(tokens) <= length:
+        return text
+    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
+    return text[tokens[start][0] : tokens[start + length - 1][1]]
+
+
 class InverseCloze:
     """ICT: a random span of a document is the query, the document (with or without the span) its answer.
 
@@ -80,6 +89,8 @@ class InverseCloze:
         lengths: span lengths in tokens, one drawn for each pair; the paper has 64.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
+        window: take a window of so many tokens, another in each turn, for the document; 0 takes all of it. A
+            transformer's step costs by the token, and it would not read the end of a long document anyway.
         seed: same seed, same pairs.
     """
 
@@ -90,12 +101,14 @@ class InverseCloze:
         *,
         lengths: Sequence[int] = (64,),
         cut_share: float = 0.0,
+        window: int = 0,
         seed: int = 0,
     ) -> None:
         self.corpus = corpus
         self.numbers = np.arange(len(corpus)) if numbers is None else np.asarray(numbers)
         self.lengths = tuple(lengths)
         self.cut_share = cut_share
+        self.window = window
         self.seed = seed
 
     def __len__(self) -> int:
@@ -108,6 +121,9 @@ class InverseCloze:
             lengths, places = rng.choice(self.lengths, size=len(chosen)), rng.random(len(chosen))
             cut = rng.random(len(chosen)) < self.cut_share
             texts = [self.corpus[number].full_text for number in chosen.tolist()]
+            if self.window:
+                starts = rng.random(len(chosen)).tolist()
+                texts = [cut_window(text, self.window, start) for text, start in zip(texts, starts, strict=True)]
             spans = [cut_span(*draw) for draw in zip(texts, lengths.tolist(), places.tolist(), strict=True)]
             documents = [span.outside if out else text for span, text, out in zip(spans, texts, cut, strict=True)]
             yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None])
@@ -169,13 +185,17 @@ class LabelledPairs:
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
         for _, chosen in _shuffled(np.arange(len(self.pairs)), self.seed, turn, size, first):
-            queries, numbers = self.pairs[chosen].T
-            known = [self.positives[query] for query in queries.tolist()]
-            padded = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
-            for row, positives in enumerate(known):
-                padded[row, : len(positives)] = positives
-            documents = [self.corpus[number].full_text for number in numbers.tolist()]
-            yield Batch([self.texts[query] for query in queries.tolist()], documents, numbers, padded)
+            yield self.batch_of(chosen)
+
+    def batch_of(self, chosen: np.ndarray) -> Batch:
+        """These pairs, by their numbers of shape (B,), as a batch."""
+        queries, numbers = self.pairs[chosen].T
+        known = [self.positives[query] for query in queries.tolist()]
+        padded = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
+        for row, positives in enumerate(known):
+            padded[row, : len(positives)] = positives
+        documents = [self.corpus[number].full_text for number in numbers.tolist()]
+        return Batch([self.texts[query] for query in queries.tolist()], documents, numbers, padded)
 
 
 def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:

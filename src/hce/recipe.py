@@ -30,6 +30,7 @@ ABOVE_ZERO = (
 NOT_BELOW_ZERO = (
     "seed",
     "epoch_pairs",
+    "window",
     "chunk_size",
     "branching",
     "negative_count",
@@ -52,7 +53,8 @@ class Recipe:
     mode: Mode = _option("auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised")
     epochs: int = _option(10, "rounds of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
-        0, "pairs in an epoch; 0: all there are, but no more than documents, so that re-encoding them stays cheaper"
+        0,
+        "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
     )
     batch_size: int = _option(256, "pairs in a step, over all processes")
     chunk_size: int = _option(
@@ -67,7 +69,9 @@ class Recipe:
     tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
     branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
-    levels: int = _option(-1, "levels with a level loss, M; -1: all above the documents")
+    levels: int = _option(
+        -1, "levels with a level loss, M; -1: all above the documents, but none for labelled pairs fewer than documents"
+    )
     negatives: Negatives = _option(
         "siblings",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
@@ -79,6 +83,7 @@ class Recipe:
     pseudo: Pseudo = _option("ict", "pseudo-queries: spans of the document (ict), or the document again (simcse)")
     span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans in tokens; the paper has 64")
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
+    window: int = _option(0, "tokens of a document that an ICT pair is taken from, others in each turn; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     interpolate: bool = _option(
         True, "return the best mix of the first and the trained weights on dev, not the trained"
@@ -145,6 +150,7 @@ TRANSFORMER: dict[str, Any] = {
     "learning_rate": 2e-5,
     "warmup": 0.1,
     "span_lengths": (8, 16, 32, 64),
+    "window": 96,
     "dev_queries": 128,
     "dev_pool": 1024,
 }

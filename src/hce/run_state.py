@@ -68,7 +68,7 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
         **_prefixed("best", run.best),
         **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(run.tree.levels)},
         **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(run.tree.levels)},
-        **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.objective.centroids)},
+        **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.centroids)},
         "document_parent": torch.from_numpy(run.tree.document_parent),
         **optimizer.tensors,
         **centroids.tensors,
@@ -106,7 +106,7 @@ def resume(
     trainer = Trainer(corpus, encoder, sources, recipe)
     vectors = np.load(checkpoints.folder / facts["vectors"], mmap_mode="c", allow_pickle=False)
     trainer.use_tree(tree, vectors)
-    for t, centroid in enumerate(trainer.objective.centroids):
+    for t, centroid in enumerate(trainer.centroids):
         centroid.data.copy_(tensors[f"moved.{t}"])
     restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
     restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
