@@ -6,7 +6,10 @@ import copy
 import json
 import multiprocessing
 import os
+import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -438,3 +441,29 @@ def test_warnings_before_training_on_what_cannot_help(static_encoder, caplog):
     train(tiny, static_encoder, recipe=replace(SMALL, epochs=1, batch_size=8))
     assert "only 40 documents" in caplog.text
     assert "fewer than 16 words" in caplog.text
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on(concept_corpus, static_encoder, tmp_path):
+    """A real limit on file size stands in for a disk that fills up while vectors, then while a state is written."""
+    static_encoder.save(tmp_path / "encoder")
+    whole = train(concept_corpus, Encoder.load(tmp_path / "encoder", device="cpu"), recipe=SMALL)
+    for limit, complaint in ((20_000, "vectors cannot be written"), (40_000, "state of the run cannot be written")):
+        with file_size_limit(limit), pytest.raises(InputError, match=complaint):
+            encoder = Encoder.load(tmp_path / "encoder", device="cpu")
+            train(concept_corpus, encoder, recipe=SMALL, output=tmp_path / "model", resume=True)
+        assert not (tmp_path / "model").exists()
+    encoder = Encoder.load(tmp_path / "encoder", device="cpu")
+    resumed = train(concept_corpus, encoder, recipe=SMALL, output=tmp_path / "model", resume=True)
+    assert resumed.encoder.fingerprint == whole.encoder.fingerprint
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -38,7 +39,20 @@ class CheckpointFolder:
         self.identity = identity or {}
 
     def save(self, state: State) -> None:
-        """Write a state; when this returns, it survives a crash."""
+        """Write a state; when this returns, it survives a crash.
+
+        Raises:
+            InputError: it cannot be written, and the one before it is still there.
+        """
+        try:
+            self._save(state)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(
+                f"{self.folder}: the state of the run cannot be written ({reason}); make room and go on with --resume"
+            ) from error
+
+    def _save(self, state: State) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         previous = self._last()
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"

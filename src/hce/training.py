@@ -7,6 +7,7 @@ the trained ones that is best on held-out queries, and the first ones themselves
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from hce.checkpoint import CheckpointFolder
 from hce.corpus import Corpus
 from hce.devset import DevSet
 from hce.encoder import Encoder
+from hce.errors import InputError
 from hce.hierarchy import Hierarchy
 from hce.history import Epoch, mean_over_kinds
 from hce.optimise import Sources, Trainer
@@ -36,6 +38,7 @@ from hce.processes import (
 from hce.progress import progress_bar
 from hce.recipe import Recipe
 from hce.run_state import Run, resume, save, vector_file, weights_of
+from hce.vectors import npy_header
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +113,8 @@ def co_train(
         epoch = Epoch(run.progress.epoch, _measure(dev, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
             run.best, run.best_metric = weights_of(encoder), epoch.metric
-            if recipe.cotrain and recipe.tree and run.progress.epoch < recipe.epochs:
+            looked_up = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
+            if recipe.cotrain and looked_up and run.progress.epoch < recipe.epochs:
                 epoch = _recluster(run, epoch)
         run.history.append(replace(epoch, seconds=round(time.perf_counter() - start, 3)))
         save(run, checkpoints)
@@ -211,18 +215,29 @@ def encode_corpus(encoder: Encoder, corpus: Corpus, file: Path | None = None) ->
     """
     if file is None:
         return _encode_to_memory(encoder, corpus)
+    try:
+        _encode_to_file(encoder, corpus, file)
+    except OSError as error:
+        raise InputError(f"{file}: the vectors cannot be written ({error.strerror}); free some space") from error
+    return np.load(file, mmap_mode="c", allow_pickle=False)
+
+
+def _encode_to_file(encoder: Encoder, corpus: Corpus, file: Path) -> None:
+    # Plain writes and not a writable memory map: a full disk is then an error, and not a bus error.
+    header = npy_header(len(corpus), encoder.dim)
     if is_first_process():
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(corpus), encoder.dim))
+        file.write_bytes(header)
     wait_for_all()
     step = min(TEXTS_AT_ONCE, -(-len(corpus) // process_count()))
     for start in own_items(range(0, len(corpus), step)):
-        vectors = np.load(file, mmap_mode="r+", allow_pickle=False)  # opened anew: its pages are let go in between
-        texts = [document.full_text for document in corpus[start : start + step]]
-        vectors[start : start + len(texts)] = encoder.encode(texts)
-        vectors.flush()
+        vectors = encoder.encode([document.full_text for document in corpus[start : start + step]])
+        with file.open("r+b") as out:
+            out.seek(len(header) + start * encoder.dim * 4)
+            out.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+            out.flush()
+            os.fsync(out.fileno())
     wait_for_all()
-    return np.load(file, mmap_mode="c", allow_pickle=False)
 
 
 def _encode_to_memory(encoder: Encoder, corpus: Corpus) -> np.ndarray:

@@ -101,10 +101,7 @@ class VectorFile:
         return self.folder / "vectors.npy"
 
     def _header(self) -> bytes:
-        buffer = BytesIO()
-        description = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dim)}
-        np.lib.format.write_array_header_1_0(buffer, description)
-        return buffer.getvalue()
+        return npy_header(self.rows, self.dim)
 
     def _size(self, rows: int) -> int:
         return len(self._header()) + rows * self.dim * 4
@@ -119,3 +116,10 @@ class VectorFile:
                     f"{self.folder} holds vectors with {key} {found.get(key)!r}, not {wanted!r}; "
                     "choose another folder, or delete it to encode anew"
                 )
+
+
+def npy_header(rows: int, dim: int) -> bytes:
+    """What stands before the numbers in a .npy file of float32 rows."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
+    return buffer.getvalue()
