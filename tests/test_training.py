@@ -131,6 +131,7 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
         recipe = replace(SMALL, epoch_pairs=given)
         trainer = Trainer(concept_corpus, static_encoder, Sources(None, pairs), recipe)
         assert trainer.steps_per_epoch == expected
+        assert trainer.pairs_per_epoch == expected * 240 // 8  # what the bar counts up to
     few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
     trainer = Trainer(concept_corpus, static_encoder, Sources(few), SMALL)
     assert len(few) == 60

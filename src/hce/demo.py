@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from hce.adapting import train
+from hce.baselines.bm25 import BM25Searcher
 from hce.dense import DenseSearcher
 from hce.docstrings import python_docstrings
+from hce.documents import Document
 from hce.encoder import Encoder
-from hce.evaluate import Report, evaluate
+from hce.evaluate import Report, Searcher, evaluate
+from hce.index import Index
 from hce.judgments import Dataset
-from hce.labels import label_nodes
 from hce.outline import outline
 from hce.recipe import Recipe
+from hce.significance import compare_paired, holm
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
 EXAMPLES = (
@@ -24,54 +29,108 @@ EXAMPLES = (
     "turn a dictionary into text that other languages can read",
     "run another program and capture what it prints",
 )
+NEWCOMER = Document(
+    "demo.teleport",
+    "Move an object to another place without crossing the space between; raises ParadoxError when it meets itself.",
+    title="teleport(thing, place)",
+)
+QUESTION = "move something somewhere else at once"
 
 
-def show(out: Console, err: Console, encoder_spec: str, seed: int) -> None:
-    """Run the demo and print it; progress goes to `err`."""
+def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> None:
+    """Run the demo and print it; progress goes to `err`, model and index to `folder`."""
     start = time.perf_counter()
+    folder = _free_name(folder)
     dataset = python_docstrings()
     out.print(f"[bold]{len(dataset.corpus):,} docstrings[/] of this Python's standard library are the documents.")
     out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
+    searchers = _searchers(dataset, encoder_spec, seed, folder, err)
+    reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
+    out.print(_table(reports))
+    out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomisation test, Holm's correction)")
 
+    with Index.create(folder / "index", dataset.corpus, folder / "model") as index:
+        out.print("\nThe tree of the corpus, as the trained encoder sees it:\n")
+        if index.tree is not None:
+            out.print(outline(index.tree.hierarchy, levels=2, most=3))
+        for question in EXAMPLES:
+            out.print(f"\n[bold]{question}[/]")
+            out.print(_side_by_side(question, searchers))
+        _come_and_go(out, index)
+    out.print(
+        f"\nAll of this took {time.perf_counter() - start:.0f} s. Look around in it, and do the same with yours:\n"
+    )
+    out.print(f"  hce serve {folder / 'index'}", highlight=False)
+    out.print("  hce train docs.jsonl -o my-model && hce index docs.jsonl -m my-model -o my-index", highlight=False)
+
+
+def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
+    """The rivals, in the order of the table; the trained model is written to `folder`."""
+    corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = replace(Recipe.for_encoder(static=untrained.is_static), seed=seed)
-    searchers = {"untrained": _searcher(untrained, dataset)}
+    searchers: dict[str, Searcher] = {
+        "BM25": BM25Searcher.index(corpus.ids, corpus.texts()),
+        "untrained": _dense(untrained, dataset),
+    }
     if untrained.is_static:
-        searchers["fitted, not trained"] = _searcher(untrained.fitted_to(dataset.corpus), dataset)
+        searchers["fitted, not trained"] = _dense(untrained.fitted_to(corpus), dataset)
     err.print("training without the tree, for comparison", style="dim")
-    plain = train(dataset.corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["trained without the tree"] = _searcher(plain.encoder, dataset)
+    plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
+    searchers["trained without the tree"] = _dense(plain.encoder, dataset)
     err.print("training with the tree", style="dim")
-    result = train(dataset.corpus, Encoder.load(encoder_spec), recipe=recipe, progress=True)
-    searchers["hce"] = _searcher(result.encoder, dataset)
-
-    out.print(_table({name: evaluate(s, dataset.queries, dataset.qrels, MEASURES) for name, s in searchers.items()}))
-    out.print("\nThe tree of the corpus, as the trained encoder sees it:\n")
-    result.hierarchy.labels = label_nodes(result.hierarchy, dataset.corpus.texts())
-    out.print(outline(result.hierarchy, levels=2, most=3))
-    for question in EXAMPLES:
-        out.print(f"\n[bold]{question}[/]")
-        out.print(_side_by_side(question, searchers))
-    out.print(f"\nAll of this took {time.perf_counter() - start:.0f} s. The same on your own documents:\n")
-    out.print("  hce train docs.jsonl -o my-model       hce tree my-model")
+    result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
+    searchers["hce"] = _dense(result.encoder, dataset)
+    return searchers
 
 
-def _searcher(encoder: Encoder, dataset: Dataset) -> DenseSearcher:
+def _dense(encoder: Encoder, dataset: Dataset) -> DenseSearcher:
     return DenseSearcher(encoder, dataset.corpus.ids, encoder.encode(list(dataset.corpus.texts())))
 
 
-def _table(reports: dict[str, Report]) -> Table:
-    table = Table("", *MEASURES, box=None)
+def _table(reports: Mapping[str, Report]) -> Table:
+    """Means, and for each rival whether the difference to hce could be chance."""
+    values = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
+    rivals = [name for name in values if name != "hce"]
+    chances = dict(zip(rivals, holm([compare_paired(values["hce"], values[name]).p for name in rivals]), strict=True))
+    table = Table("", *MEASURES, "p", box=None)
     for name, report in reports.items():
-        style = "bold" if name == "hce" else None
-        table.add_row(name, *(f"{report.means[measure]:.3f}" for measure in MEASURES), style=style)
+        means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
+        chance = "" if name == "hce" else f"{chances[name]:.4f}"
+        table.add_row(name, *means, chance, style="bold" if name == "hce" else None)
     return table
 
 
-def _side_by_side(question: str, searchers: dict[str, DenseSearcher]) -> Table:
+def _side_by_side(question: str, searchers: Mapping[str, Searcher]) -> Table:
     """The first three hits, before and after."""
     table = Table("untrained", "hce", box=None, padding=(0, 3, 0, 2))
     before, after = (searchers[name].search([question], 3)[0] for name in ("untrained", "hce"))
     for old, new in zip(before, after, strict=True):
         table.add_row(old.id, new.id)
     return table
+
+
+def _come_and_go(out: Console, index: Index) -> None:
+    """A document is added and found, removed and gone, with no training in between."""
+    index.prepare()
+    out.print(f"\nA document comes and goes, and nothing is trained: [bold]{QUESTION}[/]")
+    steps: dict[str, Callable[[], object]] = {
+        "before": lambda: None,
+        "added": lambda: index.add([NEWCOMER]),
+        "removed": lambda: index.remove([NEWCOMER.id]),
+    }
+    for name, change in steps.items():
+        start = time.perf_counter()
+        change()
+        hit = index.search(QUESTION, 1)[0]
+        took = (time.perf_counter() - start) * 1000
+        out.print(f"  {name:8} {took:5.0f} ms   first hit: {hit.id}")
+
+
+def _free_name(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, … that is not there: nothing of an earlier demo is touched."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free

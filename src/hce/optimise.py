@@ -93,8 +93,10 @@ class Trainer:
             if source is not None
         ]
         available = max(len(source) for _, source, _ in self.parts)
-        self.pairs_per_epoch = recipe.epoch_pairs or min(len(corpus), TURNS * available)
-        self.steps_per_epoch = batch_count(self.pairs_per_epoch, recipe.batch_size)
+        turns = min(TURNS, max(1, len(corpus) // available))
+        wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
+        self.steps_per_epoch = batch_count(wanted, recipe.batch_size)
+        self.pairs_per_epoch = self.steps_per_epoch * available // batch_count(available, recipe.batch_size)
         parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = (
             # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
