@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from hce.clustering import Level
+from hce.corpus import Corpus
 from hce.drift import LEAST, Drift, Grown, Population, _judge, _Leaves, measure_drift
 from hce.encoder import Encoder
 from hce.hierarchy import Hierarchy
+from hce.index import Index
 
 
 def directions(*degrees: float) -> np.ndarray:
@@ -100,12 +102,42 @@ OLD = Population(10_000, 0.6, 0.1, 0.2, 0.5, 500)
         (Population(60, 0.6, 0.1, 0.2, 0.42, 60), "ok"),  # 8 points on 60 documents are within chance
         (Population(1000, 0.6, 0.1, 0.31, 0.5, 500), "re-cluster"),
         (Population(60, 0.6, 0.1, 0.31, 0.5, 60), "ok"),
+        (Population(5000, 0.6, 0.1, 0.2, 0.5, 500), "ok"),
         (Population(5001, 0.6, 0.1, 0.2, 0.5, 500), "re-cluster"),
         (Population(5001, 0.5, 0.1, 0.2, 0.5, 500), "retrain"),
         (Population(1000, 0.6, 0.1, 0.2, None, 500), "ok"),
     ],
 )
 def test_the_verdict(new, verdict):
-    drift = _judge(OLD, new, 0.1)
+    drift = _judge(OLD, new, 0.1, outside=new.documents)
     assert drift.verdict == verdict
     assert drift.reasons
+
+
+def test_a_tree_that_was_grown_anew_is_not_to_be_grown_again():
+    many = Population(9000, 0.6, 0.1, 0.2, 0.5, 500)
+    assert _judge(OLD, many, 0.1, outside=9000).verdict == "re-cluster"
+    assert _judge(OLD, many, 0.1, outside=100).verdict == "ok"
+
+
+def test_an_index_is_told_when_strangers_come(planted_corpus, module_static_encoder, tmp_path):
+    """From the index's own documents, tree and numbers; growing the tree anew brings the strangers into it."""
+    documents = [document for document in planted_corpus if not document.id.startswith("ship")]
+    strangers = [document for document in planted_corpus if document.id.startswith("ship")]
+    vectors = module_static_encoder.encode([document.full_text for document in documents])
+    tree = Hierarchy.build(vectors, 16, seed=1)
+    with Index.create(tmp_path / "index", Corpus.from_documents(documents), module_static_encoder, tree) as index:
+        assert index.drift().verdict == "unknown"
+        index.remove([documents[0].id])
+        index.add(strangers)
+        drift = index.drift()
+        assert drift.verdict == "retrain"
+        assert drift.old is not None and drift.new is not None
+        assert (drift.old.documents, drift.new.documents, drift.outside) == (179, 60, 60)
+        index.rebuild()
+        assert index.drift().outside == 0
+
+
+def test_no_tree_no_verdict(planted_corpus, module_static_encoder, tmp_path):
+    with Index.create(tmp_path / "index", planted_corpus, module_static_encoder) as index:
+        assert "no tree" in index.drift().reasons[0]

@@ -30,7 +30,7 @@ LEAST = 50  # fewer new documents than this say nothing
 FARTHER = 0.35  # standard deviations of the old documents' cosines
 HARDER = 0.15  # of the old documents' share of pieces that find their text
 ASTRAY = 0.10  # of all documents
-GROWN = 0.5  # new documents for each old one
+GROWN = 0.5  # documents that the tree was not grown from, for each that it was
 STANDARD_ERRORS = 2.0
 
 
@@ -61,12 +61,13 @@ class Drift:
     """A verdict and the numbers behind it.
 
     Attributes:
-        verdict: ok; re-cluster (`hce index --rebuild`: the encoder serves, the tree has become too coarse); retrain;
-            or unknown, where there is no tree or too little is new.
+        verdict: ok; re-cluster (`hce rebuild`: the encoder serves, the tree does not fit any more); retrain; or
+            unknown, where there is no tree or too little is new.
         reasons: why, one sentence each.
         old: documents that were there at training.
         new: documents that came later.
         fullest: the share of the new documents that went to the one leaf that most of them went to.
+        outside: how many documents the tree was not grown from.
     """
 
     verdict: Verdict
@@ -74,6 +75,7 @@ class Drift:
     old: Population | None = None
     new: Population | None = None
     fullest: float = 0.0
+    outside: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -130,7 +132,7 @@ def measure_drift(
         )
     fullest = float(np.bincount(went_to).max() / len(went_to))
     old, new = populations
-    return _judge(old, new, fullest)
+    return _judge(old, new, fullest, int((leaves.leaf_of < 0).sum()))
 
 
 class _Leaves:
@@ -187,7 +189,7 @@ def _found(
     return float(((scores >= own[:, None]).sum(axis=1) < 10).mean())
 
 
-def _judge(old: Population, new: Population, fullest: float) -> Drift:
+def _judge(old: Population, new: Population, fullest: float, outside: int) -> Drift:
     retrain, recluster = [], []
     if old.cosine - new.cosine > FARTHER * old.spread:
         retrain.append(f"new documents lie farther from the leaves: cosine {new.cosine:.3f}, old ones {old.cosine:.3f}")
@@ -201,11 +203,12 @@ def _judge(old: Population, new: Population, fullest: float) -> Drift:
         recluster.append(
             f"{new.astray:.0%} of new documents go astray on the way down the tree, {old.astray:.0%} of old"
         )
-    if new.documents > GROWN * old.documents:
-        recluster.append(f"for every old document there are {new.documents / old.documents:.1f} new ones")
+    inside = old.documents + new.documents - outside
+    if outside > GROWN * inside:
+        recluster.append(f"the tree was grown from {inside:,} documents, and {outside:,} others have come since")
     verdict: Verdict = "retrain" if retrain else "re-cluster" if recluster else "ok"
     reasons = [*retrain, *recluster] or ["new documents fit in as well as old ones"]
-    return Drift(verdict, tuple(reasons), old, new, fullest)
+    return Drift(verdict, tuple(reasons), old, new, fullest, outside)
 
 
 def _differ(higher: float, count: int, lower: float, other_count: int, least: float) -> bool:

@@ -1,0 +1,202 @@
+"""The commands around an index: results on stdout, one line an error, exit codes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import hce.cli
+from hce.encoder import Encoder
+from hce.index import Index
+
+
+@pytest.fixture
+def run(capfd, monkeypatch):
+    """Call the command line in this process, which has torch loaded already."""
+
+    def call(*arguments: str, stdin: str | None = None) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["hce", *map(str, arguments)])
+        read_end, write_end = os.pipe()
+        saved = os.dup(0)
+        os.write(write_end, (stdin or "").encode())
+        os.close(write_end)
+        os.dup2(read_end, 0)
+        capfd.readouterr()
+        try:
+            hce.cli.main()
+            code = 0
+        except SystemExit as stopped:
+            code = stopped.code or 0
+        finally:
+            os.dup2(saved, 0)
+            os.close(saved)
+            os.close(read_end)
+        shown = capfd.readouterr()
+        return SimpleNamespace(code=code, out=shown.out, err=shown.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, module_static_encoder):
+    folder = tmp_path_factory.mktemp("model") / "static"
+    module_static_encoder.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory, planted_corpus):
+    path = tmp_path_factory.mktemp("corpus") / "planted.jsonl"
+    path.write_text("\n".join(document.to_json() for document in planted_corpus))
+    return path
+
+
+@pytest.fixture
+def index(tmp_path, planted_corpus, module_static_encoder):
+    Index.create(tmp_path / "index", planted_corpus, module_static_encoder, "grow").close()
+    return tmp_path / "index"
+
+
+def only_error(result: SimpleNamespace) -> str:
+    assert result.code == 1
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    (line,) = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def test_index_search_status_tree(run, corpus_file, model, tmp_path):
+    made = run("index", corpus_file, "-m", model, "-o", tmp_path / "index")
+    assert made.code == 0, made.err
+    assert made.out.startswith(f"240 documents are in {tmp_path / 'index'}; ")
+    found = run("search", tmp_path / "index", "star red w3", "-k", "2")
+    assert found.code == 0
+    lines = found.out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("  1  0.")
+    assert "star-red-" in lines[0]
+    assert lines[0].endswith("  star red")
+    answer = json.loads(run("search", tmp_path / "index", "star red w3", "-k", "2", "--json").out)
+    assert answer["query"] == "star red w3"
+    assert [hit["rank"] for hit in answer["hits"]] == [1, 2]
+    assert set(answer["hits"][0]) == {"rank", "score", "id", "title", "text", "metadata"}
+    assert answer["hits"][0]["id"] in lines[0]
+    assert json.loads(run("search", tmp_path / "index", "-", "-k", "2", "--json", stdin="star red w3\n").out) == answer
+    status = run("status", tmp_path / "index")
+    assert "documents  240 (0 added and 0 removed since it was made)" in status.out
+    assert "tree       3 levels" in status.out
+    assert json.loads(run("status", tmp_path / "index", "--json").out)["documents"] == 240
+    assert run("tree", tmp_path / "index").out.startswith("240 documents, 3 levels")
+
+
+def test_index_options_and_json(run, corpus_file, model, tmp_path):
+    options = ("-m", model, "-o", tmp_path / "index", "--engine", "flat", "--dtype", "float16", "--no-tree", "--json")
+    made = run("index", "-", *options, stdin=corpus_file.read_text())
+    facts = json.loads(made.out)
+    assert (facts["engine"], facts["dtype"], facts["tree_levels"]) == ("flat", "float16", 0)
+    assert only_error(run("tree", tmp_path / "index")).endswith("this index carries no tree; index anew to get one")
+    assert "exists and is not an empty folder" in only_error(run("index", corpus_file, *options[:4]))
+    assert "engine 'x': choose" in only_error(
+        run("index", corpus_file, "-m", model, "-o", tmp_path / "x", "--engine", "x")
+    )
+    assert run("index", corpus_file).code == 2
+
+
+def test_add_and_remove(run, index, tmp_path):
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.csv"
+    first.write_text('{"_id": "x", "text": "w190 w191", "lang": "en", "year": 2001}\n')
+    second.write_text("id,text,lang,year\ny,w190 w192,fr,1999\n")
+    added = run("add", index, first, second)
+    assert added.out == f"added 2; 242 documents are in {index}\n"
+    found = json.loads(run("search", index, "w190", "-k", "9", "-w", "year>=1990", "--json").out)["hits"]
+    assert {hit["id"] for hit in found} == {"x", "y"}  # of JSON a number, of CSV a text
+    found = json.loads(run("search", index, "w190", "-w", "year>=1990", "-w", "lang in fr,de", "--json").out)["hits"]
+    assert [hit["id"] for hit in found] == ["y"]
+    assert run("search", index, "w190", "-w", "lang=xx").out == "no document fulfils the conditions\n"
+    answer = json.loads(run("add", index, "-", "--json", stdin='{"id": "z", "text": "w5", "odd": "\\ud800"}').out)
+    assert answer == {"index": str(index), "added": 1, "documents": 243}
+    assert json.loads(run("search", index, "w5", "-w", "odd>=", "--json").out)["hits"][0]["metadata"] == {
+        "odd": "\ud800"
+    }
+    replaced = run("add", index, "-", "--update", stdin='{"id": "z", "text": "w6"}')
+    assert replaced.out == f"added 1; 243 documents are in {index}\n"
+    removed = run("remove", index, "x", "y")
+    assert removed.out == f"removed 2; 241 documents are in {index}\n"
+    answer = json.loads(run("remove", index, "-", "--json", stdin="z\nstar-red-0\n").out)
+    assert answer == {"index": str(index), "removed": 2, "documents": 239}
+    assert "239 (0 added and 1 removed" in run("status", index).out
+
+
+def test_rebuild(run, index, model):
+    run("remove", index, "star-red-0")
+    answer = run("rebuild", index, "--dtype", "float16")
+    assert answer.out == f"rebuilt {index}: 239 documents, 3 levels, flat engine\n"
+    assert run("tree", index).out.startswith("239 documents, 3 levels")
+    assert json.loads(run("rebuild", index, "--json").out)["dtype"] == "float16"
+
+
+def test_wrong_input_is_one_line_and_nothing_changes(run, index, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"_id": "x", "text": "w1"}\n{"_id": "y", "txt": "w2"}\n')
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"_id": "x", "text": "w1"}')
+    assert f"{bad}, line 2: document 'y' has no text" in only_error(run("add", index, bad))
+    assert f"{bad}, line 2: document 'y' has no text" in only_error(run("add", index, good, bad))
+    known = '{"_id": "a", "text": "w1"}\n{"_id": "star-red-0", "text": "w1"}'
+    assert "id 'star-red-0' is there already" in only_error(run("add", index, "-", stdin=known))
+    assert "no document 'nowhere' is there (1 of 2" in only_error(run("remove", index, "star-red-0", "nowhere"))
+    assert "condition 'year': write field=value" in only_error(run("search", index, "x", "--where", "year"))
+    assert "ask for 1 hit or more" in only_error(run("search", index, "x", "-k", "0"))
+    for command in (("status",), ("search", "x"), ("add", str(good)), ("remove", "x"), ("rebuild",)):
+        line = only_error(run(command[0], tmp_path / "nowhere", *command[1:]))
+        assert f"{tmp_path / 'nowhere'}: no index there" in line
+    assert json.loads(run("status", index, "--json").out)["documents"] == 240
+    assert run("search", index).code == 2
+    assert run("add", index).code == 2
+
+
+def test_each_command_explains_itself(run):
+    for command in ("index", "add", "remove", "search", "status", "rebuild"):
+        shown = run(command, "--help")
+        assert shown.code == 0
+        assert f"hce {command} my-index" in shown.out or "hce index docs" in shown.out
+        assert "--json" in shown.out
+
+
+def test_a_second_writer_on_the_command_line(run, index, monkeypatch):
+    monkeypatch.setattr("hce.store.Store.writing.__wrapped__.__defaults__", (0.1,))
+    with Index.open(index) as opened, opened._store.writing():
+        line = only_error(run("remove", index, "star-red-0"))
+    assert "another process is writing to this index; try again when it is done" in line
+
+
+def test_ctrl_c_leaves_all_as_it_was(run, index, corpus_file, model, tmp_path, monkeypatch):
+    encode, calls = Encoder.encode, []
+
+    def interrupted(self, texts, kind="document", **options):
+        calls.append(texts)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return encode(self, texts, kind, **options)
+
+    monkeypatch.setattr(Encoder, "encode", interrupted)
+    monkeypatch.setattr("hce.writing.DOCUMENTS_AT_ONCE", 1)  # the first of them is in the transaction by then
+    more = "\n".join(f'{{"_id": "x{i}", "text": "w{i}"}}' for i in range(5))
+    stopped = run("add", index, "-", stdin=more)
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err == "stopped; nothing was added; the same command starts over\n"
+    with Index.open(index) as opened:
+        assert len(opened) == 240
+        assert "x0" not in opened
+    del calls[1:]
+    stopped = run("index", corpus_file, "-m", model, "-o", tmp_path / "new")
+    assert stopped.code == 130
+    assert "the same command goes on with the vectors encoded so far" in stopped.err
+    assert not (tmp_path / "new").exists()
+    assert run("index", corpus_file, "-m", model, "-o", tmp_path / "new").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "new"]
