@@ -102,7 +102,7 @@ class Qrels(Mapping[str, Mapping[str, int]]):
     def write(self, path: str | Path, form: Literal["beir", "trec"] = "beir") -> None:
         """Write BEIR's TSV (with its header line) or TREC's four columns, atomically."""
         separator = "\t" if form == "beir" else " "
-        with _open_text(path) as file:
+        with open_text(path) as file:
             if form == "beir":
                 file.write("\t".join(BEIR_HEADER) + "\n")
             for judgment in self.judgments():
@@ -112,7 +112,7 @@ class Qrels(Mapping[str, Mapping[str, int]]):
 
 
 @contextmanager
-def _open_text(path: str | Path) -> Iterator[IO[str]]:
+def open_text(path: str | Path) -> Iterator[IO[str]]:
     """Open a text file for writing, atomically, compressed where the name says so."""
     if Path(path).suffix.lower() != ".gz":
         with open_atomically(path) as file:
@@ -201,7 +201,7 @@ def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
     suffix = format_suffix(path)
     if suffix not in (".tsv", *JSONL_SUFFIXES):
         raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
-    with _open_text(path) as file:
+    with open_text(path) as file:
         for query in queries:
             if suffix == ".tsv":
                 file.write("\t".join([_column(query.id, "\t"), " ".join(query.text.split())]) + "\n")

@@ -1,0 +1,277 @@
+"""`hce evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+
+import typer
+
+from hce.commands.common import JsonOption, SeedOption, err, out, print_json
+from hce.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hce.corpus import Corpus
+    from hce.dense import DenseSearcher
+    from hce.diagnostics import Diagnosis
+    from hce.encoder import Encoder
+    from hce.evaluate import Report
+    from hce.judgments import Qrels, Query
+    from hce.runs import Run
+    from hce.significance import Paired
+
+MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
+PER_QUERY_SUFFIXES = (".tsv", ".jsonl")
+
+
+class Asked(NamedTuple):
+    """What is measured by: documents and queries are read only where a model has to search."""
+
+    folder: Path
+    split: str
+    qrels: Qrels
+    queries: dict[str, Query]
+    corpus: Corpus | None
+    depth: int
+    drop_self: bool
+
+
+class System(NamedTuple):
+    """What is measured: a run, and what made it, if that was a model."""
+
+    name: str
+    run: Run
+    searcher: DenseSearcher | None
+
+
+def evaluate(
+    dataset: Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what to measure: a model or encoder")
+    ] = None,
+    run_file: Annotated[Path | None, typer.Option(help="measure this TREC run instead of a model")] = None,
+    split: Annotated[str, typer.Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
+    measures: Annotated[str, typer.Option(help="names, with commas between them")] = MEASURES,
+    against: Annotated[
+        str | None, typer.Option(metavar="DIR|NAME|HUB-ID", help="compare with this model, query by query")
+    ] = None,
+    against_run: Annotated[Path | None, typer.Option(help="compare with this TREC run")] = None,
+    by_level: Annotated[bool, typer.Option("--by-level", help="also show where queries lose their way in the tree")] = (
+        False
+    ),
+    run: Annotated[Path | None, typer.Option(help="write the rankings as a TREC run (.gz: compressed)")] = None,
+    per_query: Annotated[Path | None, typer.Option(help="write each query's values: a .tsv or .jsonl file")] = None,
+    depth: Annotated[int, typer.Option(help="hits to ask for; a deeper cut-off asks for more", min=1)] = 100,
+    drop_self: Annotated[
+        bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
+    ] = True,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how well a model, or a run of any system, ranks the documents judged relevant.
+
+    Examples:
+      hce evaluate scifact -m my-model
+      hce evaluate scifact -m my-model --against minilm --measures ndcg@10,mrr@10
+      hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
+      hce evaluate scifact --run-file my.trec --against-run bm25.trec
+    """
+    from hce.evaluate import score_run
+    from hce.measures import parse_measure
+
+    names = [str(parse_measure(name)) for name in measures.split(",")]
+    _check_options(model, run_file, against, against_run, by_level)
+    _check_outputs(run, per_query)
+    deepest = max([depth, *(parse_measure(name).cutoff or 0 for name in names)])
+    asked = _load(dataset, split, bool(model or against), deepest, drop_self)
+    given = [(model, run_file), (against, against_run)]
+    sources = [_open(*each) for each in given if any(each)]  # all of them first: a wrong one is found before the work
+    systems = [source if isinstance(source, System) else _search(asked, source) for source in sources]
+    reports = [score_run(system.run, asked.qrels, names, drop_self=drop_self) for system in systems]
+    _tell_what_is_missing(systems, reports)
+    paired = _paired(reports, seed) if len(reports) == 2 else {}
+    searcher = systems[0].searcher
+    diagnosis = _diagnosis(asked, searcher, seed) if by_level and searcher else None
+    _write(systems[0], reports[0], run, per_query)
+    if as_json:
+        print_json(_as_json(asked, systems, reports, paired, diagnosis))
+        return
+    documents = f" · {len(asked.corpus):,} documents" if asked.corpus else ""
+    out.print(f"{dataset} · {split} · {len(asked.qrels):,} queries{documents}\n", soft_wrap=True)
+    out.print(_table(systems, reports, paired))
+    if diagnosis:
+        out.print(f"\n{diagnosis}", soft_wrap=True)
+
+
+def _check_options(
+    model: str | None, run_file: Path | None, against: str | None, against_run: Path | None, by_level: bool
+) -> None:
+    if bool(model) == bool(run_file):
+        raise InputError("give either --model, or --run-file with a run to measure")
+    if against and against_run:
+        raise InputError("give either --against or --against-run, not both")
+    if by_level and not model:
+        raise InputError("--by-level needs --model: a run does not tell how a query went down the tree")
+
+
+def _check_outputs(run: Path | None, per_query: Path | None) -> None:
+    """Refuse before the work, not after it."""
+    for path in (run, per_query):
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            reason = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise InputError(f"{path}: {reason}; give the name of a file in a folder that is there")
+    if per_query and per_query.suffix not in PER_QUERY_SUFFIXES:
+        raise InputError(f"{per_query}: values of queries are written as {' or '.join(PER_QUERY_SUFFIXES)}")
+
+
+def _load(folder: Path, split: str, with_corpus: bool, depth: int, drop_self: bool) -> Asked:
+    from hce.corpus import Corpus
+    from hce.evaluate import check_documents
+    from hce.judgments import Qrels, find_queries, find_split, read_queries
+
+    path = find_split(folder, split)
+    if not with_corpus:
+        return Asked(folder, split, Qrels.read(path), {}, None, depth, drop_self)
+    queries = read_queries(find_queries(folder))
+    qrels = Qrels.read(path, queries=queries)
+    corpus = Corpus.load(folder)
+    check_documents(qrels, corpus.left_out.union(corpus.ids), str(folder))
+    return Asked(folder, split, qrels, queries, corpus, depth, drop_self)
+
+
+def _open(model: str | None, run_file: Path | None) -> System | Encoder:
+    """A run from its file, or a model that has yet to search."""
+    from hce.encoder import Encoder
+    from hce.runs import read_run
+
+    return Encoder.load(model) if model else System(str(run_file), read_run(str(run_file)), None)
+
+
+def _search(asked: Asked, encoder: Encoder) -> System:
+    from hce.dense import DenseSearcher
+    from hce.evaluate import rank
+
+    corpus = cast("Corpus", asked.corpus)  # it was read, as there is a model
+    if encoder.name == "static":
+        err.print("static is measured as it was distilled: not fitted to this corpus, not trained", soft_wrap=True)
+    searcher = DenseSearcher(encoder, corpus.ids, encoder.encode(list(corpus.texts()), progress=True))
+    run = rank(searcher, asked.queries, asked.qrels, asked.depth, drop_self=asked.drop_self)
+    return System(encoder.name, run, searcher)
+
+
+def _tell_what_is_missing(systems: list[System], reports: list[Report]) -> None:
+    if reports[0].without_positives:
+        count, first = len(reports[0].without_positives), reports[0].without_positives[0]
+        err.print(f"{count:,} judged queries have no relevant document ({first!r} …) and count 0", soft_wrap=True)
+    for system, report in zip(systems, reports, strict=True):
+        if report.without_hits:
+            count, first = len(report.without_hits), report.without_hits[0]
+            err.print(f"{system.name}: {count:,} queries have no hits ({first!r} …) and count 0", soft_wrap=True)
+
+
+def _paired(reports: list[Report], seed: int) -> dict[str, tuple[Paired, float]]:
+    """For each measure the comparison, and its p corrected for the number of measures."""
+    from hce.significance import compare_paired, holm
+
+    first, second = (report.per_query for report in reports)
+    compared = {name: compare_paired(first[name], second[name], seed) for name in first}
+    corrected = holm([paired.p for paired in compared.values()])
+    return {name: (compared[name], p) for name, p in zip(compared, corrected, strict=True)}
+
+
+def _diagnosis(asked: Asked, searcher: DenseSearcher, seed: int) -> Diagnosis:
+    from hce.diagnostics import diagnose
+    from hce.hierarchy import Hierarchy
+
+    encoder = searcher.encoder
+    saved = _saved_tree(Path(encoder.name), cast("Corpus", asked.corpus).fingerprint)
+    if saved:
+        hierarchy = Hierarchy.load(saved)
+    else:
+        err.print(f"{encoder.name} holds no tree of this corpus; growing one from its vectors", soft_wrap=True)
+        hierarchy = Hierarchy.build(searcher.vectors, seed=seed, device=encoder.device)
+    vectors = encoder.encode([asked.queries[query_id].text for query_id in asked.qrels], "query")
+    queries = dict(zip(asked.qrels, vectors, strict=True))
+    return diagnose(hierarchy, searcher.ids, searcher.vectors, queries, asked.qrels)
+
+
+def _saved_tree(model: Path, corpus_fingerprint: str) -> Path | None:
+    """The tree inside a model, if it is one of these documents."""
+    if not (model / "hce.json").is_file() or not (model / "hierarchy").is_dir():
+        return None
+    facts = json.loads((model / "hce.json").read_text(encoding="utf-8"))
+    return model / "hierarchy" if facts["corpus"]["fingerprint"] == corpus_fingerprint else None
+
+
+def _write(system: System, report: Report, run: Path | None, per_query: Path | None) -> None:
+    from hce.atomic import open_atomically
+    from hce.runs import write_run
+
+    if run:
+        write_run(run, system.run)
+        err.print(f"rankings written to {run}", soft_wrap=True)
+    if per_query:
+        with open_atomically(per_query) as file:
+            file.writelines(line + "\n" for line in _per_query_lines(report, per_query.suffix))
+        err.print(f"values of each query written to {per_query}", soft_wrap=True)
+
+
+def _per_query_lines(report: Report, suffix: str) -> list[str]:
+    names = list(report.per_query)
+    rows = {query_id: [report.per_query[name][query_id] for name in names] for query_id in report.per_query[names[0]]}
+    if suffix == ".jsonl":
+        return [
+            json.dumps({"query": query_id, **dict(zip(names, values, strict=True))}, ensure_ascii=False)
+            for query_id, values in rows.items()
+        ]
+    lines = ["\t".join(["query", *names])]
+    return lines + ["\t".join([query_id, *map(repr, values)]) for query_id, values in rows.items()]
+
+
+def _table(systems: list[System], reports: list[Report], paired: dict[str, tuple[Paired, float]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    short = [Path(system.name).name for system in systems]
+    for name in short if len(set(short)) == len(systems) else [system.name for system in systems]:
+        table.add_column(name, justify="right", overflow="fold", min_width=6)
+    for heading in ("diff.", "95 %", "p (Holm)", "+/−") if paired else ():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in reports[0].means:
+        cells = [name, *(f"{report.means[name]:.4f}" for report in reports)]
+        if paired:
+            each, corrected = paired[name]
+            cells += [f"{each.difference:+.4f}", f"{each.low:+.3f}…{each.high:+.3f}"]
+            cells += [f"{corrected:.4f}", f"{each.better}/{each.worse}"]
+        table.add_row(*cells)
+    return table
+
+
+def _as_json(
+    asked: Asked,
+    systems: list[System],
+    reports: list[Report],
+    paired: dict[str, tuple[Paired, float]],
+    diagnosis: Diagnosis | None,
+) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "dataset": str(asked.folder),
+        "split": asked.split,
+        "queries": len(asked.qrels),
+        "documents": len(asked.corpus) if asked.corpus else None,
+        "system": systems[0].name,
+        "measures": reports[0].means,
+        "without_positives": reports[0].without_positives,
+        "without_hits": reports[0].without_hits,
+    }
+    if paired:
+        compared = {name: {**each._asdict(), "p_holm": corrected} for name, (each, corrected) in paired.items()}
+        answer["against"] = {"system": systems[1].name, "measures": reports[1].means, "paired": compared}
+    if diagnosis:
+        steps = [step._asdict() for step in diagnosis.steps]
+        answer["by_level"] = {"steps": steps, "left_at": diagnosis.left_at, "verdict": diagnosis.verdict}
+    return answer

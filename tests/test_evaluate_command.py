@@ -1,0 +1,243 @@
+"""`hce evaluate`: a table or one JSON document on stdout, files on request, one line where the input is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import hce.cli
+from hce.adapting import train
+from hce.corpus import Corpus
+from hce.dense import DenseSearcher
+from hce.evaluate import evaluate
+from hce.judgments import Dataset
+from hce.recipe import Recipe
+from hce.runs import read_run
+from hce.significance import compare_paired, holm
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `hce evaluate` in this process, as main() does it."""
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["hce", "evaluate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            hce.cli.main()
+        return Outcome(stopped.value.code or 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, planted_corpus):
+    """The planted corpus with 48 queries of two words of a document, and a query whose own id is a document's."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "qrels").mkdir()
+    (folder / "corpus.jsonl").write_text("\n".join(document.to_json() for document in planted_corpus))
+    queries, judged = [], ["query-id\tcorpus-id\tscore"]
+    for number, document in enumerate(planted_corpus[::5]):
+        queries.append({"_id": f"q{number}", "text": " ".join(document.text.split()[2:7])})
+        judged.append(f"q{number}\t{document.id}\t1")
+    queries.append({"_id": planted_corpus[0].id, "text": planted_corpus[0].text})
+    judged += [f"{planted_corpus[0].id}\t{planted_corpus[1].id}\t1", f"q0\t{planted_corpus[1].id}\t0"]
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    (folder / "qrels" / "test.tsv").write_text("\n".join(judged))
+    (folder / "qrels" / "dev.tsv").write_text("\n".join(judged[:5]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory, module_static_encoder):
+    folder = tmp_path_factory.mktemp("encoder") / "static"
+    module_static_encoder.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory, module_static_encoder, planted_corpus):
+    folder = tmp_path_factory.mktemp("other") / "fitted"
+    module_static_encoder.fitted_to(planted_corpus).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder, module_static_encoder):
+    """The same through the Python interface."""
+    dataset = Dataset.load(folder)
+    vectors = module_static_encoder.encode(list(dataset.corpus.texts()))
+    searcher = DenseSearcher(module_static_encoder, dataset.corpus.ids, vectors)
+    return evaluate(searcher, dataset.queries, dataset.qrels, ["nDCG@10", "RR@10", "R_cap@5"])
+
+
+CHOSEN = ("--measures", "NDCG@10,mrr@10,capped_recall@5")
+
+
+def test_a_table_run_and_values_of_each_query(run, folder, encoder_folder, expected, tmp_path):
+    files = ("--run", tmp_path / "run.trec.gz", "--per-query", tmp_path / "each.tsv")
+    outcome = run(folder, "-m", encoder_folder, *CHOSEN, *files)
+    assert outcome.code == 0, outcome.err
+    assert f"{folder} · test · 49 queries · 240 documents" in outcome.out
+    for name in ("nDCG@10", "RR@10", "R_cap@5"):
+        assert [name, f"{expected.means[name]:.4f}"] in [line.split() for line in outcome.out.splitlines()]
+    rows = [line.split("\t") for line in (tmp_path / "each.tsv").read_text().splitlines()]
+    assert rows[0] == ["query", "nDCG@10", "RR@10", "R_cap@5"]
+    assert {row[0]: float(row[1]) for row in rows[1:]} == expected.per_query["nDCG@10"]
+    assert len(read_run(tmp_path / "run.trec.gz")["q0"]) == 100
+
+    again = run(folder, "--run-file", tmp_path / "run.trec.gz", *CHOSEN, "--per-query", tmp_path / "each.jsonl")
+    assert again.code == 0, again.err
+    figures = [line.split() for line in outcome.out.splitlines()[-3:]]
+    assert [line.split() for line in again.out.splitlines()[-3:]] == figures
+    values = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
+    assert {each["query"]: each["RR@10"] for each in values} == expected.per_query["RR@10"]
+
+
+def test_json(run, folder, encoder_folder, expected):
+    outcome = run(folder, "-m", encoder_folder, *CHOSEN, "--json")
+    answer = json.loads(outcome.out)
+    assert answer["measures"] == pytest.approx(expected.means)
+    assert (answer["queries"], answer["documents"], answer["split"]) == (49, 240, "test")
+    assert answer["without_positives"] == []
+    assert "against" not in answer
+
+
+def test_the_query_itself_is_dropped_unless_kept(run, folder, encoder_folder, planted_corpus, tmp_path):
+    own = planted_corpus[0].id
+    run(folder, "-m", encoder_folder, "--run", tmp_path / "dropped.trec")
+    run(folder, "-m", encoder_folder, "--run", tmp_path / "kept.trec", "--keep-self")
+    assert own not in [hit.id for hit in read_run(tmp_path / "dropped.trec")[own]]
+    assert read_run(tmp_path / "kept.trec")[own][0].id == own
+    # Also where the run of another tool has it in.
+    values = json.loads(run(folder, "--run-file", tmp_path / "kept.trec", "--json").out)["measures"]
+    kept = json.loads(run(folder, "--run-file", tmp_path / "kept.trec", "--json", "--keep-self").out)["measures"]
+    assert values == json.loads(run(folder, "--run-file", tmp_path / "dropped.trec", "--json").out)["measures"]
+    assert kept["nDCG@10"] < values["nDCG@10"]
+
+
+def test_against_another_model_or_run(run, folder, encoder_folder, other_folder, tmp_path):
+    run(folder, "-m", other_folder, "--run", tmp_path / "other.trec")
+    options = ("-m", encoder_folder, "--measures", "nDCG@10,R@5", "--json")
+    by_model = json.loads(run(folder, *options, "--against", other_folder).out)
+    by_run = json.loads(run(folder, *options, "--against-run", tmp_path / "other.trec").out)
+    assert by_model["against"]["paired"] == by_run["against"]["paired"]
+    assert by_model["measures"] != by_model["against"]["measures"]
+    values = {}
+    for system in (encoder_folder, other_folder):
+        run(folder, "-m", system, "--measures", "nDCG@10,R@5", "--per-query", tmp_path / "each.jsonl")
+        values[system] = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
+    paired = {
+        name: compare_paired(*({each["query"]: each[name] for each in values[system]} for system in values))
+        for name in ("nDCG@10", "R@5")
+    }
+    corrected = holm([each.p for each in paired.values()])
+    for (name, each), p in zip(paired.items(), corrected, strict=True):
+        assert by_model["against"]["paired"][name] == pytest.approx({**each._asdict(), "p_holm": p})
+    table = run(folder, *options[:-1], "--against", other_folder).out
+    assert "p (Holm)" in table
+    assert f"{paired['nDCG@10'].difference:+.4f}" in table
+
+
+def test_by_level_grows_a_tree_or_takes_the_models_own(run, folder, encoder_folder, tmp_path):
+    grown = run(folder, "-m", encoder_folder, "--by-level")
+    assert "holds no tree of this corpus; growing one" in grown.err
+    assert "3, document" in grown.out
+    assert "paper supposes" in grown.out
+    recipe = Recipe(epochs=1, batch_size=32, branching=4)
+    tree = train(Corpus.load(folder), str(encoder_folder), recipe=recipe, output=tmp_path / "model").hierarchy
+    own = run(folder, "-m", tmp_path / "model", "--by-level", "--json")
+    assert "growing" not in own.err
+    answer = json.loads(own.out)["by_level"]
+    assert len(answer["steps"]) == tree.depth == 4
+    assert answer["steps"][0]["choices"] == tree.node_count(1)
+    assert set(answer["left_at"].values()) <= {None, 1, 2, 3, 4}
+    assert len(answer["left_at"]) == 49
+
+
+def test_what_counts_zero_is_said(run, folder, tmp_path):
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("q0\tx\t1\nq1\ty\t0\nq2\tz\t1\n")
+    (tmp_path / "run.trec").write_text("q0 Q0 x 1 1.0 t\nq1 Q0 y 1 1.0 t\nunjudged Q0 y 1 1.0 t\n")
+    outcome = run(tmp_path, "--run-file", tmp_path / "run.trec", "--measures", "R@1")
+    assert "1 judged queries have no relevant document ('q1' …) and count 0" in outcome.err
+    assert f"{tmp_path / 'run.trec'}: 1 queries have no hits ('q2' …) and count 0" in outcome.err
+    assert ["R@1", "0.3333"] in [line.split() for line in outcome.out.splitlines()]
+
+
+def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_folder, tmp_path, caplog):
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    (tmp_path / "qrels").mkdir()
+    judgments = (folder / "qrels" / "test.tsv").read_text()
+    (tmp_path / "qrels" / "test.tsv").write_text(judgments + "\nq3\tnowhere\t1\n")
+    assert run(tmp_path, "-m", encoder_folder).code == 0
+    assert "1 of 50 documents judged relevant are not in the corpus (the first is 'nowhere')" in caplog.text
+    (tmp_path / "qrels" / "test.tsv").write_text("q3\tnowhere\t1\nq4\tnowhere else\t1\n")
+    outcome = run(tmp_path, "-m", encoder_folder)
+    assert outcome.code == 1
+    assert "none of the 2 documents judged relevant (the first is 'nowhere') is in the corpus" in outcome.err
+    (tmp_path / "qrels" / "test.tsv").write_text("q3\tstar-red-0\t1\nq999\tstar-red-0\t1\n")
+    outcome = run(tmp_path, "-m", encoder_folder)
+    assert "line 2: query 'q999' is not among the queries" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("-m", "static", "--split", "train"),
+            "no split 'train' (qrels/train.tsv); choose one of those there: dev, test",
+        ),
+        (("-m", "static", "--measures", "goodness@3"), "unknown measure 'goodness@3'; known are nDCG@10"),
+        ((), "give either --model, or --run-file"),
+        (("-m", "static", "--run-file", "{tmp}/r"), "give either --model, or --run-file"),
+        (("-m", "static", "--against", "x", "--against-run", "y"), "either --against or --against-run"),
+        (("--run-file", "{tmp}/r", "--by-level"), "--by-level needs --model"),
+        (("--run-file", "{tmp}/nowhere"), "nowhere: cannot be read"),
+        (("--run-file", "{tmp}/empty"), "an empty run"),
+        (("--run-file", "{tmp}/short"), "short, line 1: 3 columns; a line of a TREC run has 6"),
+        (("--run-file", "{tmp}/strange"), "none of the 1 queries of the run (the first is 'x')"),
+        (("-m", "static", "--per-query", "{tmp}/values.csv"), "values of queries are written as .tsv or .jsonl"),
+        (("-m", "static", "--run", "{tmp}/no/run"), "there is no folder"),
+        (("-m", "static", "--run", "{tmp}"), "is a folder; give the name of a file"),
+        (("-m", "/no/such/model"), "no encoder '/no/such/model'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_changes_nothing(run, folder, tmp_path, options, message):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "short").write_text("q1 d1 1.0\n")
+    (tmp_path / "strange").write_text("x Q0 d1 1 1.0 t\n")
+    before = sorted(tmp_path.iterdir())
+    outcome = run(folder, *(option.format(tmp=tmp_path) for option in options))
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert [line for line in outcome.err.splitlines() if line.startswith("error: ") and message in line]
+    assert "Traceback" not in outcome.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_is_none(run, tmp_path):
+    assert "no such folder" in run(tmp_path / "nowhere", "-m", "static").err
+
+
+def test_the_tables_figures_are_those_of_the_vectors(run, folder, encoder_folder, module_static_encoder):
+    """Success@1 by the command, and by a matrix product."""
+    dataset = Dataset.load(folder)
+    documents = module_static_encoder.encode(list(dataset.corpus.texts()))
+    ids, found = dataset.corpus.ids, []
+    for query_id in dataset.qrels:
+        scores = documents @ module_static_encoder.encode([dataset.queries[query_id].text], "query")[0]
+        order = [ids[number] for number in np.argsort(-scores)]
+        found.append(next(name for name in order if name != query_id) in dataset.qrels.positives(query_id))
+    answer = json.loads(run(folder, "-m", encoder_folder, "--json", "--measures", "hit@1").out)
+    assert answer["measures"] == {"Success@1": pytest.approx(np.mean(found))}
