@@ -78,7 +78,7 @@ def verified_minilm_folder() -> Path:
     folder = Path(spec.origin).parent / "model"
     for name, published in PUBLISHED_SHA256.items():
         path = folder / name
-        found = _sha256(path) if path.is_file() else "missing"
+        found = sha256_of(path) if path.is_file() else "missing"
         if found != published:
             raise FormatError(
                 f"{path} is not the published all-MiniLM-L6-v2 (sha256 {found}, expected {published}); reinstall with "
@@ -128,7 +128,8 @@ def _static_fingerprint() -> str:
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):

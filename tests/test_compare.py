@@ -1,0 +1,347 @@
+"""Comparisons: the same for all, kept, continued, tested for significance, and shown four ways."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from hce import bench
+from hce.baselines.base import Built, System
+from hce.baselines.systems import SYSTEMS
+from hce.commands.compare import _save
+from hce.commands.compare import compare as command
+from hce.compare import compare
+from hce.compare_page import page
+from hce.comparison import BETTER, REFERENCE, WORSE, Comparison, Result, as_json, as_markdown, cells, notes, table
+from hce.dense import Scored
+from hce.errors import FormatError, InputError
+from hce.judgments import Judgment, Qrels, Query, write_queries
+from hce.significance import compare_paired, holm
+
+BUDGET = {"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "dev_queries": 24}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, concept_corpus):
+    """A BEIR folder: 60 queries to train on, 40 to test with."""
+    root = tmp_path_factory.mktemp("data") / "concepts"
+    (root / "qrels").mkdir(parents=True)
+    (root / "corpus.jsonl").write_text("\n".join(document.to_json() for document in concept_corpus))
+    rng = np.random.default_rng(5)
+    queries, splits = [], {"train": [], "test": []}
+    for number in range(100):
+        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
+        queries.append(Query(f"q{number}", " ".join(f"w{5 * c + rng.integers(5)}" for c in concepts)))
+        splits["train" if number < 60 else "test"].append(Judgment(f"q{number}", f"d{number}", 1))
+    write_queries(root / "queries.jsonl", queries)
+    for name, judgments in splits.items():
+        Qrels(judgments).write(root / "qrels" / f"{name}.tsv")
+    return root
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory, module_static_encoder):
+    path = tmp_path_factory.mktemp("encoder") / "static"
+    module_static_encoder.save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def compared(folder, encoder_folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("output") / "comparison"
+    names = ["hce", "bm25", "untrained"]
+    return output, compare(folder, output, names, encoder=encoder_folder, seeds=2, settings=BUDGET)
+
+
+# ------------------------------------------------------------------------------------------------------- the running
+
+
+def test_every_system_is_run_and_the_one_without_the_tree_too(compared):
+    _, comparison = compared
+    assert list(comparison.systems) == ["bm25", "untrained", "no-tree", "hce"]
+    assert [(each.system, each.seed) for each in comparison.results] == [
+        ("bm25", 0),
+        ("untrained", 0),
+        ("no-tree", 0),
+        ("no-tree", 1),
+        ("hce", 0),
+        ("hce", 1),
+    ]
+    assert comparison.pairs == (("hce", "no-tree"),)
+    for result in comparison.results:
+        assert set(result.per_query) == {"nDCG@10", "R@10", "R@100"}
+        assert all(len(values) == 40 for values in result.per_query.values())
+        assert result.search_ms > 0
+        assert (result.training_seconds > 0) == (result.system in {"no-tree", "hce"})
+    assert comparison.of("hce")[0].facts["mode"] == "joint"
+    assert comparison.about["training"] == "40 labelled queries"  # 20 of 60 are held out to choose by
+
+
+def test_finished_systems_are_not_run_again(compared, folder, encoder_folder, monkeypatch):
+    output, comparison = compared
+    monkeypatch.setattr(bench.Bench, "_run", lambda *args, **options: pytest.fail("was run again"))
+    seen = []
+    again = compare(
+        folder,
+        output,
+        ["hce", "bm25", "untrained"],
+        encoder=encoder_folder,
+        seeds=2,
+        settings=BUDGET,
+        on_result=seen.append,
+    )
+    assert again == comparison
+    assert all(finished.cached for finished in seen)
+    with pytest.raises(pytest.fail.Exception):  # another budget is another result
+        compare(folder, output, ["hce"], encoder=encoder_folder, settings={**BUDGET, "epochs": 2})
+    with pytest.raises(pytest.fail.Exception):
+        compare(folder, output, ["bm25"], encoder=encoder_folder, settings=BUDGET, measures=["AP"])
+
+
+def test_a_killed_comparison_goes_on(folder, encoder_folder, tmp_path, monkeypatch):
+    runs = []
+    original = bench.Bench._run
+
+    def dying(self, name, seed, work, **options):
+        runs.append(name)
+        if runs == ["bm25", "untrained"]:
+            raise KeyboardInterrupt
+        return original(self, name, seed, work, **options)
+
+    monkeypatch.setattr(bench.Bench, "_run", dying)
+    with pytest.raises(KeyboardInterrupt):
+        compare(folder, tmp_path, ["bm25", "untrained"], encoder=encoder_folder, settings=BUDGET)
+    compare(folder, tmp_path, ["bm25", "untrained"], encoder=encoder_folder, settings=BUDGET)
+    assert runs == ["bm25", "untrained", "untrained"]
+    kept = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "results").iterdir())
+    assert kept == ["bm25-0", "untrained-0"]  # and nothing unfinished
+
+
+def test_all_are_given_the_same(folder, encoder_folder, tmp_path, monkeypatch):
+    """Same pairs, dev queries and recipe but for the seed; test queries are nowhere among them."""
+    tasks = []
+
+    class Nothing:
+        def search(self, queries, k):
+            return [[Scored("d0", 1.0)] for _ in queries]
+
+    def build(task):
+        tasks.append(task)
+        return Built(Nothing(), 0.0, 0.0, 1)
+
+    for name in ("no-tree", "hce"):
+        monkeypatch.setitem(SYSTEMS, name, System("nothing", build))
+    compare(folder, tmp_path, ["hce"], encoder=encoder_folder, seeds=2)
+    assert [task.recipe.seed for task in tasks] == [0, 1, 0, 1]
+    assert {task.recipe.epoch_pairs for task in tasks} == {240}
+    first = tasks[0]
+    for task in tasks:
+        assert replace(task.recipe, seed=0) == first.recipe
+        assert set(task.pairs.queries) == set(first.pairs.queries)
+        assert set(task.dev.queries) == set(first.dev.queries)
+    assert set(first.pairs.queries) | set(first.dev.queries) == {f"q{n}" for n in range(60)}
+    assert not set(first.pairs.queries) & set(first.dev.queries)
+
+
+def test_a_query_in_two_splits_is_only_measured(folder, encoder_folder, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setitem(SYSTEMS, "bm25", replace(SYSTEMS["bm25"], build=lambda task: seen.append(task) or 1 / 0))
+    qrels = folder / "qrels" / "overlap.tsv"
+    Qrels([Judgment("q3", "d3", 1), Judgment("q70", "d70", 1)]).write(qrels)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            compare(folder, tmp_path, ["bm25"], encoder=encoder_folder, split="overlap", settings=BUDGET)
+    finally:
+        qrels.unlink()
+    assert "q3" not in seen[0].pairs.queries
+    assert "q3" not in seen[0].dev.queries
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"systems": ["bm25", "colbert"]}, "unknown system 'colbert'; there are bm25, "),
+        ({"systems": ["tsdae"]}, "'tsdae' needs a transformer"),
+        ({"systems": ["hce+qg"]}, "needs generated queries"),
+        ({"measures": ["goodness"]}, "unknown measure 'goodness'"),
+        ({"split": "validation"}, "no split 'validation' .*: test, train"),
+        ({"seeds": 0}, "seeds 0"),
+        ({"settings": {"batch_size": 1000}}, "batch_size 1000 is larger than the corpus"),
+        ({"settings": {"pace": 1}}, "unknown setting pace"),
+        ({"generated": "strange.jsonl"}, "document 'nobody' is not in"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(options, message, folder, encoder_folder, tmp_path):
+    if "generated" in options:
+        (tmp_path / "strange.jsonl").write_text('{"document": "nobody", "query": "x"}\n')
+        options = {"generated": tmp_path / "strange.jsonl"}
+    with pytest.raises(InputError, match=message):
+        compare(folder, tmp_path / "out", encoder=encoder_folder, **{"systems": ["bm25"], **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_used(folder, encoder_folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: cannot be made a folder"):
+        compare(folder, tmp_path / "file", ["bm25"], encoder=encoder_folder)
+    compare(folder, tmp_path / "out", ["bm25"], encoder=encoder_folder)
+    (result,) = (tmp_path / "out" / "results").iterdir()
+    result.write_text("{")
+    with pytest.raises(FormatError, match="no result of a comparison"):
+        compare(folder, tmp_path / "out", ["bm25"], encoder=encoder_folder)
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+
+def made_up(**means: list[list[float]]) -> Comparison:
+    """Systems by name, each a list of seeds, each a list of values by query."""
+    results = [
+        Result(
+            name.replace("_", "-"), seed, {"M": {f"q{i}": v for i, v in enumerate(values)}}, 12.0, 3.0, 0.5, 2_000_000
+        )
+        for name, seeds in means.items()
+        for seed, values in enumerate(seeds)
+    ]
+    names = [name.replace("_", "-") for name in means]
+    pairs = (("hce", "no-tree"),) if {"hce", "no-tree"} <= set(names) else ()
+    return Comparison(
+        {"collection": "<b>made up</b>"},
+        ("M",),
+        {name: f"about {name}" for name in names},
+        frozenset({"hce"}),
+        tuple(results),
+        pairs,
+    )
+
+
+RNG = np.random.default_rng(0)
+LOW, MIDDLE = (RNG.random(60) * 0.2).tolist(), (0.4 + RNG.random(60) * 0.2).tolist()
+HIGH = [[value + 0.1 + 0.01 * seed for value in MIDDLE] for seed in range(2)]
+COMPARISON = made_up(bm25=[LOW], no_tree=[MIDDLE], hce=HIGH)
+
+
+def test_the_best_rival_is_the_best_without_the_tree():
+    assert COMPARISON.best_rival == "no-tree"
+    assert made_up(hce=HIGH).best_rival is None
+    assert made_up(bm25=[LOW]).best_rival is None
+
+
+def test_rows_hold_means_spread_and_corrected_significance():
+    low, middle, high = table(COMPARISON).rows
+    assert [low.mark("M"), middle.mark("M"), high.mark("M")] == [WORSE, REFERENCE, BETTER]
+    assert high.scores["M"].mean == pytest.approx(fmean(map(fmean, HIGH)))
+    assert high.scores["M"].spread == pytest.approx(0.01 / 2**0.5)
+    assert low.scores["M"].spread == 0
+    merged = {f"q{i}": (a + b) / 2 for i, (a, b) in enumerate(zip(*HIGH, strict=True))}
+    reference = {f"q{i}": value for i, value in enumerate(MIDDLE)}
+    expected = compare_paired(merged, reference)
+    assert high.versus["M"] == expected
+    other = compare_paired({f"q{i}": value for i, value in enumerate(LOW)}, reference)
+    assert [low.adjusted["M"], high.adjusted["M"]] == holm([other.p, expected.p])
+    assert middle.versus == {}
+
+
+def test_a_difference_by_chance_is_not_marked():
+    noisy = [[value + (0.01 if i % 2 else -0.0099) for i, value in enumerate(MIDDLE)]]
+    _, row = table(made_up(no_tree=[MIDDLE], hce=noisy)).rows
+    assert row.versus["M"].difference > 0
+    assert row.mark("M") == ""
+
+
+def test_text_and_markdown_and_json_say_the_same():
+    results = table(COMPARISON)
+    rows = results.rows
+    assert cells(rows[1], ["M"]) == ["no-tree", f"{fmean(MIDDLE):.4f} ◆", "12.0 s", "3.0 s", "0.50 ms", "2.0 MB"]
+    markdown = as_markdown(results)
+    assert "| " + " | ".join(cells(rows[2], ["M"])) + " |" in markdown
+    assert all(note in markdown for note in notes(results))
+    answer = json.loads(json.dumps(as_json(results)))
+    assert answer["best_rival"] == "no-tree"
+    assert answer["rows"][2]["scores"]["M"]["mean"] == rows[2].scores["M"].mean
+    assert answer["rows"][2]["versus_best_rival"]["M"]["p_holm"] == rows[2].adjusted["M"]
+    (effect,) = answer["tree"]
+    assert effect["difference"] == pytest.approx(0.105)
+    assert effect["better"] == 60
+    assert any("the tree (hce less no-tree): M +0.1050" in note for note in notes(results))
+
+
+def test_a_single_system_has_a_table_too():
+    alone = table(made_up(bm25=[LOW]))
+    (row,) = alone.rows
+    assert row.mark("M") == ""
+    assert notes(alone) == []
+    assert "bm25" in as_markdown(alone)
+    assert "bm25" in page(alone)
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_stands_alone_and_is_escaped():
+    results = table(COMPARISON)
+    html = page(results)
+    assert "&lt;b&gt;made up&lt;/b&gt;" in html
+    assert "<b>made up" not in html
+    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", html)  # nothing is fetched
+    assert html.count("Plotly.newPlot(") >= 3
+    for row in results.rows:
+        assert "".join(f"<td>{cell}</td>" for cell in cells(row, ["M"])) in html
+
+
+def test_query_ids_cannot_break_out_of_the_page():
+    evil = "</script><script>alert(1)</script>"
+    results = tuple(
+        replace(result, per_query={"M": {evil: 0.5 + 0.1 * len(result.system), "b": 0.1}})
+        for result in COMPARISON.results
+    )
+    html = page(table(replace(COMPARISON, results=results)))
+    assert "<script>alert(1)" not in html
+
+
+def test_the_command_line(folder, encoder_folder, tmp_path, capsys):
+    options = {
+        "systems": "bm25, untrained",
+        "encoder": encoder_folder,
+        "output": tmp_path / "out",
+        "split": "test",
+        "measures": "nDCG@10,R@100",
+        "seeds": 1,
+        "generated": None,
+        "epochs": 1,
+        "epoch_pairs": None,
+        "batch_size": None,
+    }
+    command(folder, **options, as_json=False)
+    shown = capsys.readouterr().out
+    assert "◆" in shown
+    assert "240 documents, 40 test queries" in shown
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "comparison.html",
+        "comparison.json",
+        "comparison.md",
+        "results",
+    ]
+    command(folder, **options, as_json=True)
+    again = capsys.readouterr()
+    assert json.loads(again.out) == json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert again.err.count("kept from before") == 2
+
+
+def test_the_help_names_every_system():
+    named = re.search(r"Systems: (.*?)\.\n", command.__doc__, flags=re.DOTALL)
+    assert [name.strip() for name in named[1].split(",")] == list(SYSTEMS)
+
+
+def test_without_plotly_there_is_a_table_and_no_page(compared, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    monkeypatch.delitem(sys.modules, "hce.compare_page")
+    _save(table(compared[1]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "comparison.md"]
+    assert "pip install plotly" in capsys.readouterr().err
