@@ -7,7 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = ("", "demo", "train", "tree")
+COMMANDS = (
+    "",
+    "demo",
+    "train",
+    "tree",
+    "index",
+    "add",
+    "remove",
+    "search",
+    "status",
+    "serve",
+    "rebuild",
+    "evaluate",
+    "compare",
+    "generate-queries",
+)
 INTRODUCTION = """# Command line
 
 This page is generated from `--help` by `make docs`; CI fails when it is stale.

@@ -66,4 +66,4 @@ def _is_module(name: str) -> bool:
 def test_every_command_is_on_the_generated_page():
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert names == set(re.findall(r"^## `hce (\w+)`$", page, flags=re.MULTILINE))
+    assert names == set(re.findall(r"^## `hce ([\w-]+)`$", page, flags=re.MULTILINE))

@@ -1,6 +1,8 @@
 """Adapt a text retriever to your corpus: a tree of the documents and a better encoder, learned together."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hce._version import __version__
@@ -11,8 +13,10 @@ if TYPE_CHECKING:
     from hce.documents import Document
     from hce.encoder import Encoder
     from hce.errors import HceError
-    from hce.evaluate import evaluate
+    from hce.evaluate import Report, evaluate
     from hce.hierarchy import Hierarchy
+    from hce.hits import Hit
+    from hce.index import Index
     from hce.judgments import Dataset, Qrels, Query
     from hce.recipe import Recipe
 
@@ -24,10 +28,13 @@ _HOME = {
     "Encoder": "encoder",
     "HceError": "errors",
     "Hierarchy": "hierarchy",
+    "Hit": "hits",
+    "Index": "index",
     "Labels": "adapting",
     "Qrels": "judgments",
     "Query": "judgments",
     "Recipe": "recipe",
+    "Report": "evaluate",
     "evaluate": "evaluate",
     "train": "adapting",
 }
@@ -39,10 +46,13 @@ __all__ = [
     "Encoder",
     "HceError",
     "Hierarchy",
+    "Hit",
+    "Index",
     "Labels",
     "Qrels",
     "Query",
     "Recipe",
+    "Report",
     "__version__",
     "evaluate",
     "train",
@@ -57,3 +67,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """Importing the module `hce.evaluate` does not put it in the place of the function that goes by the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _HOME or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -12,8 +12,18 @@ from typing import Annotated
 import typer
 
 from hce._version import __version__
+from hce.commands.add import add
 from hce.commands.common import err, out
+from hce.commands.compare import compare
 from hce.commands.demo import demo
+from hce.commands.evaluate import evaluate
+from hce.commands.generate_queries import generate_queries
+from hce.commands.index import index
+from hce.commands.rebuild import rebuild
+from hce.commands.remove import remove
+from hce.commands.search import search
+from hce.commands.serve import serve
+from hce.commands.status import status
 from hce.commands.train import train, with_recipe
 from hce.commands.tree import tree
 from hce.errors import HceError
@@ -30,6 +40,16 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(with_recipe(train))
 app.command()(tree)
+app.command()(index)
+app.command()(add)
+app.command()(remove)
+app.command()(search)
+app.command()(status)
+app.command()(serve)
+app.command()(rebuild)
+app.command()(evaluate)
+app.command()(compare)
+app.command("generate-queries")(generate_queries)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,13 +18,15 @@ err = Console(stderr=True, highlight=False)
 EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
 ]
+IndexArgument = Annotated[Path, typer.Argument(help="the folder of the index", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result")]
 
 
 def print_json(value: Any) -> None:
     """Put one JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    line = json.dumps(value, ensure_ascii=False)
+    sys.stdout.write(line.encode("utf-8", "backslashreplace").decode() + "\n")  # half a surrogate pair stays an escape
 
 
 @contextmanager

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def tree(
     path: Annotated[
-        Path, typer.Argument(help="a saved tree or model, or a corpus to grow one from", show_default=False)
+        Path, typer.Argument(help="a model, an index or a saved tree, or a corpus to grow one from", show_default=False)
     ],
     encoder: EncoderOption = "static",
     branching: Annotated[int, typer.Option("--branching", "-b", help="children of a node; 0 chooses for 3 levels")] = 0,
@@ -33,11 +33,10 @@ def tree(
       hce tree docs.csv --branching 8 --json > tree.json
     """
     from hce.hierarchy import Hierarchy
+    from hce.manifest import hierarchy_folder
     from hce.outline import nested, outline
 
-    saved = next(
-        (folder for folder in (path / "hierarchy", path) if (folder / "hierarchy.safetensors").is_file()), None
-    )
+    saved = hierarchy_folder(path)
     if saved is not None:
         hierarchy, ids = Hierarchy.load(saved), None
     else:

@@ -1,0 +1,61 @@
+"""`hce serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hce.commands.common import IndexArgument, JsonOption, err, out, print_json
+
+
+def serve(
+    index: IndexArgument,
+    host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets the whole network in")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8080,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HCE_TOKEN", help="what writing needs; made up where others than this machine can connect"),
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="nobody can add or remove documents")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve an index as a web page and an API: search, before and after training, the tree, adding and removing.
+
+    Only this machine can connect, unless --host says otherwise; then anyone on that network can read, and writing
+    needs the token that is printed. Ctrl-C stops it. The API is described at /docs.
+
+    Examples:
+      hce serve my-index --open
+      hce serve my-index --port 0 --json
+      HCE_TOKEN=… hce serve my-index --host 0.0.0.0
+    """
+    from hce.web.packages import require_packages
+
+    require_packages()
+
+    import webbrowser
+
+    from hce.index import Index
+    from hce.web.app import create_app
+    from hce.web.serving import Server, listen, rules_for, url_of
+
+    with Index.open(index) as opened:
+        rules = rules_for(host, token, not read_only)
+        listener = listen(host, port)
+        opened.prepare()
+        url = url_of(host, listener)
+
+        def started() -> None:
+            if as_json:
+                print_json({"url": url, "documents": len(opened), "token": rules.token})
+            else:
+                out.print(f"{len(opened):,} documents at {url} (Ctrl-C stops)", markup=False, soft_wrap=True)
+                if rules.token and rules.token != token:
+                    out.print(f"writing needs the token {rules.token}", markup=False, soft_wrap=True)
+            if open_browser:
+                webbrowser.open(url)
+
+        Server(create_app(opened, rules), listener, started).serve_until_stopped()
+    err.print("stopped")

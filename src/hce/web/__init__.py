@@ -1,0 +1,1 @@
+"""The web page of an index: search, before and after, the tree, adding and removing; `hce serve` starts it."""

@@ -1,0 +1,47 @@
+// Requests: JSON in and out, an error as one sentence, the token kept for as long as the tab is open.
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem("hce-token") || "",
+  set: (value) => sessionStorage.setItem("hce-token", value),
+};
+
+async function request(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "the server does not answer; is hce serve still running?");
+  }
+  const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
+  if (!response.ok) throw new ApiError(response.status, answer.error || `the server answered ${response.status}`);
+  return answer;
+}
+
+export function get(path, parameters = {}, signal = undefined) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of Array.isArray(value) ? value : [value]) query.append(name, each);
+  }
+  return request(`${path}?${query}`, { signal });
+}
+
+function writing() {
+  return token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
+}
+
+export function post(path, body) {
+  const headers = { "Content-Type": "application/json", ...writing() };
+  return request(path, { method: "POST", headers, body: JSON.stringify(body) });
+}
+
+export function remove(path) {
+  return request(path, { method: "DELETE", headers: writing() });
+}

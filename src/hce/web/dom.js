@@ -1,0 +1,70 @@
+// Elements from text. Whatever a document says becomes a text node here, and never HTML.
+
+export const $ = (id) => document.getElementById(id);
+
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export function fill(node, ...children) {
+  node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// Marks count code points, as Python does, and not the halves of which JavaScript's strings are made.
+export function marked(text, marks) {
+  const points = Array.from(text);
+  const parts = [];
+  let done = 0;
+  for (const [start, end] of marks) {
+    parts.push(points.slice(done, start).join(""), el("mark", {}, points.slice(start, end).join("")));
+    done = end;
+  }
+  parts.push(points.slice(done).join(""));
+  return parts;
+}
+
+// Long dotted names may break after a dot, a slash or an underscore.
+export function breakable(text) {
+  return text.split(/(?<=[./_])/).flatMap((part, place) => (place ? [el("wbr"), part] : [part]));
+}
+
+export const count = (number) => number.toLocaleString("en");
+export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+export const nameOf = (node) => (node.label.length ? node.label.join(" · ") : node.level === 0 ? "all documents" : `node ${node.node}`);
+
+export function bar(share) {
+  const inner = el("i");
+  inner.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el("span", { class: "bar", "aria-hidden": "true" }, inner);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+export function treeIcon() {
+  const svg = document.createElementNS(SVG, "svg");
+  for (const [name, value] of [["viewBox", "0 0 24 24"], ["width", "17"], ["height", "17"], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", "M12 5v5M5 16v-4.5h14V16M12 10v6");
+  svg.append(path);
+  for (const [x, y] of [[12, 4], [5, 18], [12, 18], [19, 18]]) {
+    const circle = document.createElementNS(SVG, "circle");
+    for (const [name, value] of [["cx", x], ["cy", y], ["r", 2.2]]) circle.setAttribute(name, value);
+    svg.append(circle);
+  }
+  return svg;
+}
+
+let hiding;
+export function toast(message) {
+  clearTimeout(hiding);
+  $("toast").textContent = message;
+  $("toast").classList.add("on");
+  hiding = setTimeout(() => $("toast").classList.remove("on"), 4000);
+}

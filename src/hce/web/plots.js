@@ -1,0 +1,35 @@
+// Plotly, loaded when the first picture is drawn, and the colours of the page for it.
+
+let loading = null;
+
+export function plotly() {
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = document.documentElement.dataset.plotly;
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => { loading = null; reject(new Error("the pictures could not be loaded")); };
+    document.head.append(script);
+  });
+  return loading;
+}
+
+export const config = { displayModeBar: false, responsive: true, displaylogo: false };
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+export function font() {
+  return { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") };
+}
+
+// Plotly reads some HTML in its texts; what comes from documents is made plain first.
+export function plain(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+export function onTheme(redraw) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+}

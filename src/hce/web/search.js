@@ -1,0 +1,242 @@
+// Search as you type: debounced, answers that came too late dropped, before and after side by side.
+
+import { get } from "./api.js";
+import { $, bar, breakable, count, el, fill, marked, plural, treeIcon } from "./dom.js";
+import { stepsOf } from "./way.js";
+
+const WAIT = 160; // milliseconds after the last key
+const CHIPS = 6;
+const AGAIN = 700; // until the untrained encoder is asked again while it prepares
+
+let page;
+let timer;
+let again;
+let asking = null;
+let asked = 0;
+let shown = ""; // what the results on the page are of
+
+export function start(owner) {
+  page = owner;
+  $("q").addEventListener("input", () => later(WAIT));
+  $("where").addEventListener("input", () => later(2 * WAIT));
+  for (const id of ["k", "compare"]) $(id).addEventListener("change", () => later(0));
+  for (const button of $("sides").children) button.addEventListener("click", () => showSide(button.dataset.side));
+}
+
+export function show(parameters) {
+  const facts = page.facts;
+  $("compare-option").hidden = !facts || facts.untrained.state === "off";
+  const q = parameters.get("q") || "";
+  if (document.activeElement !== $("q")) $("q").value = q;
+  if (document.activeElement !== $("where")) $("where").value = parameters.get("where") || "";
+  if (!matchMedia("(pointer: coarse)").matches && document.activeElement === document.body) $("q").focus();
+  return run();
+}
+
+function later(wait) {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    const query = new URLSearchParams();
+    if ($("q").value.trim()) query.set("q", $("q").value);
+    if ($("where").value.trim()) query.set("where", $("where").value);
+    history.replaceState(null, "", `#search${query.size ? "?" : ""}${query}`);
+    run();
+  }, wait);
+}
+
+async function run() {
+  const q = $("q").value.trim();
+  const number = ++asked;
+  clearTimeout(again);
+  if (asking) asking.abort();
+  if (!q) {
+    shown = "";
+    return showStart();
+  }
+  asking = new AbortController();
+  const compare = !$("compare-option").hidden && $("compare").checked;
+  const where = $("where").value.split(";").map((each) => each.trim()).filter(Boolean);
+  try {
+    const answer = await get("/api/search", { q, k: $("k").value, where, compare }, asking.signal);
+    if (number !== asked) return; // a later question is under way
+    showAnswer(answer);
+    if (answer.before && answer.before.readiness.state === "preparing") again = setTimeout(run, AGAIN);
+    if (page.facts && page.facts.index.tree_levels && shown !== q) await showWay(q, number);
+    shown = q;
+  } catch (error) {
+    if (error.name === "AbortError" || number !== asked) return;
+    showProblem(error.message);
+  }
+}
+
+function clear() {
+  fill($("hits"));
+  fill($("before-hits"));
+  for (const id of ["before", "now-title", "sides", "way"]) $(id).hidden = true;
+  $("results").classList.remove("two");
+  $("summary").textContent = "";
+}
+
+function showProblem(message) {
+  clear();
+  fill($("start"), el("p", { class: "problem" }, message));
+  $("start").hidden = false;
+}
+
+async function showStart() {
+  clear();
+  const facts = page.facts;
+  if (!facts) return;
+  $("start").hidden = false;
+  const keys = el("p", { class: "keys wide-only" }, [["/", "search"], ["↓ ↑", "through the hits"], ["Enter", "open"], ["t", "in the tree"], ["Esc", "back"]]
+    .map(([key, what]) => el("span", {}, el("kbd", {}, key), ` ${what}`)));
+  if (!facts.index.documents) {
+    fill($("start"), el("h2", {}, "No documents yet"), el("p", {}, facts.writable ? "Add the first one." : "Nothing to search."));
+    return;
+  }
+  const title = el("h2", {}, `Ask ${plural(facts.index.documents, "document")}`);
+  const how = facts.untrained.state === "off" ? "Type what you mean, in your own words."
+    : "Type what you mean, in your own words, and see what training changed.";
+  fill($("start"), title, el("p", {}, how), keys);
+  if (!facts.index.tree_levels) return;
+  const answer = await get("/api/tree", { depth: 1, most: 9 });
+  const topics = answer.tree.children.filter((node) => node.label.length).map((node) => {
+    const look = () => { $("q").value = node.label.join(" "); $("q").focus(); later(0); };
+    return el("button", { onclick: look }, node.label.join(" · "), el("small", {}, count(node.size)));
+  });
+  if (topics.length && !$("q").value) fill($("start"), title, el("p", {}, how), el("div", { class: "topics" }, topics), keys);
+}
+
+function showAnswer(answer) {
+  $("start").hidden = true;
+  const before = answer.before;
+  const ready = before && before.readiness.state === "ready";
+  fill($("hits"), answer.hits.map((hit) => hitOf(hit, ready ? movement(hit, answer.k) : null)));
+  $("results").classList.toggle("two", Boolean(before));
+  for (const id of ["before", "sides", "now-title"]) $(id).hidden = !before;
+  if (before) showBefore(answer, ready);
+  const moves = ready ? summaryOf(answer) : "";
+  $("summary").textContent = `${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
+  if (!answer.hits.length) {
+    const why = $("where").value.trim() ? "No document fulfils the conditions." : "There are no documents yet.";
+    fill($("start"), el("p", {}, why));
+    $("start").hidden = false;
+    $("before").hidden = $("now-title").hidden = true;
+  }
+}
+
+function showBefore(answer, ready) {
+  const { readiness, hits } = answer.before;
+  fill($("now-title"), el("b", {}, "After training"), ` · ${page.facts.index.encoder}`);
+  fill($("before-title"), el("b", {}, "Before"), ` · ${readiness.encoder || ""}`);
+  if (ready) {
+    const now = new Map(answer.hits.map((hit) => [hit.id, hit.rank]));
+    fill($("before-hits"), hits.map((hit) => hitOf(hit, whereNow(hit, now.get(hit.id), answer.k))));
+  } else if (readiness.state === "preparing") {
+    const share = readiness.total ? readiness.done / readiness.total : 0;
+    fill($("before-hits"), el("li", { class: "preparing" }, "The untrained encoder reads the documents",
+      readiness.total ? `: ${count(readiness.done)} of ${count(readiness.total)}.` : ".", bar(share)));
+  } else {
+    fill($("before-hits"), el("li", { class: "preparing" }, `Not compared: ${readiness.reason}.`));
+  }
+}
+
+// How a hit stands to its rank before training.
+function movement(hit, k) {
+  if (hit.before === null) return null;
+  const up = hit.before - hit.rank;
+  if (hit.before > k) return { kind: "new", text: "new", title: `rank ${count(hit.before)} before training` };
+  if (up === 0) return { kind: "same", text: "=", title: "the same rank as before training" };
+  return { kind: up > 0 ? "up" : "down", text: `${up > 0 ? "↑" : "↓"}${Math.abs(up)}`, title: `rank ${hit.before} before training` };
+}
+
+function whereNow(hit, rank, k) {
+  if (rank === undefined) return { kind: "gone", text: "out", title: `not among the first ${k} after training` };
+  if (rank === hit.rank) return { kind: "same", text: "=", title: "the same rank after training" };
+  return { kind: "same", text: `→ ${rank}`, title: `rank ${rank} after training` };
+}
+
+function summaryOf(answer) {
+  const kinds = answer.hits.map((hit) => (movement(hit, answer.k) || {}).kind);
+  const parts = [["new", "new"], ["up", "up"], ["down", "down"]];
+  const told = parts.map(([kind, word]) => [kinds.filter((each) => each === kind).length, word]).filter(([number]) => number);
+  return told.length ? ` · ${told.map(([number, word]) => `${number} ${word}`).join(", ")}` : " · same order as before";
+}
+
+function hitOf(hit, moved) {
+  const open = () => page.open(hit.id);
+  const inTree = (event) => { event.stopPropagation(); page.go("tree", { id: hit.id }); };
+  const pieces = Object.entries(hit.metadata).slice(0, CHIPS).map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, spelled(value))));
+  const place = page.facts && page.facts.index.tree_levels
+    ? el("button", { class: "icon", tabindex: "-1", onclick: inTree, title: "Show in the tree (t)", "aria-label": "Show in the tree" }, treeIcon()) : null;
+  const row = el("li", { class: "hit", tabindex: "0", "data-id": hit.id, onclick: open },
+    el("span", { class: "rank" }, String(hit.rank)),
+    el("div", {},
+      el("div", { class: "head" },
+        el("h3", {}, hit.title ? marked(hit.title, hit.title_marks) : breakable(hit.id)),
+        moved ? el("span", { class: `moved ${moved.kind}`, title: moved.title }, moved.text) : null,
+        el("span", { class: "score", title: "cosine to the query" }, bar(hit.score), hit.score.toFixed(3)),
+        place),
+      el("p", { class: "passage" }, hit.passage_start ? "… " : null, marked(hit.passage, hit.passage_marks), hit.passage_is_whole ? null : " …"),
+      hit.title || pieces.length ? el("div", { class: "meta" }, hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
+  for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
+    row.addEventListener(event, () => showTwins(hit.id, on));
+  }
+  return row;
+}
+
+function spelled(value) {
+  const text = typeof value === "string" ? value : JSON.stringify(value);
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+}
+
+// The same document in the other column.
+function showTwins(id, on) {
+  for (const row of document.querySelectorAll(".hit")) {
+    if (row.dataset.id === id && !$("before").hidden) row.classList.toggle("twin", on);
+  }
+}
+
+async function showWay(q, number) {
+  const answer = await get("/api/tree/path", { q });
+  if (number !== asked) return;
+  const look = () => page.go("tree", { q });
+  fill($("way"), el("span", {}, "way down the tree"), stepsOf(answer.way, look));
+  $("way").hidden = false;
+}
+
+function showSide(side) {
+  $("results").dataset.side = side;
+  for (const button of $("sides").children) button.setAttribute("aria-selected", String(button.dataset.side === side));
+}
+
+export function key(event) {
+  const hit = event.target.closest(".hit");
+  const isInput = event.target.id === "q";
+  if (event.key === "Escape") {
+    if (hit) $("q").focus();
+    else if (isInput && $("q").value) { $("q").value = ""; later(0); }
+    else if (isInput) $("q").blur();
+    else return;
+  } else if (event.key === "ArrowDown" && (isInput || event.target === document.body)) {
+    (visible()[0] || $("q")).focus();
+  } else if (hit && ["ArrowDown", "ArrowUp"].includes(event.key)) {
+    const next = event.key === "ArrowDown" ? hit.nextElementSibling : hit.previousElementSibling;
+    (next || (event.key === "ArrowUp" ? $("q") : hit)).focus();
+  } else if (hit && ["ArrowLeft", "ArrowRight"].includes(event.key)) {
+    const other = $(event.key === "ArrowRight" ? "before-hits" : "hits");
+    const row = other.children[Array.from(hit.parentNode.children).indexOf(hit)];
+    if (row && row.offsetParent) row.focus();
+  } else if (hit && event.key === "Enter" && event.target === hit) {
+    page.open(hit.dataset.id);
+  } else if (hit && event.key === "t" && page.facts.index.tree_levels) {
+    page.go("tree", { id: hit.dataset.id });
+  } else {
+    return;
+  }
+  event.preventDefault();
+}
+
+function visible() {
+  return Array.from(document.querySelectorAll(".hit")).filter((row) => row.offsetParent);
+}

@@ -1,0 +1,746 @@
+"""The web server without a browser: what it answers, what it refuses, and that nothing keeps anyone waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plotly.offline import get_plotlyjs
+from pydantic import TypeAdapter
+
+import hce
+import hce.web.guard
+import hce.web.untrained
+from hce.documents import Document
+from hce.drift import Drift
+from hce.encoder import Encoder
+from hce.errors import InputError, MissingPackageError
+from hce.index import Index
+from hce.recipe import Recipe
+from hce.store import Store
+from hce.web import answers
+from hce.web.app import create_app
+from hce.web.guard import Guard
+from hce.web.packages import require_packages
+from hce.web.passages import best_passage, marks_in, query_words
+from hce.web.rules import LOOPBACK, Rules, refusal
+from hce.web.serving import Server, listen, rules_for, url_of
+
+HOME = "http://127.0.0.1:8080"
+ANYWHERE = "0.0.0.0"  # noqa: S104
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, concept_corpus, module_static_encoder):
+    """An index made from a trained model, and the folder of the encoder that training began with."""
+    folder = tmp_path_factory.mktemp("web")
+    module_static_encoder.save(folder / "start")
+    recipe = Recipe(epochs=2, batch_size=32)
+    hce.train(concept_corpus, encoder=str(folder / "start"), recipe=recipe, output=folder / "model")
+    Index.create(folder / "index", concept_corpus, str(folder / "model"), "grow").close()
+    return folder
+
+
+@pytest.fixture
+def index(trained, tmp_path):
+    """A copy of it that a test may write to."""
+    shutil.copytree(trained / "index", tmp_path / "index")
+    with Index.open(tmp_path / "index") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(index):
+    with TestClient(create_app(index), base_url=HOME) as opened:
+        yield opened
+
+
+def error_of(response, status):
+    """The one sentence of a refusal, which is all that it says."""
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    assert "Traceback" not in response.text
+    return response.json()["error"]
+
+
+def ready(client, query="w0 w5", **parameters):
+    """An answer with the untrained encoder's ranking, as soon as there is one."""
+    for _ in range(200):
+        answer = client.get("/api/search", params={"q": query, "compare": True, **parameters}).json()
+        if answer["before"]["readiness"]["state"] == "ready":
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(answer["before"]["readiness"])
+
+
+# ----------------------------------------------------------------------------------------------------- search
+
+
+def test_search_is_the_indexs(client, index):
+    answer = client.get("/api/search", params={"q": "w0 w5 w9", "k": 7}).json()
+    expected = index.search("w0 w5 w9", 7)
+    assert [(hit["rank"], hit["id"], hit["title"]) for hit in answer["hits"]] == [
+        (hit.rank, hit.id, hit.title) for hit in expected
+    ]
+    np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], [hit.score for hit in expected], rtol=1e-6)
+    assert (answer["query"], answer["k"], answer["documents"], answer["before"]) == ("w0 w5 w9", 7, 240, None)
+    for shown, hit in zip(answer["hits"], expected, strict=True):
+        assert hit.text.startswith(shown["passage"], shown["passage_start"])
+        words = {shown["passage"][start:end] for start, end in shown["passage_marks"]}
+        assert words <= {f"w{stem}{more}" for stem in (0, 5, 9) for more in ("", *range(1000))}
+        assert words >= {"w0", "w5", "w9"} & set(shown["passage"].split())
+
+
+def test_search_with_conditions(client, index):
+    index.add([Document(f"m{year}", "w0 w1", metadata={"year": year, "lang": "en"}) for year in (1990, 2001, 2005)])
+    where = ["year>=2000", "year<2004"]
+    answer = client.get("/api/search", params={"q": "w0", "where": where}).json()
+    assert [(hit["id"], hit["metadata"]) for hit in answer["hits"]] == [("m2001", {"year": 2001, "lang": "en"})]
+    assert "write field=value" in error_of(client.get("/api/search", params={"q": "w0", "where": "year"}), 400)
+    assert [hit["id"] for hit in ready(client, "w0", where=where)["before"]["hits"]] == ["m2001"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({}, "q: "),
+        ({"q": ""}, "q: "),
+        ({"q": "x" * 2001}, "q: .*2000"),
+        ({"q": "x", "k": 0}, "k: "),
+        ({"q": "x", "k": 1001}, "k: .*1000"),
+        ({"q": "x", "k": "many"}, "k: "),
+        ({"q": "x", "where": ["a=1"] * 17}, "where: .*16"),
+        ({"q": "x", "where": "a=" + "1" * 500}, "where.0: .*500"),
+    ],
+)
+def test_search_refuses(client, parameters, said):
+    assert re.match(said, error_of(client.get("/api/search", params=parameters), 422))
+
+
+def test_a_text_that_no_one_knows_a_word_of_and_odd_ones(client):
+    for query in ("zzz", "\x00", "🦜" * 100, "' OR 1=1 --", "a" * 2000, "…"):
+        assert len(client.get("/api/search", params={"q": query}).json()["hits"]) == 10
+
+
+def test_the_untrained_ranking_is_that_of_its_encoder(client, index, trained):
+    answer = ready(client, "w0 w7", k=10)
+    before = Encoder.load(trained / "start")
+    ids = [document.id for document in index]
+    scores = (
+        before.encode([document.full_text for document in index]) @ before.encode(["w0 w7"], "query")[0]
+    )  # an independent ranking
+    ranked = [ids[row] for row in np.argsort(-scores, kind="stable")]
+    assert [hit["id"] for hit in answer["before"]["hits"]] == ranked[:10]
+    assert [hit["before"] for hit in answer["hits"]] == [ranked.index(hit["id"]) + 1 for hit in answer["hits"]]
+    assert answer["before"]["readiness"] == {
+        "state": "ready",
+        "encoder": "start",
+        "reason": "",
+        "done": 240,
+        "total": 240,
+    }
+    assert any(hit["before"] != hit["rank"] for hit in answer["hits"])
+
+
+def test_the_untrained_vectors_follow_and_are_kept(client, index, monkeypatch):
+    ready(client)
+    client.post("/api/documents", json={"documents": [{"id": "new", "text": "w0 w5"}]})
+    client.delete("/api/documents/d7")
+    answer = ready(client, "w0 w5", k=1000)
+    ids = [hit["id"] for hit in answer["before"]["hits"]]
+    assert len(ids) == 240
+    assert ids[0] == "new"
+    assert "d7" not in ids
+    monkeypatch.setattr(hce.web.untrained, "DOCUMENTS_AT_ONCE", 0)  # nothing can be encoded any more
+    with TestClient(create_app(index), base_url=HOME) as another:
+        assert [hit["id"] for hit in ready(another, "w0 w5", k=1000)["before"]["hits"]] == ids
+
+
+def test_a_damaged_file_of_untrained_vectors_is_made_anew(index):
+    (index.path / hce.web.untrained.FILE).write_bytes(b"nonsense")
+    with TestClient(create_app(index), base_url=HOME) as client:
+        assert len(ready(client)["before"]["hits"]) == 10
+
+
+def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_encoder, index, monkeypatch):
+    with Index.create(tmp_path / "plain", planted_corpus, static_encoder) as plain:
+        client = TestClient(create_app(plain), base_url=HOME)
+        with client:
+            before = client.get("/api/search", params={"q": "star", "compare": True}).json()["before"]
+            assert (before["readiness"]["state"], before["hits"]) == ("off", [])
+            assert "not made from a model" in before["readiness"]["reason"]
+    monkeypatch.setattr(hce.web.untrained, "MOST_DOCUMENTS", 239)
+    with TestClient(create_app(index), base_url=HOME) as client:
+        assert "240 documents are more than the 239" in until_off(client)
+    monkeypatch.undo()
+    index.manifest = replace(index.manifest, base_encoder="/nowhere/at-all")
+    with TestClient(create_app(index), base_url=HOME) as client:
+        assert "no encoder" in until_off(client)
+
+
+def until_off(client):
+    for _ in range(200):
+        readiness = client.get("/api/status").json()["untrained"]
+        if readiness["state"] == "off":
+            return readiness["reason"]
+        time.sleep(0.02)
+    raise AssertionError(readiness)
+
+
+# ----------------------------------------------------------------------------------------------------- passages
+
+
+def test_the_passage_with_most_words():
+    text = "red " + "x " * 300 + "the red ship sails; " + "y " * 300
+    passage = best_passage(text, query_words("a red ship"), 80)
+    assert "red ship sails" in passage.text
+    assert text.startswith(passage.text, passage.start)
+    assert [passage.text[slice(*mark)] for mark in passage.marks] == ["red", "ship"]
+    assert not passage.whole
+    assert best_passage(text, query_words("nothing of it"), 80).start == 0
+    short = best_passage("Ships of Red", query_words("ship red"), 80)
+    assert (short.whole, short.marks) == (True, [(0, 5), (9, 12)])
+
+
+def test_words_that_stand_everywhere_are_not_marked():
+    assert marks_in("the law of the sea", query_words("of the law")) == [(4, 7)]
+    assert marks_in("to be or not", query_words("to be")) == [(0, 2), (3, 5)]
+    assert query_words("… !") is None
+    assert marks_in("a.b (c", query_words("c (")) == [(5, 6)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("ab 🦜\nÄ", max_size=200), st.text("ab 🦜Ä", max_size=12), st.integers(10, 60))
+def test_passages_are_parts_and_marks_are_in_them(text, query, length):
+    passage = best_passage(text, query_words(query), length)
+    assert text[passage.start :].startswith(passage.text)
+    assert len(passage.text) <= length or passage.whole
+    assert all(0 <= start < end <= len(passage.text) for start, end in passage.marks)
+
+
+# ----------------------------------------------------------------------------------------------------- documents
+
+
+def test_add_get_update_remove(client, index):
+    new = {"id": "a/b c?d#é", "title": "w190", "text": "w190 w191", "metadata": {"n": [1, None], "s": "<b>"}}
+    added = client.post("/api/documents", json={"documents": [new]})
+    assert (added.status_code, added.json()) == (201, {"documents": 241, "added": 1, "removed": 0})
+    address = "/api/documents/" + quote(new["id"], safe="")
+    assert client.get(address).json() == new
+    assert client.get("/api/search", params={"q": "w190 w191"}).json()["hits"][0]["id"] == new["id"]
+    assert "is there already" in error_of(client.post("/api/documents", json={"documents": [new]}), 409)
+    changed = {**new, "text": "w192"}
+    assert client.post("/api/documents", json={"documents": [changed], "update": True}).json()["documents"] == 241
+    assert client.get(address).json() == changed
+    assert client.delete(address).json() == {"documents": 240, "added": 0, "removed": 1}
+    assert "no document 'a/b c?d#é'" in error_of(client.get(address), 404)
+    assert str(index.path) not in error_of(client.delete(address), 404)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"documents": []}, 422, "documents: .*at least 1"),
+        ({"documents": [{"id": str(i), "text": "x"} for i in range(1001)]}, 422, "documents: .*1000"),
+        ({"documents": [{"id": "x"}]}, 422, "documents.0.text"),
+        ({"documents": [{"text": "x"}]}, 422, "documents.0.id"),
+        ({"documents": [{"id": "", "text": "x"}]}, 422, "documents.0.id"),
+        ({"documents": [{"id": "x" * 513, "text": "x"}]}, 422, "documents.0.id: .*512"),
+        ({"documents": [{"id": "x", "text": "x" * 1_000_001}]}, 422, "documents.0.text"),
+        ({"documents": [{"id": "x", "text": "x", "body": "y"}]}, 422, "documents.0.body"),
+        ({"documents": [{"id": "x", "text": "x"}], "replace": True}, 422, "replace"),
+        ({"documents": [{"id": "x", "text": 1}]}, 422, "documents.0.text"),
+        ({"documents": [{"id": "x", "text": "x", "metadata": []}]}, 422, "documents.0.metadata"),
+        ([], 422, ""),
+        ({"documents": [{"id": "x", "text": " "}]}, 400, "document 'x' has neither text nor title"),
+        ({"documents": [{"id": "x", "text": "y"}, {"id": "x", "text": "z"}]}, 400, "id 'x' comes twice"),
+        ({"documents": [{"id": "x", "text": "y"}, {"id": "d0", "text": "z"}]}, 409, "id 'd0' is there already"),
+    ],
+)
+def test_bad_documents_change_nothing(client, index, body, status, said):
+    assert re.match(said, error_of(client.post("/api/documents", json=body), status))
+    assert len(index) == 240
+    assert "x" not in index
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b'{"documents": NaN}', b'"\\ud800"'])
+def test_bodies_that_are_no_json(client, body):
+    response = client.post("/api/documents", content=body, headers=JSON)
+    assert response.status_code in (400, 415, 422)
+    assert "Traceback" not in response.text
+
+
+def test_half_a_surrogate_pair_comes_back_as_it_went_in(client):
+    body = b'{"documents": [{"id": "s", "text": "w1", "metadata": {"half": "\\ud800", "nan": NaN}}]}'
+    assert client.post("/api/documents", content=body, headers=JSON).status_code == 201
+    got = client.get("/api/documents/s")
+    assert b"\\ud800" in got.content
+    assert json.loads(got.content)["metadata"] == {"half": "\ud800", "nan": None}
+    assert client.get("/api/search", params={"q": "w1", "k": 1000}).status_code == 200
+    assert "documents.0.id" in error_of(
+        client.post("/api/documents", content=b'{"documents": [{"id": "\\ud800", "text": "x"}]}', headers=JSON), 422
+    )
+
+
+def test_large_bodies_are_refused_announced_or_not(client, monkeypatch, index):
+    monkeypatch.setattr(hce.web.guard, "BODY_BYTES", 10_000)
+    body = json.dumps({"documents": [{"id": "x", "text": "x" * 10_000}]}).encode()
+    assert "at most" in error_of(client.post("/api/documents", content=body, headers=JSON), 413)
+    parts = (body[start : start + 1000] for start in range(0, len(body), 1000))  # sent in chunks of no stated length
+    assert "at most" in error_of(client.post("/api/documents", content=parts, headers=JSON), 413)
+    assert len(index) == 240
+    small = (part for part in [b'{"documents": [{"id":', b' "x", "text": "y"}]}'])
+    assert client.post("/api/documents", content=small, headers=JSON).status_code == 201
+
+
+def test_a_body_that_does_not_arrive_is_given_up(monkeypatch):
+    monkeypatch.setattr(hce.web.guard, "BODY_SECONDS", 0.05)
+    sent = []
+
+    async def never(scope, receive, send):
+        raise AssertionError("the application was reached")
+
+    async def nothing_comes():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"9")]
+    scope = {"type": "http", "method": "POST", "headers": headers}
+    asyncio.run(Guard(never, Rules())(scope, nothing_comes, send))
+    assert sent[0]["status"] == 408
+
+
+# ----------------------------------------------------------------------------------------------------- who may write
+
+WRITE = {"host": "localhost:8080", "content-type": "application/json", "content-length": "2"}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "rules", "status"),
+    [
+        ("GET", {"host": "127.0.0.1:8080"}, Rules(), None),
+        ("GET", {"host": "localhost"}, Rules(), None),
+        ("GET", {"host": "[::1]:8080"}, Rules(), None),
+        ("GET", {"host": "LOCALHOST:1"}, Rules(), None),
+        ("GET", {"host": "evil.example:8080"}, Rules(), 421),  # whose owner lets it point to 127.0.0.1
+        ("GET", {"host": "127.0.0.1.evil.example"}, Rules(), 421),
+        ("GET", {}, Rules(), 421),
+        ("GET", {"host": "any.example"}, Rules(hosts=None), None),
+        ("POST", WRITE, Rules(), None),
+        ("POST", {**WRITE, "origin": "http://localhost:8080"}, Rules(), None),
+        ("POST", {**WRITE, "origin": "http://localhost:9999"}, Rules(), 403),
+        ("POST", {**WRITE, "origin": "https://evil.example"}, Rules(), 403),
+        ("POST", {**WRITE, "origin": "null"}, Rules(), 403),
+        ("POST", {**WRITE, "sec-fetch-site": "cross-site"}, Rules(), 403),
+        ("POST", {**WRITE, "sec-fetch-site": "same-origin"}, Rules(), None),
+        ("DELETE", {"host": "localhost", "origin": "https://evil.example"}, Rules(), 403),
+        ("DELETE", {"host": "localhost"}, Rules(), None),
+        ("POST", {**WRITE, "content-type": "text/plain"}, Rules(), 415),  # what a form can send without asking
+        ("POST", {**WRITE, "content-type": "application/json; charset=utf-8"}, Rules(), None),
+        ("POST", {"host": "localhost", "transfer-encoding": "chunked"}, Rules(), 415),
+        ("POST", WRITE, Rules(writable=False), 403),
+        ("DELETE", {"host": "localhost"}, Rules(writable=False), 403),
+        ("POST", WRITE, Rules(token="t"), 401),
+        ("POST", {**WRITE, "authorization": "Bearer x"}, Rules(token="t"), 401),
+        ("POST", {**WRITE, "authorization": "Basic t"}, Rules(token="t"), 401),
+        ("POST", {**WRITE, "authorization": "Bearer é"}, Rules(token="t"), 401),
+        ("POST", {**WRITE, "authorization": "bearer t"}, Rules(token="t"), None),
+        ("GET", {"host": "localhost"}, Rules(token="t"), None),
+    ],
+)
+def test_who_may_do_what(method, headers, rules, status):
+    refused = refusal(method, headers, rules)
+    assert (refused and refused.status) == status
+
+
+def test_the_rules_hold_in_the_server(index):
+    with TestClient(create_app(index, Rules(token="secret")), base_url=HOME) as client:
+        new = {"documents": [{"id": "x", "text": "y"}]}
+        refused = client.post("/api/documents", json=new)
+        assert "Bearer TOKEN" in error_of(refused, 401)
+        assert refused.headers["www-authenticate"] == "Bearer"
+        assert refused.headers["content-security-policy"].startswith("default-src 'self'")
+        assert error_of(client.delete("/api/documents/d0"), 401)
+        assert client.get("/api/status").json()["needs_token"] is True
+        allowed = {"authorization": "Bearer secret"}
+        assert client.post("/api/documents", json=new, headers=allowed).status_code == 201
+        assert client.delete("/api/documents/d0", headers=allowed).status_code == 200
+        assert error_of(client.get("/health", headers={"host": "evil.example"}), 421)
+        assert error_of(client.put("/api/documents/d1", headers=allowed), 405)
+        assert error_of(client.get("/api/nothing"), 404)
+
+
+def test_a_token_is_made_up_when_others_can_connect():
+    assert rules_for("127.0.0.1", None, True) == Rules(LOOPBACK, None, True)
+    assert rules_for("localhost", "t", True) == Rules(LOOPBACK, "t", True)
+    first, second = (rules_for(ANYWHERE, None, True).token for _ in range(2))
+    assert len(first) >= 20
+    assert first != second
+    assert rules_for("10.0.0.1", "mine", True) == Rules(None, "mine", True)
+    assert rules_for(ANYWHERE, None, False) == Rules(None, None, False)
+
+
+def test_an_address_that_is_taken_or_not_ours():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        taken.listen()
+        assert url_of("127.0.0.1", taken) == f"http://127.0.0.1:{port}"
+        assert url_of(ANYWHERE, taken) == f"http://127.0.0.1:{port}"
+        assert url_of("::1", taken) == f"http://[::1]:{port}"
+        with pytest.raises(InputError, match=f"cannot serve at 127.0.0.1:{port} .*choose another --port"):
+            listen("127.0.0.1", port)
+    with pytest.raises(InputError, match="cannot serve at no such host"):
+        listen("no such host", 0)
+
+
+# ----------------------------------------------------------------------------------------------------- the tree
+
+
+def test_the_tree_is_that_of_the_documents(client, index):
+    hierarchy = index.tree.hierarchy
+    answer = client.get("/api/tree", params={"depth": 2, "most": 500}).json()
+    root = answer["tree"]
+    assert (answer["levels"], answer["path"], root["size"]) == (hierarchy.depth - 1, [], 240)
+    assert sorted(child["node"] for child in root["children"]) == hierarchy.children(0, 0).tolist()
+    sizes = [child["size"] for child in root["children"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == 240
+    for child in root["children"]:
+        assert child["label"] == hierarchy.labels[0][child["node"]]
+        assert child["size"] == len(hierarchy.leaves_under(1, child["node"]))
+        assert sorted(each["node"] for each in child["children"]) == hierarchy.children(1, child["node"]).tolist()
+    few = client.get("/api/tree", params={"most": 1}).json()["tree"]
+    assert few["children"][0]["node"] == root["children"][0]["node"]
+    assert (len(few["children"]), few["child_count"]) == (1, len(root["children"]))
+
+
+def test_a_nodes_documents_page_by_page(client, index):
+    hierarchy, ids = index.tree.hierarchy, [document.id for document in index]
+    last = hierarchy.depth - 1
+    node = int(np.argmax(np.bincount(hierarchy.document_parent)))
+    expected = [ids[row] for row in hierarchy.leaves_under(last, node)]
+    parameters = {"level": last, "node": node, "most": 3}
+    pages = [client.get("/api/tree", params={**parameters, "offset": offset}).json() for offset in range(0, 240, 3)]
+    assert [each["id"] for page in pages for each in page["documents"]] == expected
+    assert pages[0]["tree"]["size"] == len(expected)
+    assert [(each["level"], each["node"]) for each in pages[0]["path"]] == [
+        (0, 0),
+        *enumerate(hierarchy.path(int(hierarchy.leaves_under(last, node)[0]))[: last - 1], start=1),
+    ]
+
+
+def test_the_tree_follows_what_is_written(client, index):
+    hierarchy = index.tree.hierarchy
+    place = client.get("/api/tree/path", params={"id": "d5"}).json()["way"]
+    assert [step["node"] for step in place["steps"]] == list(hierarchy.path(5))[:-1]
+    assert place["came_later"] is False
+    leaf = place["steps"][-1]
+    client.delete("/api/documents/d5")
+    left = client.get("/api/tree", params={"level": leaf["level"], "node": leaf["node"], "most": 500}).json()
+    assert left["tree"]["size"] == leaf["size"] - 1
+    assert "d5" not in {each["id"] for each in left["documents"]}
+    assert "no document 'd5'" in error_of(client.get("/api/tree/path", params={"id": "d5"}), 404)
+    text = "w0 w5 w9 w14"
+    client.post("/api/documents", json={"documents": [{"id": "late", "text": text}]})
+    assert client.get("/api/tree").json()["tree"]["size"] == 240
+    late = client.get("/api/tree/path", params={"id": "late"}).json()["way"]
+    assert late["came_later"] is True
+    way = client.get("/api/tree/path", params={"q": text}).json()["way"]  # the static encoder has no prompts
+    assert [step["node"] for step in late["steps"]] == [step["node"] for step in way["steps"]]
+    leaf = late["steps"][-1]
+    parameters = {"level": leaf["level"], "node": leaf["node"], "offset": late["position"], "most": 1}
+    assert [each["id"] for each in client.get("/api/tree", params=parameters).json()["documents"]] == ["late"]
+
+
+def test_the_way_of_a_query_is_the_closest_child_at_each_level(client, index):
+    hierarchy, vector = index.tree.hierarchy, index.encoder.encode(["w0 w9"], "query")[0]
+    way = client.get("/api/tree/path", params={"q": "w0 w9"}).json()["way"]
+    parent = 0
+    for level, step in enumerate(way["steps"], start=1):
+        scores = {child: float(hierarchy.levels[level - 1].centroids[child] @ vector)
+                  for child in hierarchy.children(level - 1, parent).tolist()}  # fmt: skip
+        ranked = sorted(scores, key=scores.__getitem__, reverse=True)
+        assert (step["level"], step["node"], step["siblings"]) == (level, ranked[0], len(scores))
+        assert [rival["node"] for rival in step["rivals"]] == ranked[1:4]
+        assert step["score"] == pytest.approx(scores[ranked[0]], abs=1e-5)
+        parent = step["node"]
+    assert way["position"] is None
+
+
+def test_nodes_that_are_not_there(client, tmp_path, planted_corpus, static_encoder):
+    assert error_of(client.get("/api/tree", params={"level": 9}), 404).startswith("level 9: ")
+    assert error_of(client.get("/api/tree", params={"level": 1, "node": 999}), 404).startswith("node 999: ")
+    assert error_of(client.get("/api/tree", params={"level": -1}), 422)
+    assert error_of(client.get("/api/tree", params={"depth": 3}), 422)
+    assert error_of(client.get("/api/tree", params={"most": 501}), 422)
+    assert "either q" in error_of(client.get("/api/tree/path"), 400)
+    assert "either q" in error_of(client.get("/api/tree/path", params={"q": "a", "id": "b"}), 400)
+    with Index.create(tmp_path / "plain", planted_corpus, static_encoder) as plain:
+        bare = TestClient(create_app(plain), base_url=HOME)
+        assert "carries no tree" in error_of(bare.get("/api/tree"), 404)
+        assert "carries no tree" in error_of(bare.get("/api/tree/path", params={"q": "star"}), 404)
+        assert bare.get("/api/status").json()["tree_nodes"] == []
+
+
+# ----------------------------------------------------------------------------------------------------- status
+
+
+def test_status_says_what_is_in_the_index(client, index, trained):
+    status = client.get("/api/status").json()
+    assert status["name"] == "index"
+    assert (status["index"]["documents"], status["index"]["encoder"], status["index"]["base_encoder"]) == (
+        240,
+        "model",
+        "start",
+    )
+    assert status["tree_nodes"] == [len(level.parent) for level in index.tree.hierarchy.levels]
+    assert str(trained) not in json.dumps(status)  # names of folders stay here
+    history = [json.loads(line) for line in (trained / "model" / "history.jsonl").read_text().splitlines()]
+    facts = json.loads((trained / "model" / "hce.json").read_text())
+    assert [{**epoch, "metric": np.mean(list(epoch["dev"].values()))} for epoch in history] == status["training"][
+        "epochs"
+    ]
+    assert (status["training"]["before"], status["training"]["after"]) == (facts["before"], facts["after"])
+    assert client.get("/health").json() == {"status": "ok", "documents": 240}
+
+
+def test_a_damaged_history_is_no_history(index):
+    with (index.path / "model" / "history.jsonl").open("a") as history:
+        history.write('{"epoch": 9, "dev": {"a": 0.5}, "loss": {"document": NaN}}\n')
+    client = TestClient(create_app(index), base_url=HOME)
+    assert client.get("/api/status").json()["training"]["epochs"][-1]["loss"] == {"document": None}
+    (index.path / "model" / "history.jsonl").write_text("{")
+    assert TestClient(create_app(index), base_url=HOME).get("/api/status").json()["training"] is None
+
+
+def test_the_drift_is_measured_once_for_each_state(index, monkeypatch):
+    calls = []
+
+    def drift(self):
+        calls.append(len(self))
+        return Drift("retrain", (f"{len(self)} documents",))
+
+    monkeypatch.setattr(Index, "drift", drift, raising=False)
+    client = TestClient(create_app(index), base_url=HOME)
+
+    def measured():
+        for _ in range(100):
+            found = client.get("/api/status").json()["drift"]
+            if found["state"] == "done":
+                return found
+            time.sleep(0.01)
+        raise AssertionError(found)
+
+    assert client.get("/api/status").json()["drift"]["state"] in ("measuring", "done")
+    expected = {"state": "done", "verdict": "retrain", "reasons": ["240 documents"], "outdated": False}
+    assert measured() == measured() == expected
+    assert calls == [240]
+    client.delete("/api/documents/d0")
+    assert measured()["reasons"] == ["239 documents"]
+    assert calls == [240, 239]
+
+
+# ----------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_takes_nothing_from_elsewhere(client):
+    pages = {path: client.get(path) for path in ("/", "/docs")}
+    files = sorted(
+        each.name for each in (Path(hce.web.guard.__file__).parent).iterdir() if each.suffix not in (".py", "")
+    )
+    assert {"page.html", "page.js", "page.css", "docs.html"} <= set(files)
+    for name in files:
+        response = client.get(f"/static/{name}")
+        assert response.status_code == 200
+        assert re.findall(r"https?://[^\s\"'`$)]+", response.text) in ([], ["http://www.w3.org/2000/svg"])
+        assert client.get(f"/static/{name}", headers={"if-none-match": response.headers["etag"]}).status_code == 304
+        assert "innerHTML" not in response.text
+    for response in pages.values():
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "script-src" not in policy  # so that no inline script and no eval is allowed
+        assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=", response.text)
+    assert client.get("/static/../app.py").status_code == 404
+    assert client.get("/static/app.py").status_code == 404
+
+
+def test_plotly_comes_from_its_package_and_stays_in_the_browser(client):
+    (address,) = re.findall(r'data-plotly="([^"]+)"', client.get("/").text)
+    small = client.get(address)
+    assert small.headers["content-encoding"] == "gzip"
+    assert small.text == get_plotlyjs()
+    assert "immutable" in small.headers["cache-control"]
+    assert client.get(address, headers={"accept-encoding": "identity"}).text == get_plotlyjs()
+    assert len(gzip.compress(b"")) < int(small.headers["content-length"]) < 2_500_000
+
+
+def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {
+        "/api/search",
+        "/api/documents",
+        "/api/documents/{doc_id}",
+        "/api/tree",
+        "/api/tree/path",
+        "/api/status",
+        "/health",
+    }
+    found = {
+        answers.SearchAnswer: ready(client),
+        answers.DocumentAnswer: client.get("/api/documents/d0").json(),
+        answers.TreeAnswer: client.get("/api/tree", params={"depth": 2}).json(),
+        answers.WayAnswer: client.get("/api/tree/path", params={"q": "w0"}).json(),
+        answers.StatusAnswer: client.get("/api/status").json(),
+        answers.HealthAnswer: client.get("/health").json(),
+        answers.Written: client.delete("/api/documents/d0").json(),
+        answers.ErrorAnswer: client.get("/api/documents/d0").json(),
+    }
+    for kind, answer in found.items():
+        TypeAdapter(kind).validate_python(answer)
+        assert kind.__name__ in described["components"]["schemas"]
+        assert set(answer) == set(described["components"]["schemas"][kind.__name__]["properties"])
+
+
+# ----------------------------------------------------------------------------------------------------- trouble
+
+
+def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(Index, "search", broken)
+    client = TestClient(create_app(index), base_url=HOME, raise_server_exceptions=False)
+    response = client.get("/api/search", params={"q": "x"})
+    assert "secret" not in error_of(response, 500)
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_another_writer_is_a_conflict(client, index, monkeypatch):
+    monkeypatch.setattr(Store.writing.__wrapped__, "__defaults__", (0.05,))  # seconds to wait
+    with Index.open(index.path) as other, other._store.writing():
+        said = error_of(client.post("/api/documents", json={"documents": [{"id": "x", "text": "y"}]}), 409)
+    assert "another process is writing" in said
+
+
+@pytest.fixture
+def served(index):
+    """The index behind a real socket."""
+    ready = threading.Event()
+    listener = listen("127.0.0.1", 0)
+    url = url_of("127.0.0.1", listener)
+    server = Server(create_app(index), listener, ready.set)
+    thread = threading.Thread(target=server.serve_until_stopped)
+    thread.start()
+    assert ready.wait(10)
+    yield url
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_64_at_once_get_what_one_gets(served, index):
+    queries = [f"w{number} w{number + 40}" for number in range(64)]
+    expected = [[hit.id for hit in index.search(query, 5)] for query in queries]
+    with httpx.Client(base_url=served, timeout=30, limits=httpx.Limits(max_connections=64)) as http:
+
+        def ask(query):
+            response = http.get("/api/search", params={"q": query, "k": 5})
+            return response.status_code, [hit["id"] for hit in response.json()["hits"]]
+
+        with ThreadPoolExecutor(64) as pool:
+            found = list(pool.map(ask, queries))
+    assert found == [(200, ids) for ids in expected]
+
+
+def test_slow_clients_keep_no_one_waiting(served):
+    host, port = served.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(60)]
+    for number, connection in enumerate(slow):
+        if number % 2:  # half a request
+            connection.sendall(b"GET /api/search?q=w1 HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        else:  # a body that does not come
+            head = b"POST /api/documents HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+    start = time.perf_counter()
+    assert httpx.get(f"{served}/api/search", params={"q": "w1"}).status_code == 200
+    assert time.perf_counter() - start < 5
+    for connection in slow:
+        connection.close()
+
+
+def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
+    release, add = threading.Event(), Index.add
+
+    def slowly(self, *batches, **options):
+        release.wait(20)
+        return add(self, *batches, **options)
+
+    monkeypatch.setattr(Index, "add", slowly)
+    with httpx.Client(base_url=served, timeout=30) as http, ThreadPoolExecutor(24) as pool:
+        posts = [
+            pool.submit(http.post, "/api/documents", json={"documents": [{"id": f"n{number}", "text": "w1"}]})
+            for number in range(24)
+        ]
+        busy = [post.result() for post in _first_done(posts, 24 - 17)]  # one is under way, 16 wait, the rest go home
+        assert {response.status_code for response in busy} == {503}
+        assert busy[0].headers["retry-after"] == "1"
+        assert http.get("/api/search", params={"q": "w1"}).status_code == 200  # meanwhile
+        release.set()
+        assert sorted(post.result().status_code for post in posts) == [201] * 17 + [503] * 7
+    assert len(index) == 257
+
+
+def _first_done(futures, count):
+    for _ in range(1000):
+        done = [future for future in futures if future.done()]
+        if len(done) >= count:
+            return done[:count]
+        time.sleep(0.01)
+    raise AssertionError(f"{len(done)} are done, not {count}")
+
+
+def test_the_command_serves_and_stops(index, tmp_path):
+    command = [sys.executable, "-m", "hce", "serve", str(index.path), "--port", "0", "--json", "--host", "localhost"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        told = json.loads(process.stdout.readline())
+        assert told["documents"] == 240
+        assert told["token"] is None
+        assert httpx.get(told["url"] + "/health").json() == {"status": "ok", "documents": 240}
+        assert httpx.get(told["url"]).text.startswith("<!doctype html>")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in said
+    assert said.strip().endswith("stopped")
+
+
+def test_missing_packages_are_named_with_the_command(monkeypatch):
+    require_packages()
+    monkeypatch.setattr("hce.web.packages.NEEDED", ("json", "no_such_package", "nor_this"))
+    with pytest.raises(MissingPackageError, match=r"no_such_package and nor_this.*pip install '.*\[web\]'"):
+        require_packages()
