@@ -418,6 +418,8 @@ def test_removing(index):
             index.remove(ids)
     with pytest.raises(InputError, match="put the single id into a list"):
         index.remove("star-red-0")
+    with pytest.raises(InputError, match="an id is a string, not a int"):
+        index.remove([1])
     assert len(index) == 240
     assert index.remove(["star-red-0", "star-red-0"]) == 1
     assert index.get("star-red-0") is None
@@ -616,7 +618,6 @@ with Index.open(sys.argv[1]) as index:
 
 def test_a_second_writer_gets_a_clear_line(index, encoder, monkeypatch):
     monkeypatch.setattr("hce.store.SECONDS_TO_WAIT", 0.1)
-    monkeypatch.setattr("hce.store.Store.writing.__wrapped__.__defaults__", (0.1,))
     with Index.open(index.path, encoder) as other, index._store.writing():
         for work in (lambda: other.add([Document("x", "t")]), lambda: other.remove(["star-red-0"]), other.rebuild):
             with pytest.raises(InputError, match="another process is writing to this index"):

@@ -131,6 +131,8 @@ def test_a_second_writer_waits_and_then_is_told(store, tmp_path):
         with pytest.raises(InputError, match="another process is writing to this index; try again"), other.writing(0.2):
             pass
         assert 0.15 < time.monotonic() - start < 5
+        with other._connection() as connection:  # which is as patient again as it was
+            assert connection.execute("PRAGMA busy_timeout").fetchone() == (5000,)
     holding = threading.Event()
 
     def hold() -> None:

@@ -712,6 +712,26 @@ def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
     assert len(index) == 257
 
 
+def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
+    monkeypatch.setattr("hce.web.serving.SECONDS_TO_END", 0.2)
+    release = threading.Event()
+    monkeypatch.setattr(Index, "search", lambda *arguments: release.wait(20))
+    listener, listens = listen("127.0.0.1", 0), threading.Event()
+    url, server = url_of("127.0.0.1", listener), Server(create_app(index), listener, listens.set)
+    thread = threading.Thread(target=server.serve_until_stopped)
+    thread.start()
+    assert listens.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.get, f"{url}/api/search", params={"q": "x"}, timeout=30)
+        time.sleep(0.3)
+        server.should_exit = True
+        assert error_of(waiting.result(), 503) == "the server is being stopped"
+        release.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
+
+
 def _first_done(futures, count):
     for _ in range(1000):
         done = [future for future in futures if future.done()]

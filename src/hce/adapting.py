@@ -10,15 +10,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hce._version import __version__
-from hce.atomic import new_folder, open_atomically, write_json
 from hce.checkpoint import CheckpointFolder
 from hce.corpus import Corpus
 from hce.devset import DevSet, labelled_dev, pseudo_dev
@@ -27,6 +25,7 @@ from hce.errors import InputError
 from hce.history import Epoch, mean_over_kinds
 from hce.judgments import Judgment, Qrels, Query
 from hce.labels import label_nodes
+from hce.model_folder import DevQuery, save_model
 from hce.optimise import Sources
 from hce.pairs import TOKEN, DropoutTwins, InverseCloze, LabelledPairs, PairSource
 from hce.processes import is_first_process, process_count
@@ -35,7 +34,6 @@ from hce.training import TrainResult, co_train
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
 SMALL_CORPUS = 200
 SHORT_DOCUMENT = 16  # tokens; the median below that leaves nothing to cut a span from
 LEAST_DEV_QUERIES = 20
@@ -96,7 +94,8 @@ def train(
     recipe = replace(recipe, mode=_mode(recipe, pairs or generated))
     _check(corpus, encoder, recipe)
     sources, devset = prepare(corpus, pairs, generated, dev, recipe)
-    given = devset.measure(encoder)
+    first_scores = devset.scores(encoder)
+    given = {kind: float(values.mean()) for kind, values in first_scores.items()}
     encoder = start_encoder(corpus, encoder, devset, given, recipe)
     checkpoints = None
     if state_folder is not None:
@@ -115,7 +114,7 @@ def train(
     if output is not None and checkpoints is not None and is_first_process():
         if result.hierarchy.levels:
             result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
-        save_model(result, corpus, output)
+        save_model(result, corpus, output, _queries_before_and_after(devset, first_scores, result.encoder))
         checkpoints.remove()
     return result
 
@@ -143,35 +142,14 @@ def _identity(corpus: Corpus, encoder: Encoder, labels: tuple[Labels | None, ...
     }
 
 
-def save_model(result: TrainResult, corpus: Corpus, path: str | Path) -> None:
-    """Write a sentence-transformers directory with `hce.json`, `hierarchy/` and `history.jsonl` beside the model.
-
-    Raises:
-        InputError: the folder is there already and not empty.
-    """
-    facts = {
-        "format": FORMAT,
-        "hce": __version__,
-        "encoder": result.encoder.name,
-        "fingerprint": result.encoder.fingerprint,
-        "corpus": {"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
-        "recipe": result.recipe.as_dict(),
-        "metric": result.metric,
-        "before": result.before,
-        "after": result.after,
-        "mix": result.mix,
-        "held_out": [corpus[number].id for number in result.held_out.tolist()],
-    }
-    with new_folder(path) as folder:
-        result.encoder.save(folder / "model")
-        for file in list((folder / "model").iterdir()):
-            file.replace(folder / file.name)
-        (folder / "model").rmdir()
-        if result.hierarchy.levels:
-            result.hierarchy.save(folder / "hierarchy")
-        with open_atomically(folder / "history.jsonl") as history:
-            history.writelines(json.dumps(asdict(epoch)) + "\n" for epoch in result.history)
-        write_json(folder / "hce.json", facts)
+def _queries_before_and_after(dev: DevSet, before: dict[str, np.ndarray], encoder: Encoder) -> list[DevQuery]:
+    """Each held-out query before and after training, for whoever asks what changed."""
+    after = dev.scores(encoder)
+    return [
+        DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))
+        for queries in dev.panel
+        for text, old, new in zip(queries.texts, before[queries.kind], after[queries.kind], strict=True)
+    ]
 
 
 def _state_folder(output: str | Path | None, resume: bool) -> Path | None:

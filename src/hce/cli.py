@@ -21,6 +21,7 @@ from hce.commands.generate_queries import generate_queries
 from hce.commands.index import index
 from hce.commands.rebuild import rebuild
 from hce.commands.remove import remove
+from hce.commands.report import report
 from hce.commands.search import search
 from hce.commands.serve import serve
 from hce.commands.status import status
@@ -43,6 +44,7 @@ app.command()(tree)
 app.command()(index)
 app.command()(add)
 app.command()(remove)
+app.command()(report)
 app.command()(search)
 app.command()(status)
 app.command()(serve)

@@ -60,7 +60,11 @@ class DevSet:
     panel: tuple[DevQueries, ...]
 
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
-        """NDCG@10 for each kind.
+        """NDCG@10 for each kind; the arguments are those of `scores`."""
+        return {kind: float(values.mean()) for kind, values in self.scores(encoder, vectors).items()}
+
+    def scores(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """NDCG@10 for each query of each kind, of shape (queries,).
 
         Args:
             encoder: what is measured.
@@ -120,7 +124,7 @@ def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> De
     )
 
 
-def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> float:
+def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray:
     asked = encoder.encode(queries.texts, "query")
     if queries.variants is not None:
         own = np.einsum("ij,ij->i", asked, encoder.encode(queries.variants))
@@ -131,14 +135,14 @@ def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> float:
             scores = asked[rows] @ pool.T
             scores[np.arange(len(scores)), place[rows]] = -np.inf  # its whole text; the variant stands in for it
             better[rows] = (scores >= own[rows, None]).sum(axis=1)
-        return float(np.where(better < CUTOFF, 1 / np.log2(better + 2), 0).mean())
+        return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
     ranked = nearest(asked, pool, CUTOFF)[1]
     discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
     gains = [
         np.isin(row, right) @ discount[: len(row)] / discount[: len(right)].sum()
         for row, right in zip(ranked, queries.answers, strict=True)
     ]
-    return float(np.mean(gains))
+    return np.array(gains)
 
 
 def _pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:

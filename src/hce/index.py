@@ -179,6 +179,9 @@ class Index:
         if isinstance(ids, str):
             raise InputError("remove takes a list of ids; put the single id into a list")
         distinct = list(dict.fromkeys(ids))
+        for doc_id in distinct:
+            if not isinstance(doc_id, str):
+                raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
         with self._store.writing() as writer:
             known = writer.present(distinct)
             missing = [doc_id for doc_id in distinct if doc_id not in known]
@@ -326,7 +329,10 @@ class Index:
                 Grown(tree.hierarchy, _places(tree.numbers, numbers)),
                 vectors,
                 numbers > self.manifest.documents,
-                _places(np.sort([number for number, _ in held_out if number <= self.manifest.documents]).astype(np.int64), numbers),
+                _places(
+                    np.sort([number for number, _ in held_out if number <= self.manifest.documents]).astype(np.int64),
+                    numbers,
+                ),
                 texts,
                 self._for_documents.get(),
                 seed,

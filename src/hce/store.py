@@ -57,23 +57,26 @@ class Store:
                 _end(connection, "COMMIT")
 
     @contextmanager
-    def writing(self, wait: float = SECONDS_TO_WAIT) -> Iterator[Writer]:
+    def writing(self, wait: float | None = None) -> Iterator[Writer]:
         """One transaction: on success all of it is durable, on any error nothing of it is there.
 
+        Args:
+            wait: seconds to wait for another writer to be done, `SECONDS_TO_WAIT` by default.
+
         Raises:
-            InputError: someone else is writing, and was not done after `wait` seconds.
+            InputError: someone else is writing, and was not done by then.
         """
         with self._errors(), self._connection() as connection:
-            connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                _be_patient(connection, SECONDS_TO_WAIT if wait is None else wait)
+                connection.execute("BEGIN IMMEDIATE")
                 writer = Writer(connection, self.dim)
                 yield writer
                 writer.record()
                 connection.execute("COMMIT")
             finally:
                 _end(connection, "ROLLBACK")
-                connection.execute(f"PRAGMA busy_timeout = {int(SECONDS_TO_WAIT * 1000)}")
+                _be_patient(connection, SECONDS_TO_WAIT)
 
     def compact(self) -> None:
         """Give the space of removed documents back to the disk."""
@@ -135,3 +138,7 @@ class Store:
 def _end(connection: sqlite3.Connection, how: str) -> None:
     if connection.in_transaction:
         connection.execute(how)
+
+
+def _be_patient(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")

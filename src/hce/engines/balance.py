@@ -38,29 +38,28 @@ def bounds(branching: int) -> tuple[int, int]:
 
 
 def _dissolve_short(tree: Tree, layer: int) -> None:
-    """Hand the members of each short list to the lists whose centroids they are nearest to."""
+    """Hand the members of short lists to the other lists, to the nearest centroid each; one list always stays."""
     lists, above = tree.layers[layer], tree.layers[layer - 1]
     least, _ = bounds(tree.branching[layer])
-    sizes = lists.sizes()
-    for number in above.ids[sizes[above.ids] < least].tolist():
-        members = lists.members(number)
-        if len(above) == 1 or len(members.ids) >= least:  # another one may have been dissolved into it
-            continue
-        above.drop(np.array([number]))
-        if len(members.ids):
-            home = above.search(members.vectors, 1, tree.nodes(layer - 1)).numbers[:, 0]
-            lists.spread(number, members, home)
+    sizes = lists.sizes()[above.ids]
+    short = above.ids[(sizes < least) & (np.arange(len(sizes)) != sizes.argmax())]
+    if not len(short):
+        return
+    members = lists.members(short)
+    above.drop(short)
+    home = above.search(members.vectors, 1, tree.nodes(layer - 1)).numbers[:, 0]
+    lists.spread(short, members, home)
 
 
 def _split_long(tree: Tree, layer: int) -> None:
     lists, above = tree.layers[layer], tree.layers[layer - 1]
     _, most = bounds(tree.branching[layer])
-    for number in np.flatnonzero(lists.sizes() > most).tolist():
+    for number in np.flatnonzero(lists.sizes() > most)[:, None]:
         members = lists.members(number)
         labels, centroids = parts(members.vectors, tree.branching[layer])
-        targets = np.concatenate([[number], _unused(above.ids, len(centroids) - 1)])
-        parent = above.home_of(np.array([number]))
-        above.drop(np.array([number]))
+        targets = np.concatenate([number, _unused(above.ids, len(centroids) - 1)])
+        parent = above.home_of(number)
+        above.drop(number)
         above.put(targets, centroids, np.repeat(parent, len(targets)))
         lists.spread(number, members, targets[labels])
         _draw_from_neighbours(tree, layer, targets, centroids)
@@ -70,15 +69,15 @@ def _draw_from_neighbours(tree: Tree, layer: int, targets: np.ndarray, centroids
     """Move into new lists what is nearer to their centroids than to its own, within the bounds of both sides."""
     lists, above = tree.layers[layer], tree.layers[layer - 1]
     least, most = bounds(tree.branching[layer])
-    middle = centroids.mean(axis=0, keepdims=True)
     depth = min(NEIGHBOURS + len(targets), len(above))
-    near = np.setdiff1d(above.search(middle, depth, tree.nodes(layer - 1)).numbers[0], targets)[:NEIGHBOURS]
-    for donor, centroid in zip(near.tolist(), above.vectors_of(near), strict=True):
+    near = above.search(centroids.mean(axis=0, keepdims=True), depth, tree.nodes(layer - 1)).numbers[0]
+    near = near[~np.isin(near, targets)][:NEIGHBOURS]
+    for donor, centroid in zip(near[:, None], above.vectors_of(near), strict=True):
         members = lists.members(donor)
         scores = members.vectors @ centroids.T
         gain = scores.max(axis=1, initial=-1) - members.vectors @ centroid
         movers = np.argsort(-gain)[: max(0, min(int((gain > 0).sum()), len(gain) - least))]
-        home = np.full(len(gain), donor)
+        home = np.repeat(donor, len(gain))
         home[movers] = targets[scores[movers].argmax(axis=1)]
         if len(movers) and _fits(lists, home[movers], most):
             lists.spread(donor, members, home)

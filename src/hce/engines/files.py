@@ -1,7 +1,13 @@
-"""An engine on disk: a faiss index and a few arrays, never pickled; whoever calls makes the folder durable."""
+"""An engine on disk: faiss indexes and a few arrays with their checksums, never pickled.
+
+The readers of faiss trust what they read, so a damaged file is found out before it gets there. Whoever calls makes
+the folder durable.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +17,11 @@ import faiss
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from hce.atomic import write_json
 from hce.errors import FormatError
+
+ARRAYS, CHECKSUMS = "arrays.safetensors", "checksums.json"
+BYTES_AT_ONCE = 1 << 24
 
 
 class Parts(NamedTuple):
@@ -25,8 +35,25 @@ def write_parts(folder: Path, parts: Parts) -> None:
     """Write an engine into an existing folder."""
     for name, index in parts.indexes.items():
         faiss.write_index(index, str(folder / f"{name}.faiss"))
-    arrays = {name: np.ascontiguousarray(array) for name, array in parts.arrays.items()}
-    save_file(arrays, folder / "arrays.safetensors")
+    save_file({name: np.ascontiguousarray(array) for name, array in parts.arrays.items()}, folder / ARRAYS)
+    files = [ARRAYS, *(f"{name}.faiss" for name in parts.indexes)]
+    write_json(folder / CHECKSUMS, {name: _checksum(folder / name) for name in files})
+
+
+def read_parts(folder: Path, dim: int) -> Parts:
+    """Read what `write_parts` wrote; call it within `reading`.
+
+    Raises:
+        ValueError: a file has changed, or the vectors are not of length `dim`.
+    """
+    checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+    for name, known in checksums.items():
+        require(_checksum(folder / name) == known, f"{name} is not as it was written")
+    paths = [folder / name for name in checksums if name != ARRAYS]
+    indexes = {path.stem: faiss.read_index(str(path)) for path in paths}
+    for name, index in indexes.items():
+        require(index.d == dim, f"{name} is of vectors of length {index.d}, not {dim}")
+    return Parts(indexes, load_file(folder / ARRAYS))
 
 
 @contextmanager
@@ -43,20 +70,6 @@ def reading(folder: Path) -> Iterator[None]:
         raise FormatError(f"{folder}: the search engine is damaged ({reason}); it has to be rebuilt") from error
 
 
-def read_parts(folder: Path, dim: int) -> Parts:
-    """Read what `write_parts` wrote; call it within `reading`.
-
-    Raises:
-        ValueError: the vectors are not of length `dim`.
-    """
-    arrays = load_file(folder / "arrays.safetensors")
-    indexes = {path.stem: faiss.read_index(str(path)) for path in folder.glob("*.faiss")}
-    for name, index in indexes.items():
-        if index.d != dim:
-            raise ValueError(f"{name} is of vectors of length {index.d}, not {dim}")
-    return Parts(indexes, arrays)
-
-
 def require(condition: bool, complaint: str) -> None:
     """Refuse parts that do not fit together; call it within `reading`.
 
@@ -65,3 +78,11 @@ def require(condition: bool, complaint: str) -> None:
     """
     if not condition:
         raise ValueError(complaint)
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BYTES_AT_ONCE):
+            value = zlib.crc32(block, value)
+    return value

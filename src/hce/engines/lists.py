@@ -59,24 +59,18 @@ class Lists:
         """The lists of ids that are there."""
         return self.home[np.searchsorted(self.ids, ids)]
 
-    def members(self, number: int) -> Members:
-        """What is in a list."""
-        stored = self.index.invlists
-        size = stored.list_size(number)
-        if not size:
+    def members(self, numbers: np.ndarray) -> Members:
+        """What is in some lists."""
+        parts = [self._members(number) for number in numbers.tolist()]
+        if not parts:
             return Members(np.empty(0, np.int64), np.empty((0, self.index.d), np.float32))
-        ids = faiss.rev_swig_ptr(stored.get_ids(number), size).copy()
-        codes = faiss.rev_swig_ptr(stored.get_codes(number), size * self.index.code_size).reshape(size, -1)
-        plain = isinstance(self.index, faiss.IndexIVFFlat)
-        return Members(ids, codes.view(np.float32).copy() if plain else self.index.sq.decode(codes))
+        return Members(np.concatenate([part.ids for part in parts]), np.concatenate([part.vectors for part in parts]))
 
     def everything(self) -> Members:
         """All there is, in order of id."""
-        vectors = np.empty((len(self), self.index.d), np.float32)
-        for number in np.unique(self.home):
-            part = self.members(int(number))
-            vectors[np.searchsorted(self.ids, part.ids)] = part.vectors
-        return Members(self.ids, vectors)
+        members = self.members(np.unique(self.home))
+        order = np.argsort(members.ids)
+        return Members(members.ids[order], members.vectors[order])
 
     def put(self, ids: np.ndarray, vectors: np.ndarray, home: np.ndarray) -> None:
         """Add vectors under new ids, each to a list; a list that is not there yet is made."""
@@ -101,23 +95,20 @@ class Lists:
         kept = ~np.isin(self.ids, ids)
         self.ids, self.home = self.ids[kept], self.home[kept]
 
-    def spread(self, number: int, members: Members, home: np.ndarray) -> None:
-        """Empty a list, and put its members into these lists, which it may be one of."""
+    def spread(self, numbers: np.ndarray, members: Members, home: np.ndarray) -> None:
+        """Empty lists, and put what was in them, `members`, into the lists `home`, which they may be among."""
+        for number in numbers.tolist():
+            self.index.invlists.resize(number, 0)
         self._reserve(int(home.max(initial=0)) + 1)
-        self.index.invlists.resize(number, 0)
         order = np.argsort(home, kind="stable")
         self._append(members.ids[order], members.vectors[order], home[order])
         self.home[np.searchsorted(self.ids, members.ids)] = home
 
     def vectors_of(self, ids: np.ndarray) -> np.ndarray:
         """The vectors of ids that are there, of shape (m, n)."""
-        vectors = np.empty((len(ids), self.index.d), np.float32)
-        homes = self.home_of(ids)
-        for number in np.unique(homes):
-            members, wanted = self.members(int(number)), np.flatnonzero(homes == number)
-            order = np.argsort(members.ids)
-            vectors[wanted] = members.vectors[order[np.searchsorted(members.ids, ids[wanted], sorter=order)]]
-        return vectors
+        members = self.members(np.unique(self.home_of(ids)))
+        order = np.argsort(members.ids)
+        return members.vectors[order[np.searchsorted(members.ids, ids, sorter=order)]]
 
     def search(self, queries: np.ndarray, k: int, lists: np.ndarray, only: faiss.IDSelector | None = None) -> Found:
         """The k best of some lists, in any order.
@@ -161,6 +152,16 @@ class Lists:
         stored = [self.index.invlists.list_size(number) for number in range(self.index.nlist)]
         if len(self.ids) != len(self.home) or not np.array_equal(self.sizes(), stored):
             raise ValueError(f"{self.index.ntotal} vectors and {len(self.ids)} numbers")
+
+    def _members(self, number: int) -> Members:
+        stored = self.index.invlists
+        size = stored.list_size(number)
+        if not size:
+            return Members(np.empty(0, np.int64), np.empty((0, self.index.d), np.float32))
+        ids = faiss.rev_swig_ptr(stored.get_ids(number), size).copy()
+        codes = faiss.rev_swig_ptr(stored.get_codes(number), size * self.index.code_size).reshape(size, -1)
+        plain = isinstance(self.index, faiss.IndexIVFFlat)
+        return Members(ids, codes.view(np.float32).copy() if plain else self.index.sq.decode(codes))
 
     def _append(self, ids: np.ndarray, vectors: np.ndarray, home: np.ndarray) -> None:
         """Append rows that are sorted by list."""

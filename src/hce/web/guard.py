@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -74,6 +75,9 @@ class Guard:
 
         try:
             await self.app(scope, receive, watched)
+        except asyncio.CancelledError:  # the server has been stopped, and this took too long
+            if not has_begun:
+                await _refuse(Refusal(503, "the server is being stopped"), send)
         except Exception:
             logger.exception("a bug in hce; please report it")
             if has_begun:

@@ -25,7 +25,8 @@ class Lane:
     """
 
     def __init__(self, threads: int, waiting: int) -> None:
-        self.threads, self.waiting = threads, waiting
+        self.threads, self.most = threads, threads + waiting
+        self._inside = 0
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
@@ -34,8 +35,12 @@ class Lane:
         Raises:
             BusyError: the queue is full.
         """
+        if self._inside >= self.most:
+            raise BusyError
         if self._limiter is None:  # made here, since it belongs to the event loop
             self._limiter = anyio.CapacityLimiter(self.threads)
-        if self._limiter.statistics().tasks_waiting >= self.waiting:
-            raise BusyError
-        return await anyio.to_thread.run_sync(partial(work, *arguments, **named), limiter=self._limiter)
+        self._inside += 1
+        try:
+            return await anyio.to_thread.run_sync(partial(work, *arguments, **named), limiter=self._limiter)
+        finally:
+            self._inside -= 1

@@ -1,0 +1,309 @@
+"""Every engine behaves as a dictionary of vectors; flat, and any engine under a filter, as an exact search."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hce.engines.base import Found
+from hce.engines.choose import ENGINES, load_engine, new_engine
+from hce.engines.exact import SPARE, ranked
+from hce.engines.quantise import CODECS
+from hce.errors import FormatError, InputError
+
+DIM = 12
+NAMES = sorted(ENGINES)
+
+
+def dyadic(count: int, seed: int, dim: int = DIM) -> np.ndarray:
+    """Unit vectors of four components ±1/2: products are multiples of 1/4, exact in any order, and ties abound."""
+    rng = np.random.default_rng(seed)
+    vectors = np.zeros((count, dim), np.float32)
+    places = np.argsort(rng.random((count, dim)), axis=1)[:, :4]
+    np.put_along_axis(vectors, places, rng.choice([-0.5, 0.5], (count, 4)).astype(np.float32), axis=1)
+    return vectors
+
+
+def unit(count: int, seed: int, dim: int = 32, topics: int = 20) -> np.ndarray:
+    """Unit vectors around topics, the same for every seed."""
+    rng = np.random.default_rng([1, seed])
+    centres = np.random.default_rng(0).standard_normal((topics, dim))
+    vectors = centres[rng.integers(topics, size=count)] + 0.7 * rng.standard_normal((count, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def reference(known: dict[int, np.ndarray], query: np.ndarray, k: int) -> list[tuple[float, int]]:
+    """The best k by (score, number), worked out in plain Python."""
+    scored = sorted((-float(vector.astype(np.float64) @ query.astype(np.float64)), n) for n, vector in known.items())
+    return [(-score, number) for score, number in scored[:k]]
+
+
+def as_pairs(found: Found, row: int = 0) -> list[tuple[float, int]]:
+    return [(float(s), int(n)) for s, n in zip(found.scores[row], found.numbers[row], strict=True) if n >= 0]
+
+
+def built(name: str, vectors: np.ndarray, numbers: np.ndarray | None = None, dtype: str = "float32", **options):
+    numbers = np.arange(len(vectors)) if numbers is None else numbers
+    return new_engine(name, vectors.shape[1], numbers=numbers, vectors=vectors, dtype=dtype, **options)
+
+
+class EngineLikeADict(RuleBasedStateMachine):
+    """Adds, removes, saves and loads in any order, beside a plain dictionary."""
+
+    engine_name = "flat"
+
+    @initialize(count=st.integers(0, 90), seed=st.integers(0, 99))
+    def build(self, count, seed):
+        vectors, numbers = dyadic(count, seed), np.arange(count) * 2
+        self.next = 2 * count
+        self.known = dict(zip(numbers.tolist(), vectors, strict=True))
+        self.engine = built(self.engine_name, vectors, numbers)
+
+    @rule(count=st.integers(0, 40), seed=st.integers(0, 99))
+    def add(self, count, seed):
+        vectors, numbers = dyadic(count, seed), self.next + np.arange(count) * 3
+        self.next += 3 * count
+        self.known |= dict(zip(numbers.tolist(), vectors, strict=True))
+        self.engine.add(numbers, vectors)
+
+    @rule(share=st.floats(0, 1), seed=st.integers(0, 99))
+    def remove(self, share, seed):
+        live = np.array(sorted(self.known), dtype=np.int64)
+        gone = live[np.random.default_rng(seed).random(len(live)) < share]
+        for number in gone.tolist():
+            del self.known[number]
+        self.engine.remove(np.concatenate([gone, [1, self.next + 5]]))  # and two that were never there
+
+    @rule()
+    def reopen(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.engine.save(Path(folder))
+            self.engine = load_engine(self.engine_name, folder, DIM)
+
+    @rule(k=st.integers(1, 30), seed=st.integers(0, 99))
+    def search(self, k, seed):
+        queries = dyadic(3, seed)
+        found = self.engine.search(queries, k)
+        assert found.scores.shape == found.numbers.shape == (3, k)
+        for row, query in enumerate(queries):
+            pairs = as_pairs(found, row)
+            assert len(pairs) == min(k, len(self.known))
+            assert len({number for _, number in pairs}) == len(pairs)
+            assert pairs == sorted(pairs, key=lambda pair: (-pair[0], pair[1]))
+            assert all(score == self.known[number] @ query for score, number in pairs)
+            assert np.all(found.scores[row, len(pairs) :] == -np.inf)
+            if self.engine_name == "flat":
+                assert pairs == reference(self.known, query, k)
+
+    @rule(k=st.integers(1, 12), share=st.floats(0, 1), seed=st.integers(0, 99))
+    def search_filtered(self, k, share, seed):
+        live = np.array([*sorted(self.known), self.next + 1], dtype=np.int64)
+        allowed = live[np.random.default_rng(seed).random(len(live)) < share]
+        known = {number: self.known[number] for number in allowed.tolist() if number in self.known}
+        query = dyadic(1, seed + 1)
+        assert as_pairs(self.engine.search(query, k, allowed)) == reference(known, query[0], k)
+
+    @rule(seed=st.integers(0, 99))
+    def find_itself(self, seed):
+        if self.known:
+            number = sorted(self.known)[seed % len(self.known)]
+            found = self.engine.search(self.known[number][None], 1)
+            assert found.scores[0, 0] == 1  # itself, or an equal one
+
+    @invariant()
+    def same_length(self):
+        if hasattr(self, "engine"):
+            assert len(self.engine) == len(self.known)
+
+
+def _machine(engine_name: str) -> type:
+    machine = type(f"{engine_name.title()}LikeADict", (EngineLikeADict,), {"engine_name": engine_name})
+    case = machine.TestCase
+    case.settings = settings(
+        max_examples=20, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    return case
+
+
+TestFlat, TestHnsw, TestIvf, TestTree = (_machine(name) for name in ("flat", "hnsw", "ivf", "tree"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ties_at_the_last_place_go_to_the_lowest_numbers_under_a_filter(name):
+    vectors = np.repeat(dyadic(3, 5), [1, 400, 30], axis=0)
+    engine = built(name, vectors, np.arange(len(vectors)) + 7)
+    everything = np.arange(7, 7 + len(vectors))
+    found = engine.search(vectors[1:2], 20, allowed=everything[::-1][::-1])
+    assert found.numbers[0].tolist() == list(range(8, 28))
+    assert engine.search(vectors[1:2], 500, everything).numbers[0, :400].tolist() == list(range(8, 408))
+
+
+@pytest.mark.parametrize("queries", [1, 3, 64, 600])
+def test_flat_agrees_with_itself_whatever_the_batch(queries):
+    # faiss scores a few queries one by one and many by a matrix product, whose roundings differ.
+    vectors = np.concatenate([unit(3000, 0), unit(3000, 0)])
+    engine = built("flat", vectors)
+    asked = unit(queries, 1)
+    found = engine.search(asked, 10)
+    alone = [engine.search(query[None], 10) for query in asked[:20]]
+    assert np.array_equal(found.numbers[:20], np.concatenate([each.numbers for each in alone]))
+    assert np.array_equal(found.scores[:20], np.concatenate([each.scores for each in alone]))
+    assert np.all(found.numbers[:, ::2] + 3000 == found.numbers[:, 1::2])  # twins side by side, the older one first
+    best = np.sort(asked @ vectors.T, axis=1)[:, ::-1][:, :10]
+    assert np.allclose(found.scores, best, atol=1e-6)
+
+
+def test_flat_removal_keeps_the_others():
+    engine = built("flat", unit(50, 3))
+    engine.remove(np.array([0, 7, 48, 49]))
+    left = np.setdiff1d(np.arange(50), [0, 7, 48, 49])
+    assert np.array_equal(engine.search(unit(50, 3)[left], 1).numbers[:, 0], left)
+
+
+@pytest.mark.parametrize("name", ["hnsw", "ivf", "tree"])
+def test_approximate_engines_find_nearly_all(name):
+    vectors, queries = unit(4000, 0), unit(200, 1)
+    exact = built("flat", vectors).search(queries, 10).numbers
+    found = built(name, vectors).search(queries, 10).numbers
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.tolist(), strict=True)])
+    assert recall > 0.95
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [each for each in CODECS if each != "float32"])
+def test_smaller_numbers_lose_little(name, dtype, tmp_path):
+    vectors, queries = unit(2000, 0), unit(100, 1)
+    exact = built("flat", vectors).search(queries, 10).numbers
+    engine = built(name, vectors[:1900], dtype=dtype)
+    engine.add(np.arange(1900, 2000), vectors[1900:])
+    engine.save(tmp_path)
+    engine = load_engine(name, tmp_path, 32)
+    found = engine.search(queries, 10, np.arange(2000))
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.numbers.tolist(), strict=True)])
+    assert recall > {"float16": 0.99, "int8": 0.93}[dtype]
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    built(name, vectors).save(whole := Path(tempfile.mkdtemp(dir=tmp_path)))
+    assert size < sum(path.stat().st_size for path in whole.iterdir())
+
+
+def test_int8_survives_values_that_it_was_not_made_for():
+    few = built("flat", np.eye(8, dtype=np.float32)[:2], dtype="int8")  # two vectors tell nothing of the rest
+    few.add(np.arange(2, 8), np.eye(8, dtype=np.float32)[2:])
+    found = few.search(np.eye(8, dtype=np.float32), 1)
+    assert found.numbers[:, 0].tolist() == list(range(8))
+    assert np.allclose(found.scores, 1, atol=0.01)
+
+
+def test_hnsw_forgets_what_was_removed():
+    vectors = unit(600, 0)
+    engine = built("hnsw", vectors)
+    engine.remove(np.arange(0, 150))
+    assert engine._index.ntotal == 600  # stepping stones
+    assert engine.search(vectors[:150], 5).numbers.min() >= 150
+    engine.remove(np.arange(150, 350))
+    assert engine._index.ntotal == len(engine) == 250
+    assert np.array_equal(engine.search(vectors[350:], 1).numbers[:, 0], np.arange(350, 600))
+
+
+def test_ivf_makes_more_lists_when_it_has_outgrown_them():
+    vectors = unit(3000, 0)
+    engine = built("ivf", vectors[:400])
+    before = engine._centroids.ntotal
+    for start in range(400, 3000, 100):
+        engine.add(np.arange(start, start + 100), vectors[start : start + 100])
+    assert engine._centroids.ntotal > 1.5 * before
+    assert np.array_equal(engine.search(vectors, 1).numbers[:, 0], np.arange(3000))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_memory_map_will_do(name, tmp_path):
+    np.save(tmp_path / "vectors.npy", unit(300, 0))
+    vectors = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    found = built(name, vectors).search(np.asarray(vectors[:5]), 1)
+    assert found.numbers[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_engine_and_no_queries(name):
+    engine = built(name, np.empty((0, DIM), np.float32))
+    found = engine.search(dyadic(2, 0), 3)
+    assert found.numbers.tolist() == [[-1] * 3] * 2
+    assert np.all(found.scores == -np.inf)
+    engine.add(np.array([4]), dyadic(1, 0))
+    assert engine.search(np.empty((0, DIM), np.float32), 3).numbers.shape == (0, 3)
+    assert engine.search(dyadic(1, 0), 1).numbers.tolist() == [[4]]
+    assert engine.search(dyadic(1, 0), 1, np.empty(0, np.int64)).numbers.tolist() == [[-1]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_is_told(name, tmp_path):
+    built(name, dyadic(100, 0)).save(tmp_path)
+    load_engine(name, tmp_path, DIM)
+    with pytest.raises(FormatError, match="length 12, not 16"):
+        load_engine(name, tmp_path, 16)
+    for path in sorted(tmp_path.iterdir()):
+        content = path.read_bytes()
+        middle = len(content) // 2
+        for broken in (content[:middle], content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]):
+            path.write_bytes(broken)
+            with pytest.raises(FormatError, match="has to be rebuilt"):
+                load_engine(name, tmp_path, DIM)
+        path.unlink()
+        with pytest.raises(FormatError, match="has to be rebuilt"):
+            load_engine(name, tmp_path, DIM)
+        path.write_bytes(content)
+    load_engine(name, tmp_path, DIM)
+
+
+def test_an_engine_of_another_kind_is_damage(tmp_path):
+    built("flat", dyadic(100, 0)).save(tmp_path)
+    for name in ("hnsw", "ivf", "tree"):
+        with pytest.raises(FormatError):
+            load_engine(name, tmp_path, DIM)
+    facts = json.loads((tmp_path / "checksums.json").read_text())
+    assert set(facts) == {"storage.faiss", "arrays.safetensors"}
+
+
+def test_unknown_names():
+    with pytest.raises(InputError, match="engine 'annoy': choose one of flat, hnsw, ivf, tree"):
+        built("annoy", dyadic(1, 0))
+    with pytest.raises(InputError, match="dtype 'int4': choose one of float32, float16, int8"):
+        built("flat", dyadic(1, 0), dtype="int4")
+
+
+def test_ranked_by_hand():
+    candidates = Found(np.array([[0.5, 0.9, 0.5, 0.7]], np.float32), np.array([[8, 3, 2, -1]]))
+    found = ranked(candidates, 3)
+    assert found.numbers.tolist() == [[3, 2, 8]]
+    assert found.scores.tolist() == [[np.float32(0.9), 0.5, 0.5]]
+    assert ranked(candidates, 5).numbers.tolist() == [[3, 2, 8, -1, -1]]
+    assert SPARE > 0
+
+
+def test_searches_run_side_by_side():
+    # One engine serves the threads of a server, so a search may change nothing.
+    from concurrent.futures import ThreadPoolExecutor
+
+    vectors, queries = unit(2000, 0), unit(64, 1)
+    for name in NAMES:
+        engine = built(name, vectors)
+        alone = [engine.search(query[None], 5 + row % 3) for row, query in enumerate(queries)]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(lambda row: engine.search(queries[row : row + 1], 5 + row % 3), range(64)))  # noqa: B023
+        assert all(np.array_equal(a.numbers, b.numbers) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)

@@ -1,0 +1,384 @@
+"""The page in a real browser: what a visitor sees and does, with a mouse, with keys only, and on a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+import hce
+from hce.documents import Document
+from hce.index import Index
+from hce.recipe import Recipe
+from hce.web.app import create_app
+from hce.web.rules import LOOPBACK, Rules
+from hce.web.serving import Server, listen, url_of
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+if CHROMIUM is None:
+    pytest.skip("needs chromium", allow_module_level=True)
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'><b>&amp;"
+expect = playwright.expect
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, concept_corpus, module_static_encoder) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    module_static_encoder.save(folder / "start")
+    recipe = Recipe(epochs=2, batch_size=32)
+    hce.train(concept_corpus, encoder=str(folder / "start"), recipe=recipe, output=folder / "model")
+    Index.create(folder / "index", concept_corpus, str(folder / "model"), "grow").close()
+    return folder / "index"
+
+
+@contextmanager
+def serving(index: Index, rules: Rules | None = None):
+    listens, listener = threading.Event(), listen("127.0.0.1", 0)
+    url, server = url_of("127.0.0.1", listener), Server(create_app(index, rules), listener, listens.set)
+    thread = threading.Thread(target=server.serve_until_stopped)
+    thread.start()
+    assert listens.wait(20)
+    try:
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture
+def site(trained, tmp_path):
+    """A server of a copy of the index, and the index."""
+    shutil.copytree(trained, tmp_path / "index")
+    with Index.open(tmp_path / "index") as index, serving(index) as url:
+        yield SimpleNamespace(index=index, url=url)
+
+
+@pytest.fixture
+def visit(browser):
+    """Open pages; afterwards nothing may have gone wrong in them, and nothing may have come from elsewhere."""
+    contexts, troubles = [], []
+
+    def open_page(url, *, refused=(), **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: request.url.startswith(url) or troubles.append(request.url))
+
+        def console(message):
+            if message.type in ("error", "warning") and not any(
+                f"status of {code}" in message.text for code in refused
+            ):
+                troubles.append(message.text)
+
+        page.on("console", console)
+        page.goto(url)
+        contexts.append(context)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def ids(page, where="#hits"):
+    return page.eval_on_selector_all(f"{where} .hit", "rows => rows.map((row) => row.dataset.id)")
+
+
+def search(page, text):
+    page.fill("#q", text)
+    expect(page.locator("#before-hits .hit").first).to_be_visible()
+
+
+def test_search_as_you_type_with_before_and_after(site, visit):
+    page = visit(site.url)
+    expect(page.locator("#start h2")).to_have_text("Ask 240 documents")
+    expect(page.locator(".topics button").first).to_be_visible()
+    page.locator("#q").press_sequentially("w0 w5", delay=30)
+    expect(page.locator("#before-hits .hit").first).to_be_visible()
+    answer = httpx.get(f"{site.url}/api/search", params={"q": "w0 w5", "compare": True}).json()
+    expect(page.locator("#hits .hit")).to_have_count(10)
+    assert ids(page) == [hit["id"] for hit in answer["hits"]]
+    assert ids(page, "#before-hits") == [hit["id"] for hit in answer["before"]["hits"]]
+    marks = page.locator("#hits .moved").all_inner_texts()
+    for mark, hit in zip(marks, answer["hits"], strict=True):
+        up = hit["before"] - hit["rank"]
+        assert mark == ("new" if hit["before"] > 10 else "=" if not up else f"{'↑' if up > 0 else '↓'}{abs(up)}")
+    scores = page.locator("#hits .score").all_inner_texts()
+    assert [float(score) for score in scores] == [round(hit["score"], 3) for hit in answer["hits"]]
+    marked = set(page.locator("#hits mark").all_inner_texts())
+    assert marked <= {f"w{n}" for n in range(200)} and "w5" in marked  # noqa: PT018
+    assert page.url.endswith("#search?q=w0+w5")
+    page.reload()
+    expect(page.locator("#hits .hit").first).to_have_attribute("data-id", answer["hits"][0]["id"])
+    page.uncheck("#compare")
+    expect(page.locator("#before")).to_be_hidden()
+
+
+def test_an_answer_that_comes_too_late_is_dropped(site, visit):
+    page = visit(site.url)
+    held = []
+    page.route(re.compile(r"/api/search\?q=w0&"), lambda route: held.append(route))
+    page.fill("#q", "w0")
+    page.wait_for_timeout(600)
+    page.fill("#q", "w77")
+    expected = [hit.id for hit in site.index.search("w77")]
+    expect(page.locator("#hits .hit").first).to_have_attribute("data-id", expected[0])
+    assert len(held) == 1
+    page.unroute_all()
+    page.wait_for_timeout(300)
+    assert ids(page) == expected
+
+
+def test_conditions_and_nothing_found(site, visit):
+    site.index.add([Document("m1", "w0", metadata={"year": 1999}), Document("m2", "w0", metadata={"year": 2010})])
+    page = visit(site.url, refused=(400,))
+    page.fill("#q", "w0")
+    page.fill("#where", "year>=2000; year<2020")
+    expect(page.locator("#hits .hit")).to_have_count(1)
+    expect(page.locator("#hits .chip")).to_have_text("year 2010")
+    page.fill("#where", "year>=2030")
+    expect(page.locator("#start")).to_contain_text("No document fulfils the conditions")
+    page.fill("#where", "nonsense")
+    expect(page.locator("#start")).to_contain_text("write field=value")
+
+
+def test_keys_are_enough(site, visit):
+    page = visit(site.url)
+    page.locator("body").click(position={"x": 5, "y": 800})
+    page.keyboard.press("/")
+    expect(page.locator("#q")).to_be_focused()
+    page.keyboard.type("w0 w5")
+    expect(page.locator("#before-hits .hit").first).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#hits .hit").nth(0)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#hits .hit").nth(1)).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#before-hits .hit").nth(1)).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    expect(page.locator("#document h2")).to_be_visible()
+    expect(page.locator("#document .mono")).to_have_text(ids(page)[1])
+    page.keyboard.press("Escape")
+    expect(page.locator("#document")).to_be_hidden()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Escape")
+    expect(page.locator("#q")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#start h2")).to_be_visible()
+    assert page.input_value("#q") == ""
+
+
+def test_down_the_tree_and_back(site, visit):
+    page = visit(f"{site.url}/#tree")
+    root = httpx.get(f"{site.url}/api/tree").json()["tree"]
+    expect(page.locator("#branch li")).to_have_count(len(root["children"]))
+    largest = root["children"][0]
+    name = " · ".join(largest["label"])
+    expect(page.locator("#branch li").first).to_contain_text(name)
+    expect(page.locator("#branch li").first).to_contain_text(str(largest["size"]))
+    page.locator("#map .slice").filter(has_text=name).first.click(position={"x": 12, "y": 10}, force=True)
+    expect(page.locator("#crumbs [aria-current]")).to_have_text(name)
+    assert page.url.endswith(f"#tree?level=1&node={largest['node']}")
+    below = httpx.get(f"{site.url}/api/tree", params={"level": 1, "node": largest["node"]}).json()["tree"]
+    expect(page.locator("#branch li")).to_have_count(len(below["children"]))
+    page.locator("#branch li button").first.click()  # the list says the same as the picture
+    expect(page.locator("#branch .beginning").first).to_be_visible()
+    leaf = below["children"][0]
+    expect(page.locator("#branch > p")).to_contain_text(f"{leaf['size']} documents")
+    page.locator("#branch li button").first.click()
+    expect(page.locator("#document")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.locator("#crumbs button").first.click()
+    expect(page.locator("#branch li")).to_have_count(len(root["children"]))
+    page.go_back()
+    expect(page.locator("#branch .beginning").first).to_be_visible()
+
+
+def test_the_way_of_a_query_is_lit_level_by_level(site, visit):
+    page = visit(f"{site.url}/#tree")
+    way = httpx.get(f"{site.url}/api/tree/path", params={"q": "w0 w5"}).json()["way"]
+    expect(page.locator("#map .slice").first).to_be_attached()
+    page.fill("#tree-q", "w0 w5")
+    chips = page.locator("#tree-way .step")
+    expect(chips).to_have_count(len(way["steps"]))
+    expect(page.locator("#tree-way .step.lit")).to_have_count(1)  # the first level first
+    expect(page.locator("#tree-way .step.lit")).to_have_count(len(way["steps"]))
+    for step in way["steps"]:
+        expect(page.locator("#tree-way")).to_contain_text(" · ".join(step["label"]))
+    lit = page.evaluate("""() => {
+        const { ids, marker } = document.getElementById("map").data[0];
+        const accent = getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
+        return ids.filter((id, place) => marker.colors[place] === accent);
+    }""")
+    assert sorted(lit) == sorted(f"{step['level']}:{step['node']}" for step in way["steps"])
+    expect(page.locator("#branch > p")).to_contain_text(f"{way['steps'][-1]['size']} documents")
+    page.fill("#tree-q", "")
+    expect(page.locator("#tree-way")).to_be_hidden()
+
+
+def test_a_documents_place_is_shown_from_its_hit(site, visit):
+    page = visit(site.url)
+    search(page, "w0 w5")
+    first = ids(page)[0]
+    page.locator("#hits .hit").first.get_by_role("button", name="Show in the tree").click()
+    expect(page.locator("#tree-way")).to_contain_text(f"place of the document {first}")
+    expect(page.locator("#branch .lit")).to_contain_text(first)
+    way = httpx.get(f"{site.url}/api/tree/path", params={"id": first}).json()["way"]
+    expect(page.locator("#tree-way .step.lit")).to_have_count(len(way["steps"]))
+
+
+def test_add_find_and_remove(site, visit):
+    page = visit(site.url, refused=(409,))
+    page.click("#add")
+    page.fill("#adding [name=id]", "mine")
+    page.fill("#adding [name=title]", "w190 w191")
+    page.fill("#adding [name=text]", "w192")
+    page.fill("#adding [name=metadata]", '{"year": }')
+    page.click("#adding [type=submit]")
+    expect(page.locator("#adding .problem")).to_contain_text("JSON object")
+    page.fill("#adding [name=metadata]", '{"year": 2024}')
+    page.click("#adding [type=submit]")
+    expect(page.locator("#adding")).to_be_hidden()
+    expect(page.locator("#toast")).to_contain_text("241 documents")
+    expect(page.locator("#count")).to_have_text("241 documents")
+    assert site.index.get("mine") == Document("mine", "w192", "w190 w191", {"year": 2024})
+    page.click("#add")
+    page.fill("#adding [name=id]", "mine")
+    page.fill("#adding [name=text]", "w1")
+    page.click("#adding [type=submit]")
+    expect(page.locator("#adding .problem")).to_contain_text("is there already")
+    page.keyboard.press("Escape")
+    search(page, "w190 w191 w192")
+    assert ids(page)[0] == "mine"
+    expect(page.locator("#before-hits .hit").first).to_have_attribute("data-id", "mine")
+    page.locator("#hits .hit").first.click()
+    expect(page.locator("#document .way")).to_contain_text("came after the tree")
+    page.get_by_role("button", name="Remove").click()
+    assert "mine" in site.index  # not by one press
+    page.get_by_role("button", name="Really remove it?").click()
+    expect(page.locator("#count")).to_have_text("240 documents")
+    expect(page.locator("#hits .hit").first).not_to_have_attribute("data-id", "mine")
+    assert "mine" not in site.index
+
+
+def test_a_hostile_document_is_only_text(site, visit):
+    ident, title = f"id {HOSTILE}", f"title w190 {HOSTILE}"
+    site.index.add([Document(ident, f"w190 w191 {HOSTILE}", title, {HOSTILE: HOSTILE, "list": [HOSTILE]})])
+    page = visit(site.url)
+    search(page, f"w190 w191 {HOSTILE}")
+    hit = page.locator("#hits .hit").first
+    expect(hit.locator("h3")).to_have_text(title)
+    expect(hit.locator(".passage")).to_have_text(f"w190 w191 {HOSTILE}")
+    expect(hit.locator(".mono")).to_have_text(ident)
+    hit.click()
+    expect(page.locator("#document .text")).to_have_text(f"w190 w191 {HOSTILE}")
+    expect(page.locator("#document td").first).to_have_text(HOSTILE)
+    page.get_by_role("button", name="Show in the tree").last.click()
+    expect(page.locator("#branch .lit")).to_contain_text(title)
+    expect(page.locator("#tree-way")).to_contain_text(ident)
+    page.locator("#tree-way .step").last.click()  # now the documents are tiles of the picture
+    tile = page.locator("#map .slice").filter(has_text="title")
+    expect(tile.first).to_be_attached()
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script, dialog img, dialog script").count() == 0
+    page.evaluate("document.getElementById('map').emit('plotly_treemapclick', "
+                  f"{{points: [{{id: 'document:' + {ident!r}}}]}})")  # fmt: skip
+    expect(page.locator("#document .mono")).to_have_text(ident)
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Really remove it?").click()
+    expect(page.locator("#count")).to_have_text("240 documents")
+    assert page.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize("where", ["#search", "#search?q=w0+w5", "#tree", "#tree?q=w0+w5", "#status", "docs"])
+def test_a_phone_needs_no_sideways_scrolling(site, visit, where):
+    site.index.add([Document("long-" + "x" * 200, "w0 w5 " + "y" * 500, "w0 " + "z" * 200, {"k" * 90: "v" * 90})])
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    page = visit(f"{site.url}/{where}", **phone)
+    ready = {"#search": ".topics", "#search?q=w0+w5": ".hit", "#status": "#plot-accuracy .main-svg", "docs": "article"}
+    expect(page.locator(ready.get(where, "#map .slice")).first).to_be_attached()
+    page.wait_for_timeout(200)
+    assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [390, 390]
+    if where == "#search?q=w0+w5":  # one ranking at a time
+        expect(page.locator("#hits .hit").first).to_be_visible()
+        expect(page.locator("#before-hits")).to_be_hidden()
+        page.get_by_role("tab", name="Untrained").tap()
+        expect(page.locator("#before-hits .hit").first).to_be_visible()
+        expect(page.locator("#hits")).to_be_hidden()
+        page.locator("#before-hits .hit").first.tap()
+        expect(page.locator("#document")).to_be_visible()
+        assert page.evaluate("document.getElementById('document').getBoundingClientRect().right <= innerWidth")
+
+
+def test_status_in_light_and_dark(site, visit, monkeypatch):
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        page = visit(f"{site.url}/#status", color_scheme=scheme)
+        for plot in ("dev", "loss", "accuracy"):
+            expect(page.locator(f"#plot-{plot} .scatterlayer .trace").first).to_be_attached()
+        expect(page.locator(".card").first).to_contain_text("240")
+        expect(page.locator("#status")).to_contain_text("trained from start")
+        expect(page.locator(".measures")).to_contain_text("mean")
+        expect(page.locator(".verdict")).to_be_visible()
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(backgrounds) == 2
+
+
+def test_an_index_without_tree_and_training(tmp_path, planted_corpus, module_static_encoder, visit):
+    with Index.create(tmp_path / "plain", planted_corpus, module_static_encoder) as index, serving(index) as url:
+        page = visit(url)
+        page.fill("#q", "star red")
+        expect(page.locator("#hits .hit")).to_have_count(10)
+        expect(page.locator("#before")).to_be_hidden()
+        expect(page.locator("#compare-option")).to_be_hidden()
+        page.get_by_role("link", name="Tree").click()
+        expect(page.locator("#tree")).to_contain_text("This index has no tree")
+        page.get_by_role("link", name="Status").click()
+        expect(page.locator("#status")).to_contain_text("did not make")
+
+
+def test_writing_with_a_token(site, visit):
+    with serving(site.index, Rules(LOOPBACK, "right")) as url:
+        page = visit(url, refused=(401,))
+        page.click("#add")
+        page.fill("#adding [name=id]", "mine")
+        page.fill("#adding [name=text]", "w1")
+        page.fill("#adding [name=token]", "wrong")
+        page.click("#adding [type=submit]")
+        expect(page.locator("#adding .problem")).to_contain_text("needs the token")
+        page.fill("#adding [name=token]", "right")
+        page.click("#adding [type=submit]")
+        expect(page.locator("#count")).to_have_text("241 documents")
+    with serving(site.index, Rules(LOOPBACK, writable=False)) as url:
+        page = visit(url)
+        expect(page.locator("#count")).to_have_text("241 documents")
+        expect(page.locator("#add")).to_be_hidden()
