@@ -24,8 +24,7 @@ PAGE = """<!doctype html>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em; color: #222; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }}
-td:first-child, th:first-child {{ text-align: left; }}
-td.text {{ text-align: left; white-space: normal; }}
+td:first-child, th:first-child {{ text-align: left; white-space: normal; }}
 tr.ours td:first-child {{ color: {ours}; font-weight: 600; }}
 .scroll {{ overflow-x: auto; }}
 pre {{ background: #f4f4f4; padding: .8em; overflow-x: auto; }}

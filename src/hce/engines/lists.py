@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import faiss
@@ -168,10 +169,10 @@ class Lists:
         ids = np.ascontiguousarray(ids, dtype=np.int64)
         plain = isinstance(self.index, faiss.IndexIVFFlat)
         codes = vectors.view(np.uint8) if plain else self.index.sq.compute_codes(vectors)
-        starts = np.flatnonzero(np.diff(home, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(home)], strict=True):
+        limits = [*np.flatnonzero(np.diff(home, prepend=-1)).tolist(), len(home)]
+        for start, stop in pairwise(limits):
             pointers = faiss.swig_ptr(ids[start:stop]), faiss.swig_ptr(codes[start:stop])
-            self.index.invlists.add_entries(int(home[start]), int(stop - start), *pointers)
+            self.index.invlists.add_entries(int(home[start]), stop - start, *pointers)
 
     def _reserve(self, count: int) -> None:
         """Have at least so many lists; faiss knows no way to append one, so they are doubled."""
