@@ -118,6 +118,8 @@ ORDER = [
     "web.files",
     "web.app",
     "web.serving",
+    "integrations.langchain",
+    "integrations.llamaindex",
     "page",
     "report",
     "commands.common",

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, overload
@@ -84,6 +84,16 @@ class Corpus(Sequence[Document]):
                 kept.append(checked)
                 places.append(where)
         return cls(kept, check.finish(kept, places.__getitem__), name, check.empty)
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]], name: str = "records") -> Corpus:
+        """Make a corpus of mappings, such as the rows of a Hugging Face dataset: fields as in a JSONL file.
+
+        Raises:
+            InputError: at the first fault, with the record's number; nothing is kept then.
+        """
+        numbered = enumerate(records, start=1)
+        return cls._spool((Record(f"{name}, number {number}", dict(fields)) for number, fields in numbered), name)
 
     @classmethod
     def _scan_jsonl(cls, path: Path) -> Corpus:

@@ -1,0 +1,1 @@
+"""An index as other frameworks want it; each module needs its framework installed."""

@@ -1,0 +1,44 @@
+"""An index as a LangChain retriever: `HceRetriever(index=Index.open("my-index"), k=5)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hce.errors import MissingPackageError
+from hce.index import Index
+
+try:
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document as LangChainDocument
+    from langchain_core.retrievers import BaseRetriever
+    from pydantic import ConfigDict
+except ImportError as error:
+    raise MissingPackageError("LangChain is not installed; pip install langchain-core") from error
+
+
+class HceRetriever(BaseRetriever):
+    """Finds documents in an index.
+
+    Attributes:
+        index: where to search.
+        k: how many documents to give back.
+        filter: conditions on metadata, see `hce.filters`.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    index: Index
+    k: int = 10
+    filter: dict[str, Any] | None = None
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun
+    ) -> list[LangChainDocument]:
+        return [
+            LangChainDocument(
+                page_content=hit.text,
+                id=hit.id,
+                metadata={**hit.metadata, "id": hit.id, "title": hit.title, "score": hit.score},
+            )
+            for hit in self.index.search(query, self.k, self.filter)
+        ]

@@ -1,0 +1,36 @@
+"""An index as a LlamaIndex retriever: `HceRetriever(Index.open("my-index"), k=5)`."""
+
+from __future__ import annotations
+
+from hce.errors import MissingPackageError
+from hce.filters import Filter
+from hce.index import Index
+
+try:
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+except ImportError as error:
+    raise MissingPackageError("LlamaIndex is not installed; pip install llama-index-core") from error
+
+
+class HceRetriever(BaseRetriever):
+    """Finds documents in an index.
+
+    Args:
+        index: where to search.
+        k: how many documents to give back.
+        filter: conditions on metadata, see `hce.filters`.
+    """
+
+    def __init__(self, index: Index, k: int = 10, filter: Filter | None = None) -> None:  # noqa: A002
+        self.index, self.k, self.filter = index, k, filter
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [
+            NodeWithScore(
+                node=TextNode(id_=hit.id, text=hit.text, metadata={**hit.metadata, "title": hit.title}),
+                score=hit.score,
+            )
+            for hit in self.index.search(query_bundle.query_str, self.k, self.filter)
+        ]
