@@ -325,7 +325,12 @@ def test_a_phone_needs_no_sideways_scrolling(site, visit, where):
     site.index.add([Document("long-" + "x" * 200, "star red " + "y" * 500, "star " + "z" * 200, {"k" * 90: "v" * 90})])
     phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
     page = visit(f"{site.url}/{where}", **phone)
-    ready = {"#search": ".topics", "#search?q=star+red": ".hit", "#status": "#plot-accuracy .main-svg", "docs": "article"}
+    ready = {
+        "#search": ".topics",
+        "#search?q=star+red": ".hit",
+        "#status": "#plot-accuracy .main-svg",
+        "docs": "article",
+    }
     expect(page.locator(ready.get(where, "#map .slice")).first).to_be_attached()
     page.wait_for_timeout(200)
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [390, 390]

@@ -142,12 +142,13 @@ class StatusAnswer:
 
     Attributes:
         tree_nodes: the number of nodes of each level of the tree, from the top, without the root.
+        drift: whether it is time to retrain, if that was asked for.
     """
 
     name: str
     index: dict[str, Any]
     tree_nodes: list[int]
-    drift: DriftState
+    drift: DriftState | None
     untrained: Readiness
     training: Training | None
     writable: bool

@@ -164,13 +164,16 @@ async def tree_path(
 
 
 @router.get("/api/status", response_model=StatusAnswer)
-async def status(request: Request) -> Json:
-    """Counts, names, the drift verdict, the training, and whether this server takes writes."""
+async def status(
+    request: Request,
+    drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
+) -> Json:
+    """Counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
     site = site_of(request)
-    return answer(await site.looks.run(_status_answer, site))
+    return answer(await site.looks.run(_status_answer, site, drift))
 
 
-def _status_answer(site: Site) -> StatusAnswer:
+def _status_answer(site: Site, drift: bool) -> StatusAnswer:
     facts = site.index.status().as_dict()
     facts.pop("path")
     facts["encoder"] = display_name(facts["encoder"])
@@ -179,7 +182,7 @@ def _status_answer(site: Site) -> StatusAnswer:
         name=site.index.path.absolute().name,
         index=facts,
         tree_nodes=site.tree.node_counts,
-        drift=site.drift.now(),
+        drift=site.drift.now() if drift else None,
         untrained=site.untrained.readiness(),
         training=site.training,
         writable=site.rules.writable,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock, Thread
-from typing import Any
+from typing import Literal
 
 from hce.errors import HceError
 from hce.index import Index
@@ -19,13 +19,13 @@ class DriftState:
     """What is known of the drift.
 
     Attributes:
-        state: measuring, done, or off.
+        state: measuring, or done.
         verdict: ok, re-cluster, retrain or unknown, of the last measurement.
         reasons: why, one sentence each.
         outdated: whether documents were written since.
     """
 
-    state: str
+    state: Literal["measuring", "done"]
     verdict: str = "unknown"
     reasons: tuple[str, ...] = ()
     outdated: bool = False
@@ -39,26 +39,29 @@ class DriftWatch:
         self._lock = Lock()
         self._measured_at = -1
         self._state = DriftState("measuring")
-        self._busy = False
+        self._thread: Thread | None = None
 
     def now(self) -> DriftState:
         """The last verdict; a newer one is measured in the background if documents were written since."""
-        measure: Any = getattr(self.index, "drift", None)
-        if measure is None:
-            return DriftState("off", reasons=("this version does not measure it",))
         with reading(self.index) as reader:
             change = reader.state().change
         with self._lock:
             outdated = self._measured_at != change
-            if outdated and not self._busy:
-                self._busy = True
-                Thread(target=self._measure, args=(measure, change), name="drift", daemon=True).start()
-            state = "measuring" if outdated else self._state.state
-            return DriftState(state, self._state.verdict, self._state.reasons, outdated)
+            if outdated and self._thread is None:
+                self._thread = Thread(target=self._measure, args=(change,), name="drift", daemon=True)
+                self._thread.start()
+            return replace(self._state, state="measuring" if outdated else "done", outdated=outdated)
 
-    def _measure(self, measure: Any, change: int) -> None:
+    def stop(self) -> None:
+        """Wait for a measurement under way, though not for ever."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=10)
+
+    def _measure(self, change: int) -> None:
         try:
-            drift = measure()
+            drift = self.index.drift()
             found = DriftState("done", drift.verdict, tuple(drift.reasons))
         except HceError as error:
             found = DriftState("done", reasons=(str(error),))
@@ -66,4 +69,4 @@ class DriftWatch:
             logger.exception("the drift could not be measured")
             found = DriftState("done", reasons=("it could not be measured; the server's log says why",))
         with self._lock:
-            self._state, self._measured_at, self._busy = found, change, False
+            self._state, self._measured_at, self._thread = found, change, None

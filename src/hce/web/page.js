@@ -16,8 +16,8 @@ export const page = {
     location.hash = query ? `${view}?${query}` : view;
   },
   open: (id) => openDocument(page, id),
-  async refresh() {
-    page.facts = await get("/api/status");
+  async refresh(parameters = {}) {
+    page.facts = await get("/api/status", parameters);
     $("name").textContent = page.facts.name;
     $("count").textContent = plural(page.facts.index.documents, "document");
     $("add").hidden = !page.facts.writable;

@@ -47,3 +47,4 @@ class Site:
     def stop(self) -> None:
         """End it."""
         self.untrained.stop()
+        self.drift.stop()

@@ -4,10 +4,8 @@ import { $, count, el, fill, plural } from "./dom.js";
 import { colour, config, font, onTheme, plain, plotly } from "./plots.js";
 
 const ADVICE = {
-  ok: "New documents fit in as well as old ones.",
-  "re-cluster": "The encoder serves well; the tree has become too coarse. Run hce rebuild.",
-  retrain: "Train again on the documents of now: hce train.",
-  unknown: "",
+  "re-cluster": "hce rebuild grows the tree anew, without training.",
+  retrain: "Run hce train on the documents there are now, then index with the new model.",
 };
 
 let page;
@@ -20,7 +18,7 @@ export function start(owner) {
 
 export async function show() {
   clearTimeout(timer);
-  const facts = await page.refresh();
+  const facts = await page.refresh({ drift: true });
   const { index, training } = facts;
   fill($("status"),
     el("div", { class: "cards" },
@@ -46,7 +44,7 @@ function driftCard(drift) {
   const first = drift.state === "measuring" && !drift.reasons.length;
   const verdict = el("span", { class: `verdict ${drift.verdict}` }, first ? "measuring …" : drift.verdict);
   const reasons = drift.reasons.map((reason) => el("p", {}, sentence(reason)));
-  const advice = ADVICE[drift.verdict] && drift.verdict !== "ok" ? el("p", {}, ADVICE[drift.verdict]) : null;
+  const advice = ADVICE[drift.verdict] ? el("p", {}, ADVICE[drift.verdict]) : null;
   return el("div", { class: "card" }, el("h3", {}, "Time to retrain?"), verdict, reasons, advice);
 }
 
