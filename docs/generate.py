@@ -11,6 +11,7 @@ COMMANDS = (
     "",
     "demo",
     "train",
+    "report",
     "tree",
     "index",
     "add",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -172,9 +172,16 @@ class ErrorAnswer:
 
 
 class Json(JSONResponse):
-    """JSON that also spells half a surrogate pair, which metadata can hold, as the escape that it came as."""
+    """JSON of the types above; half a surrogate pair, which metadata can hold, is spelled as the escape it came as."""
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields)
         return text.encode("utf-8", "backslashreplace")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """As `dataclasses.asdict`, without its copies, which took longer than a search."""
+    if not is_dataclass(value):
+        raise TypeError(f"an answer cannot hold a {type(value).__name__}")
+    return vars(value)

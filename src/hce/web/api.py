@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -58,7 +57,7 @@ def site_of(request: Request) -> Site:
 
 def answer(value: Any) -> Json:
     """A value as JSON that no cache keeps."""
-    return Json(asdict(value), headers={"cache-control": "no-store"})
+    return Json(value, headers={"cache-control": "no-store"})
 
 
 def one_line(error: Exception, site: Site) -> str:
@@ -88,8 +87,7 @@ async def add_documents(request: Request, new: NewDocuments) -> Json:
         count = await site.writes.run(site.index.update if new.update else site.index.add, documents)
     except InputError as error:  # an id is there already, or someone else is writing
         raise HTTPException(409, one_line(error, site)) from error
-    written = Written(await site.looks.run(len, site.index), added=count)
-    return Json(asdict(written), 201)
+    return Json(Written(await site.looks.run(len, site.index), added=count), 201)
 
 
 def _check(documents: list[Document]) -> None:
