@@ -47,7 +47,13 @@ def run(folder: Path, encoder: str, mode: str, system: str, seed: int, tested: l
         dataset = Dataset.load(folder, split)
         measured[split] = evaluate(searcher, dataset.queries, dataset.qrels).means
     dev_measure = round(mean_over_kinds(result.after), 4)
-    return {"measures": measured, "dev": dev_measure, "mix": result.mix, "epochs": len(result.history) - 1, "seconds": round(seconds, 1)}
+    return {
+        "measures": measured,
+        "dev": dev_measure,
+        "mix": result.mix,
+        "epochs": len(result.history) - 1,
+        "seconds": round(seconds, 1),
+    }
 
 
 def main() -> None:

@@ -105,6 +105,7 @@ ORDER = [
     "web.inside",
     "web.passages",
     "web.lanes",
+    "web.together",
     "web.rules",
     "web.guard",
     "web.live_tree",

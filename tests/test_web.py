@@ -40,10 +40,12 @@ from hce.store import Store
 from hce.web import answers
 from hce.web.app import create_app
 from hce.web.guard import Guard
+from hce.web.lanes import BusyError
 from hce.web.packages import require_packages
 from hce.web.passages import best_passage, marks_in, query_words
 from hce.web.rules import LOOPBACK, Rules, refusal
 from hce.web.serving import Server, listen, rules_for, url_of
+from hce.web.together import Together
 
 HOME = "http://127.0.0.1:8080"
 ANYWHERE = "0.0.0.0"  # noqa: S104
@@ -103,7 +105,7 @@ def test_search_is_the_indexs(client, index):
         (hit.rank, hit.id, hit.title) for hit in expected
     ]
     np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], [hit.score for hit in expected], rtol=1e-6)
-    assert (answer["query"], answer["k"], answer["documents"], answer["before"]) == ("w0 w5 w9", 7, 240, None)
+    assert (answer["query"], answer["k"], answer["before"]) == ("w0 w5 w9", 7, None)
     for shown, hit in zip(answer["hits"], expected, strict=True):
         assert hit.text.startswith(shown["passage"], shown["passage_start"])
         words = {shown["passage"][start:end] for start, end in shown["passage_marks"]}
@@ -631,7 +633,7 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(Index, "search", broken)
+    monkeypatch.setattr(Index, "search_vectors", broken)
     client = TestClient(create_app(index), base_url=HOME, raise_server_exceptions=False)
     response = client.get("/api/search", params={"q": "x"})
     assert "secret" not in error_of(response, 500)
@@ -716,7 +718,7 @@ def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
     monkeypatch.setattr("hce.web.serving.SECONDS_TO_END", 0.2)
     release = threading.Event()
-    monkeypatch.setattr(Index, "search", lambda *arguments: release.wait(20))
+    monkeypatch.setattr(Index, "search_vectors", lambda *arguments: release.wait(20))
     listener, listens = listen("127.0.0.1", 0), threading.Event()
     url, server = url_of("127.0.0.1", listener), Server(create_app(index), listener, listens.set)
     thread = threading.Thread(target=server.serve_until_stopped)
@@ -765,3 +767,34 @@ def test_missing_packages_are_named_with_the_command(monkeypatch):
     monkeypatch.setattr("hce.web.packages.NEEDED", ("json", "no_such_package", "nor_this"))
     with pytest.raises(MissingPackageError, match=r"no_such_package and nor_this.*pip install '.*\[web\]'"):
         require_packages()
+
+
+def test_queries_that_come_together_are_encoded_together():
+    calls, release = [], threading.Event()
+
+    def encode(texts):
+        calls.append(list(texts))
+        release.wait(10)
+        if "bad" in texts:
+            raise InputError("no")
+        return np.array([[float(text)] for text in texts])
+
+    async def ask():
+        together = Together(encode, waiting=41)
+        first = asyncio.create_task(together.encode("0"))
+        while not calls:
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(together.encode(str(number))) for number in range(1, 42)]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await together.encode("one too many")
+        others[3].cancel()  # nobody waits for it any more
+        release.set()
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+        assert [vector[0] for number, vector in enumerate(found) if number != 4] == [*range(4), *range(5, 42)]
+        with pytest.raises(InputError, match="no"):
+            await together.encode("bad")
+        assert (await together.encode("7")).tolist() == [7]
+
+    asyncio.run(ask())
+    assert [len(call) for call in calls] == [1, 32, 9, 1, 1]

@@ -73,11 +73,10 @@ class Before:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """What was found, best first."""
+    """What was found, best first, and how long it took to find once the query was encoded."""
 
     query: str
     k: int
-    documents: int
     milliseconds: float
     hits: list[Shown]
     before: Before | None = None

@@ -73,8 +73,8 @@ def _whole(document: Document) -> DocumentAnswer:
 async def search(request: Request, q: Text, k: K = 10, where: Where = [], compare: bool = False) -> Json:  # noqa: B006
     """Find the documents closest in meaning; with `compare`, also as the untrained encoder ranks them."""
     site = site_of(request)
-    found = await site.searches.run(answer_search, site.index, site.untrained, q, k, where, compare)
-    return answer(found)
+    vector = await site.queries.encode(q)
+    return answer(await site.searches.run(answer_search, site.index, site.untrained, q, vector, k, where, compare))
 
 
 @router.post("/api/documents", response_model=Written, status_code=201)
@@ -157,7 +157,10 @@ async def tree_path(
     site = site_of(request)
     if (q is None) == (id is None):
         raise HTTPException(400, "give either q, a query, or id, a document")
-    way = await (site.searches.run(site.tree.way_of_query, q) if q else site.looks.run(site.tree.way_of_document, id))
+    if q is not None:
+        way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
+    else:
+        way = await site.looks.run(site.tree.way_of_document, str(id))
     return answer(WayAnswer(q, id, way))
 
 

@@ -1,7 +1,8 @@
-"""What the page asks of an index beyond its verbs: one moment of the store, and a query's vector."""
+"""What the page asks of an index beyond its verbs: one moment of the store, and the vectors of queries."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,9 +17,9 @@ def reading(index: Index) -> AbstractContextManager[Reader]:
     return index._store.reading()
 
 
-def encode_query(index: Index, text: str) -> np.ndarray:
-    """The unit vector of a query, of shape (n,); safe from several threads."""
-    return np.asarray(index._for_queries.encode([text], "query")[0])
+def encode_queries(index: Index, texts: Sequence[str]) -> np.ndarray:
+    """The unit vectors of queries, of shape (texts, n); safe from several threads."""
+    return index._for_queries.encode(texts, "query")
 
 
 def display_name(encoder: str) -> str:

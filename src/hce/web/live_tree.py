@@ -19,7 +19,7 @@ from hce.index import Index
 from hce.live_engine import Tree
 from hce.tables import Reader
 from hce.web.errors import NotThereError
-from hce.web.inside import encode_query, reading
+from hce.web.inside import reading
 
 RIVALS = 3  # siblings that a step shows beside the one taken
 
@@ -169,9 +169,8 @@ class LiveTree:
             found = reader.documents(numbers)
         return [found[number] for number in numbers]
 
-    def way_of_query(self, text: str) -> Way:
-        """The way that a query takes down from the root, to the closest child at each level."""
-        vector = encode_query(self.index, text)
+    def way_of_query(self, vector: np.ndarray) -> Way:
+        """The way that a query takes down from the root, to the closest child at each level; from its vector, (n,)."""
         with reading(self.index) as reader:
             places = self._now(reader)
         return Way(_steps(places, vector, walked(places.tree.hierarchy, vector)))

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -19,15 +18,32 @@ from hce.web.passages import best_passage, marks_in, query_words
 from hce.web.untrained import Ranking, Untrained
 
 
-def answer_search(index: Index, untrained: Untrained, query: str, k: int, where: Sequence[str], compare: bool) -> Any:
+def answer_search(
+    index: Index,
+    untrained: Untrained,
+    query: str,
+    vector: np.ndarray,
+    k: int,
+    where: Sequence[str],
+    compare: bool,
+) -> SearchAnswer:
     """Search, and rank by the untrained encoder too if asked and if that is ready.
+
+    Args:
+        index: what is searched.
+        untrained: what is compared with.
+        query: the text.
+        vector: its vector by the index's encoder, of shape (n,).
+        k: how many documents.
+        where: conditions on metadata.
+        compare: whether to compare.
 
     Raises:
         InputError: a condition is none.
     """
     start = time.perf_counter()
     conditions = parse_clauses(where) if where else None
-    found = index.search(query, k, conditions)
+    (found,) = index.search_vectors(vector[None], k, conditions)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = query_words(query)
     hits = [shown(hit, words) for hit in found]
@@ -39,7 +55,7 @@ def answer_search(index: Index, untrained: Untrained, query: str, k: int, where:
             ranking = untrained.rank(query, conditions)
             hits = _with_ranks(index, hits, ranking)
             before = Before(readiness, _first(index, ranking, k, words))
-    return SearchAnswer(query, k, len(index), took, hits, before)
+    return SearchAnswer(query, k, took, hits, before)
 
 
 def shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:

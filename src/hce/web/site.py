@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from hce.index import Index
 from hce.web.drift_watch import DriftWatch
+from hce.web.inside import encode_queries
 from hce.web.lanes import Lane
 from hce.web.limits import SEARCHES_WAITING, WRITES_WAITING
 from hce.web.live_tree import LiveTree
 from hce.web.rules import Rules
+from hce.web.together import Together
 from hce.web.training_facts import read_training
 from hce.web.untrained import Untrained
 
@@ -24,6 +27,7 @@ class Site:
         untrained: the ranking to compare with.
         drift: whether it is time to retrain.
         training: what is known of the encoder's training.
+        queries: what encodes queries.
         searches: the threads that search; more than there are cores would only get into each other's way.
         writes: the one that writes, since a store takes one write at a time.
         looks: those for everything else, which a full queue of searches does not keep waiting.
@@ -36,6 +40,7 @@ class Site:
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
         self.training = read_training(index.path)
+        self.queries = Together(partial(encode_queries, index), SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
         self.looks = Lane(4, SEARCHES_WAITING)
