@@ -17,7 +17,7 @@ from hce.baselines.systems import SYSTEMS
 from hce.commands.compare import _save
 from hce.commands.compare import compare as command
 from hce.compare import compare
-from hce.compare_page import page
+from hce.compare_page import difference_figure, page
 from hce.comparison import BETTER, REFERENCE, WORSE, Comparison, Result, as_json, as_markdown, cells, notes, table
 from hce.dense import Scored
 from hce.errors import FormatError, InputError
@@ -301,8 +301,11 @@ def test_query_ids_cannot_break_out_of_the_page():
         replace(result, per_query={"M": {evil: 0.5 + 0.1 * len(result.system), "b": 0.1}})
         for result in COMPARISON.results
     )
-    html = page(table(replace(COMPARISON, results=results)))
-    assert "<script>alert(1)" not in html
+    comparison = replace(COMPARISON, results=results)
+    assert "<script>alert(1)" not in page(table(comparison))
+    hovering = difference_figure(comparison, "hce", "no-tree").data[0].hovertext
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in hovering
+    assert evil not in hovering
 
 
 def test_the_command_line(folder, encoder_folder, tmp_path, capsys):

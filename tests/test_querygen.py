@@ -225,6 +225,23 @@ def test_a_limit_draws_documents_at_random():
     assert drawn_documents(5, 9, seed=0).tolist() == drawn_documents(5, 0, seed=0).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_documents_seed_is_its_own(few_documents, tmp_path):
+    """Whatever else is in the corpus or drawn from it, a document has the same seeds, and no two have the same."""
+    seen: dict[str, set[tuple[int, ...]]] = {}
+
+    class Noting(Echo):
+        def generate(self, passages, seeds):
+            for passage, seed in zip(passages, seeds, strict=True):
+                seen.setdefault(passage, set()).add(tuple(seed))
+            return super().generate(passages, seeds)
+
+    generate_queries(few_documents, Noting(), tmp_path / "a.jsonl", per_document=2)
+    assert len(set().union(*seen.values())) == 60
+    before = {passage: set(seeds) for passage, seeds in seen.items()}
+    generate_queries(Corpus.from_documents(list(few_documents)[::-1]), Noting(), tmp_path / "b.jsonl", per_document=2)
+    assert seen == before
+
+
 def test_empty_and_equal_queries_count_once(tmp_path):
     class Dull(Echo):
         def generate(self, passages, seeds):
@@ -266,6 +283,18 @@ def test_the_filter_keeps_what_leads_back(concept_corpus, module_static_encoder,
     assert written == Written(240, 240, 120)
     kept = {judgment.document_id for judgment in read_generated(tmp_path / "q.jsonl")[1].judgments()}
     assert kept == {f"d{i}" for i in range(0, 240, 2)}
+
+
+def test_the_filter_draws_the_line_where_it_says(few_documents, module_static_encoder, tmp_path):
+    generate_queries(few_documents, Echo(), tmp_path / "all.jsonl")
+    queries, _ = read_generated(tmp_path / "all.jsonl")
+    ranks = own_ranks([query.text for query in queries.values()], range(30), few_documents, module_static_encoder)
+    within = int(np.sort(ranks)[15])  # some document stands exactly there, and is out
+    kept = generate_queries(
+        few_documents, Echo(), tmp_path / "kept.jsonl", encoder=module_static_encoder, within=max(1, within)
+    ).kept
+    assert within >= 1
+    assert kept == (ranks < within).sum() < 30
 
 
 def test_when_nothing_is_left_the_work_is_not_lost(few_documents, tmp_path):
