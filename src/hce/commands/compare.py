@@ -78,7 +78,7 @@ def compare(
         return
     for name, text in comparison.about.items():
         out.print(f"{name}: {text}", soft_wrap=True, markup=False)
-    out.print(_shown(results))
+    out.print(_shown(results), soft_wrap=True)
     for note in notes(results):
         out.print(note, soft_wrap=True, markup=False)
     written = ", ".join(sorted(path.name for path in output.glob("comparison.*")))
@@ -121,10 +121,11 @@ def _shown(results: Table) -> rich.table.Table:
     from hce.comparison import cells, header
 
     comparison = results.comparison
-    first, *others = header(comparison.measures)
-    grid = Grid(first, box=None)
-    for name in others:
-        grid.add_column(name, justify="right", no_wrap=True)
-    for row in results.rows:
-        grid.add_row(*cells(row, comparison.measures), style="bold" if row.system in comparison.ours else None)
+    rows = [cells(row, comparison.measures) for row in results.rows]
+    grid = Grid(box=None)
+    for number, name in enumerate(header(comparison.measures)):
+        widest = max(len(name), *(len(row[number]) for row in rows))  # a narrow terminal must not eat figures
+        grid.add_column(name, justify="right" if number else "left", no_wrap=True, min_width=widest)
+    for row, shown in zip(results.rows, rows, strict=True):
+        grid.add_row(*shown, style="bold" if row.system in comparison.ours else None)
     return grid
