@@ -36,8 +36,8 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, concept_corpus, static_e
     names: dict[str, object] = {}
     exec(code.replace('encoder="static"', recipe), names)  # noqa: S102
     assert Path("my-model/hce.json").is_file()
-    assert names["vectors"].shape == (1, 32)
-    assert names["tree"].path(0)[-1] == 0
+    assert names["hit"].id == "new-1"  # the only one with a year
+    assert len(names["index"]) == len(concept_corpus)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -32,6 +32,22 @@ def balance(tree: Tree) -> None:
             layer = 1
 
 
+def settle(tree: Tree, leaves: np.ndarray) -> None:
+    """Move the centroids of leaves that have taken documents in, and of the nodes above, to the means of their own.
+
+    Args:
+        tree: changed in place.
+        leaves: rising, of shape (m,).
+    """
+    for layer in range(len(tree.layers) - 1, 0, -1):
+        lists, above = tree.layers[layer], tree.layers[layer - 1]
+        members, parents = lists.members(leaves), above.home_of(leaves)
+        centroids = _centroids(members.vectors, np.searchsorted(leaves, lists.home_of(members.ids)))
+        above.drop(leaves)
+        above.put(leaves, centroids, parents)
+        leaves = np.unique(parents)
+
+
 def bounds(branching: int) -> tuple[int, int]:
     """How few and how many a list may hold."""
     return -int(-LEAST * branching // 1), int(MOST * branching)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hce.engines.balance import balance
+from hce.engines.balance import balance, settle
 from hce.engines.base import Found
 from hce.engines.exact import SPARE, completed, ranked
 from hce.engines.files import Parts, read_parts, reading, require, write_parts
@@ -66,8 +66,9 @@ class TreeEngine:
             numbers, vectors = np.concatenate([known.ids, numbers]), np.concatenate([known.vectors, vectors])
             self._tree = grow(vectors.shape[1], numbers, vectors, documents.dtype, None, self._seed)
         else:
-            leaves = self._descend(vectors, ROUTING * self._work(1), 1)
-            documents.put(numbers, vectors, leaves[:, 0])
+            leaves = self._descend(vectors, ROUTING * self._work(1), 1)[:, 0]
+            documents.put(numbers, vectors, leaves)
+            settle(self._tree, np.unique(leaves))
         balance(self._tree)
 
     def remove(self, numbers: np.ndarray) -> None:

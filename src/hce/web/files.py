@@ -15,7 +15,6 @@ TYPES = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
-    "svg": "image/svg+xml",
 }
 PLOTLY = f"plotly-{get_plotlyjs_version()}.min.js"
 A_YEAR = "public, max-age=31536000, immutable"
