@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports a Hugging Face library: tests never reach for the network.
@@ -33,6 +35,14 @@ def real_dataset(name: str) -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the collection {name!r}")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hears_ctrl_c() -> Iterator[None]:
+    """A job started in the background ignores Ctrl-C, and all that it starts; the tests of Ctrl-C need it heard."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

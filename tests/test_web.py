@@ -476,6 +476,18 @@ def test_the_tree_follows_what_is_written(client, index):
     assert [each["id"] for each in client.get("/api/tree", params=parameters).json()["documents"]] == ["late"]
 
 
+def test_an_index_that_was_emptied(client, index):
+    index.remove([document.id for document in index])
+    answer = ready(client)
+    assert (answer["hits"], answer["before"]["hits"]) == ([], [])
+    root = client.get("/api/tree", params={"depth": 2}).json()["tree"]
+    assert (root["size"], root["child_count"], root["children"]) == (0, 0, [])
+    assert client.get("/api/tree/path", params={"q": "w0"}).status_code == 200
+    assert client.get("/api/status").json()["index"]["documents"] == 0
+    client.post("/api/documents", json={"documents": [{"id": "first", "text": "w0"}]})
+    assert [hit["id"] for hit in ready(client)["hits"]] == ["first"]
+
+
 def test_the_way_of_a_query_is_the_closest_child_at_each_level(client, index):
     hierarchy, vector = index.tree.hierarchy, index.encoder.encode(["w0 w9"], "query")[0]
     way = client.get("/api/tree/path", params={"q": "w0 w9"}).json()["way"]

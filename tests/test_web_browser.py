@@ -372,6 +372,18 @@ def test_an_index_without_tree_and_training(tmp_path, planted_corpus, module_sta
         expect(page.locator("#status")).to_contain_text("did not make")
 
 
+def test_an_index_that_was_emptied(site, visit):
+    site.index.remove([document.id for document in site.index])
+    page = visit(site.url)
+    expect(page.locator("#start")).to_contain_text("No documents yet")
+    page.fill("#q", "star")
+    expect(page.locator("#start")).to_contain_text("There are no documents yet")
+    page.get_by_role("link", name="Tree").click()
+    expect(page.locator("#crumbs")).to_contain_text("0 documents")
+    page.get_by_role("link", name="Status").click()
+    expect(page.locator(".card").first).to_contain_text("240 removed")
+
+
 def test_writing_with_a_token(site, visit):
     with serving(site.index, Rules(LOOPBACK, "right")) as url:
         page = visit(url, refused=(401,))

@@ -1,0 +1,238 @@
+"""The tree stays a tree whatever is added and removed, and its beam finds what it should."""
+
+from __future__ import annotations
+
+import math
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hce.engines.balance import INNER, MOST, ROOT, bounds, parts
+from hce.engines.choose import load_engine, new_engine
+from hce.engines.growing import LEAF
+from hce.engines.lists import Lists
+from hce.engines.tree import TreeEngine
+from hce.hierarchy import Hierarchy
+
+DIM = 16
+
+
+def unit(count: int, seed: int, topics: int = 30, spread: float = 0.6) -> np.ndarray:
+    """Unit vectors around topics, the same for every seed."""
+    rng = np.random.default_rng([2, seed])
+    centres = np.random.default_rng(0).standard_normal((topics, DIM))
+    vectors = centres[rng.integers(topics, size=count)] + spread * rng.standard_normal((count, DIM))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def built(vectors: np.ndarray, **options) -> TreeEngine:
+    return new_engine("tree", DIM, numbers=np.arange(len(vectors)), vectors=vectors, **options)
+
+
+def stored(layer: Lists) -> dict[int, tuple[int, np.ndarray]]:
+    """Id → list and vector, read out of faiss's lists alone."""
+    found = {}
+    for number in range(layer.index.nlist):
+        members = layer.members(np.array([number]))
+        for id_, vector in zip(members.ids.tolist(), members.vectors, strict=True):
+            assert id_ not in found, "in two lists"
+            found[id_] = (number, vector)
+    return found
+
+
+def assert_is_a_tree(engine: TreeEngine, known: dict[int, np.ndarray]) -> None:
+    layers, branching = engine._tree.layers, engine._tree.branching
+    assert len(layers) == len(branching) >= 2
+    for number, layer in enumerate(layers):
+        content = stored(layer)
+        assert layer.index.ntotal == len(content)
+        assert layer.ids.tolist() == sorted(content)
+        assert [content[id_][0] for id_ in layer.ids.tolist()] == layer.home.tolist()
+        nodes = set(engine._tree.nodes(number).tolist())
+        assert set(layer.home.tolist()) <= nodes, "children of no node"
+        if number:
+            least, most = bounds(branching[number])
+            sizes = layer.sizes()[sorted(nodes)]
+            assert sizes.max() <= most
+            assert np.sum(sizes < least) == 0 or len(sizes) == 1
+            assert set(layer.home.tolist()) == nodes or len(nodes) == 1
+    for layer in layers[:-1]:
+        lengths = np.linalg.norm(layer.everything().vectors, axis=1)
+        assert np.allclose(lengths, 1, atol=2e-3)  # unit centroids, in float16
+    assert len(layers[0]) <= MOST * ROOT
+    documents = stored(layers[-1])
+    assert sorted(documents) == sorted(known)
+    assert all(np.array_equal(documents[n][1], vector) for n, vector in known.items())
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "twins"]), st.integers(0, 120), st.integers(0, 99)), max_size=7
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(first=st.integers(0, 150), steps=operations)
+def test_still_a_tree_after_any_changes(first, steps):
+    vectors = unit(first, 0)
+    engine, known, free = built(vectors), dict(enumerate(vectors)), first
+    assert_is_a_tree(engine, known)
+    for what, count, seed in steps:
+        if what == "remove":
+            gone = np.random.default_rng(seed).permutation(sorted(known))[:count].astype(np.int64)
+            engine.remove(gone)
+            known = {number: vector for number, vector in known.items() if number not in set(gone.tolist())}
+        else:
+            more = unit(count, seed) if what == "add" else np.repeat(unit(1, seed), count, axis=0)
+            engine.add(np.arange(free, free + count), more)
+            known |= dict(zip(range(free, free + count), more, strict=True))
+            free += count
+        assert_is_a_tree(engine, known)
+    engine.effort = math.inf
+    queries, k = unit(5, 1234), 7
+    exact = engine.search(queries, k, allowed=np.arange(free))
+    assert np.array_equal(engine.search(queries, k).scores, exact.scores)
+
+
+def test_full_effort_is_exact_search():
+    vectors, queries = unit(3000, 0, spread=1.0), unit(100, 1, spread=1.0)
+    engine = built(vectors)
+    engine.effort = math.inf
+    flat = new_engine("flat", DIM, numbers=np.arange(3000), vectors=vectors)
+    found, exact = engine.search(queries, 10), flat.search(queries, 10)
+    assert np.array_equal(found.numbers, exact.numbers)
+    assert np.allclose(found.scores, exact.scores, atol=1e-6)
+
+
+def test_more_effort_finds_more_and_looks_at_more():
+    vectors, queries = unit(6000, 0, spread=1.0), unit(200, 1, spread=1.0)
+    engine = built(vectors)
+    exact = engine.search(queries, 10, allowed=np.arange(6000)).numbers
+    recalls, looked_at = [], []
+    for effort in (0.3, 1, 3, 10):
+        engine.effort = effort
+        faiss.cvar.indexIVF_stats.reset()
+        found = engine.search(queries, 10).numbers
+        looked_at.append(faiss.cvar.indexIVF_stats.ndis / len(queries))
+        recalls.append(
+            np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.tolist(), strict=True)])
+        )
+    assert recalls == sorted(recalls) and looked_at == sorted(looked_at)
+    assert recalls[0] < 0.9 < 0.99 < recalls[-1]
+    assert looked_at[1] < 600 < looked_at[-1] < 6000
+
+
+def test_a_broad_tree_gets_smaller_leaves_under_its_nodes():
+    vectors = unit(4000, 0)
+    trained = Hierarchy.build(vectors, 64)
+    engine = built(vectors, hierarchy=trained)
+    assert_is_a_tree(engine, dict(enumerate(vectors)))
+    layers = engine._tree.layers
+    assert 0.7 * 4000 / LEAF < len(layers[-2]) < 1.3 * 4000 / LEAF
+    assert 0.5 < len(layers[-3]) / len(trained.levels[-1].centroids) <= 1  # its nodes, but for those left empty
+    cosines = layers[-3].everything().vectors @ trained.levels[-1].centroids.T
+    assert cosines.max(axis=1).min() > 0.85
+
+
+def test_a_fine_tree_is_taken_as_it_is():
+    vectors = unit(2000, 0)
+    tree = Hierarchy.build(vectors, 8)
+    layers = built(vectors, hierarchy=tree)._tree.layers
+    assert abs(len(layers[-2]) - len(tree.levels[-1].centroids)) < 0.1 * len(layers[-2])
+    assert len(layers) == tree.depth
+
+
+def test_grown_from_nothing_by_small_steps():
+    vectors, queries = unit(6000, 0, topics=300), unit(200, 1, topics=300)
+    engine = built(vectors[:0])
+    engine.add(np.arange(10), vectors[:10])
+    assert len(engine._tree.layers) == 2
+    for start in range(10, 6000, 40):
+        numbers = np.arange(start, min(start + 40, 6000))
+        engine.add(numbers, vectors[numbers])
+    assert_is_a_tree(engine, dict(enumerate(vectors)))
+    assert engine._tree.branching == [ROOT, INNER, LEAF]  # the root has been raised
+    exact = engine.search(queries, 10, allowed=np.arange(6000)).numbers
+    found = engine.search(queries, 10).numbers
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.tolist(), strict=True)]) > 0.95
+
+
+def test_new_documents_go_where_their_topic_is_and_make_leaves_for_new_ones():
+    axes = np.eye(DIM, dtype=np.float32)
+    rng = np.random.default_rng(0)
+
+    def around(axis: int, count: int) -> np.ndarray:
+        rows = axes[axis] + 0.1 * rng.standard_normal((count, DIM)).astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    engine = built(np.concatenate([around(axis, 40) for axis in range(4)]))
+    engine.add(np.arange(1000, 1010), around(2, 10))
+    engine.add(np.arange(2000, 2150), around(9, 150))
+    documents = engine._tree.documents
+    topic = {n: n // 40 for n in range(160)} | dict.fromkeys(range(1000, 1010), 2) | dict.fromkeys(range(2000, 2150), 9)
+    with_their_own = []
+    for leaf in np.unique(documents.home):
+        topics = [topic[n] for n in documents.ids[documents.home == leaf].tolist()]
+        assert 2 not in topics or set(topics) <= {2, 9}
+        with_their_own += [topics.count(9)] * (topics.count(9) > len(topics) / 2)
+    assert len(with_their_own) > 1 and sum(with_their_own) >= 120
+
+
+def test_thousands_of_equal_documents_and_none_left():
+    twins = np.repeat(unit(1, 0), 1000, axis=0)
+    engine = built(twins)
+    assert_is_a_tree(engine, dict(enumerate(twins)))
+    engine.add(np.arange(1000, 1300), twins[:300])
+    assert_is_a_tree(engine, dict(enumerate(np.concatenate([twins, twins[:300]]))))
+    assert len(set(engine.search(twins[:1], 50).numbers[0].tolist())) == 50
+    engine.remove(np.arange(1300))
+    assert len(engine) == 0
+    engine.add(np.arange(1300, 1400), unit(100, 1))
+    assert_is_a_tree(engine, dict(zip(range(1300, 1400), unit(100, 1), strict=True)))
+
+
+def test_most_documents_gone_at_once():
+    vectors = unit(3000, 0)
+    engine = built(vectors)
+    gone = np.setdiff1d(np.arange(3000), np.arange(0, 3000, 15))
+    engine.remove(gone)
+    assert_is_a_tree(engine, {n: vectors[n] for n in range(0, 3000, 15)})
+    assert np.array_equal(engine.search(vectors[::15], 1).numbers[:, 0], np.arange(0, 3000, 15))
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path):
+    vectors, queries = unit(1000, 0), unit(50, 1)
+    engine = built(vectors[:900])
+    engine.add(np.arange(900, 1000), vectors[900:])
+    engine.save(tmp_path)
+    loaded = load_engine("tree", tmp_path, DIM)
+    assert_is_a_tree(loaded, dict(enumerate(vectors)))
+    assert np.array_equal(loaded.search(queries, 10).numbers, engine.search(queries, 10).numbers)
+    for each in (engine, loaded):
+        each.add(np.arange(1000, 1500), unit(500, 3))
+    assert np.array_equal(loaded.search(queries, 10).numbers, engine.search(queries, 10).numbers)
+
+
+@pytest.mark.parametrize("count", [9, 33, 200])
+def test_parts_are_within_bounds(count):
+    for vectors in (unit(count, 1), np.repeat(unit(1, 0), count, axis=0), _heap_and_outliers(count)):
+        labels, centroids = parts(vectors, 8)
+        sizes = np.bincount(labels)
+        assert len(sizes) == len(centroids) >= 2 or count < 12
+        assert sizes.min() >= 2 and sizes.max() <= 32
+        means = np.stack([vectors[labels == part].mean(axis=0) for part in range(len(sizes))])
+        assert np.allclose(centroids, means / np.linalg.norm(means, axis=1, keepdims=True), atol=1e-5)
+
+
+def _heap_and_outliers(count: int) -> np.ndarray:
+    """One heap, and three single vectors far from it and from each other."""
+    heap = np.repeat(np.eye(DIM, dtype=np.float32)[:1], count - 3, axis=0)
+    return np.concatenate([heap, np.eye(DIM, dtype=np.float32)[3:6]])
+
+
+def test_bounds_by_hand():
+    assert bounds(8) == (2, 32)
+    assert bounds(16) == (4, 64)
+    assert bounds(9) == (3, 36)
