@@ -60,6 +60,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             log_level="warning",
+            ws="none",
             access_log=False,
             server_header=False,
             date_header=False,
