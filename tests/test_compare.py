@@ -347,4 +347,4 @@ def test_without_plotly_there_is_a_table_and_no_page(compared, tmp_path, monkeyp
     monkeypatch.delitem(sys.modules, "hce.compare_page")
     _save(table(compared[1]), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "comparison.md"]
-    assert "pip install plotly" in capsys.readouterr().err
+    assert "plotly is not installed" in capsys.readouterr().err

@@ -17,7 +17,9 @@ try:
     from plotly.offline import get_plotlyjs
     from plotly.subplots import make_subplots
 except ImportError as error:
-    raise MissingPackageError("no page with pictures: plotly is not installed; pip install plotly") from error
+    raise MissingPackageError(
+        "no page with pictures: plotly is not installed; pip install 'hierarchical-corpus-encoder[web]'"
+    ) from error
 
 AROUND = ("top center", "bottom center", "middle right", "middle left")  # so that few names cover each other
 OURS, RIVAL, GREY = "#c0392b", "#2c3e50", "#95a5a6"

@@ -19,7 +19,7 @@ from hce.adapting import Labels
 from hce.baselines.base import LACKS, Built, Task, best_first
 from hce.corpus import Corpus
 from hce.dense import Scored
-from hce.errors import InputError, MissingPackageError
+from hce.errors import InputError
 
 K1, B = 1.5, 0.75
 WORD = r"(?u)\b\w+\b"
@@ -101,9 +101,7 @@ def _words(texts: Iterable[str]) -> list[list[str]]:
 
 @lru_cache(maxsize=1)
 def _stemmer() -> Callable[[str], str]:
-    try:
-        from nltk.stem.porter import PorterStemmer  # takes a second to import, and only here it is needed
-    except ImportError as error:
-        raise MissingPackageError("BM25 stems words with nltk, which is not installed; pip install nltk") from error
+    from nltk.stem.porter import PorterStemmer  # takes a second to import, and only here it is needed
+
     stemmer = PorterStemmer(mode=PorterStemmer.ORIGINAL_ALGORITHM)
     return lru_cache(maxsize=1 << 20)(stemmer.stem)

@@ -66,7 +66,19 @@ def _finer(vectors: np.ndarray, nodes: np.ndarray, seed: int) -> Grown:
     used, parent = np.unique(_nearest(cells.centroids, nodes), return_inverse=True)
     nodes = _means_of_children(nodes[used], parent, cells.centroids)
     above = agglomerative(nodes, LEAF, seed, cluster)
-    return Grown((*above.levels, Level(above.document_parent, nodes), Level(parent, cells.centroids)), cells.labels)
+    return in_order([*above.levels, Level(above.document_parent, nodes), Level(parent, cells.centroids)], cells.labels)
+
+
+def in_order(levels: list[Level], leaf: np.ndarray) -> Grown:
+    """Number the nodes of each level so that siblings are neighbours: what is searched together then lies together."""
+    ordered, new_number = [], np.zeros(1, np.int64)
+    for level in levels:
+        parent = new_number[level.parent]
+        order = np.argsort(parent, kind="stable")
+        ordered.append(Level(parent[order], level.centroids[order]))
+        new_number = np.empty_like(order)
+        new_number[order] = np.arange(len(order))
+    return Grown(tuple(ordered), new_number[leaf])
 
 
 def _means_of_children(nodes: np.ndarray, parent: np.ndarray, children: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -121,14 +122,12 @@ class Lists:
             only: which ids may be found; by default all.
         """
         found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
         step = max(1, LISTS_AT_ONCE // lists.shape[-1])
         for start in range(0, len(queries), step):
-            part = slice(start, start + step)
-            block = np.ascontiguousarray(queries[part], dtype=np.float32)
-            chosen = lists[part] if lists.ndim == 2 else np.broadcast_to(lists, (len(block), len(lists)))
-            _search_lists(
-                self.index, block, np.ascontiguousarray(chosen), found.scores[part], found.numbers[part], only
-            )
+            block = slice(start, start + step)
+            chosen = lists[block] if lists.ndim == 2 else np.repeat(lists[None], len(queries[block]), axis=0)
+            _search_lists(self.index, queries[block], chosen, Found(found.scores[block], found.numbers[block]), only)
         return found
 
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
@@ -215,17 +214,16 @@ def number_selector(numbers: np.ndarray) -> faiss.IDSelector:
 
 
 def _search_lists(
-    index: faiss.IndexIVF,
-    queries: np.ndarray,
-    lists: np.ndarray,
-    scores: np.ndarray,
-    numbers: np.ndarray,
-    only: faiss.IDSelector | None,
+    index: faiss.IndexIVF, queries: np.ndarray, lists: np.ndarray, found: Found, only: faiss.IDSelector | None
 ) -> None:
     """Call faiss's own function: its Python wrapper can neither filter nor be used by several threads at once."""
-    options = faiss.SearchParametersIVF(nprobe=lists.shape[1])
-    if only is not None:
-        options.sel = only
-    unused = np.zeros(lists.shape, np.float32)  # scores of the lists, which only codes of residuals need
-    arrays = (faiss.swig_ptr(array) for array in (lists, unused, scores, numbers))
-    index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), scores.shape[1], *arrays, False, options)
+    options = _probing(lists.shape[1]) if only is None else faiss.SearchParametersIVF(nprobe=lists.shape[1], sel=only)
+    unused = np.empty(lists.shape, np.float32)  # scores of the lists, which only codes of residuals need
+    arrays = map(faiss.swig_ptr, (lists, unused, found.scores, found.numbers))
+    index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), found.scores.shape[1], *arrays, False, options)
+
+
+@lru_cache(maxsize=256)
+def _probing(lists: int) -> faiss.SearchParametersIVF:
+    """Kept, as making one takes as long as searching a few lists."""
+    return faiss.SearchParametersIVF(nprobe=lists)
