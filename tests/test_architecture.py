@@ -23,6 +23,7 @@ ORDER = [
     "corpus",
     "judgments",
     "static",
+    "word_memo",
     "vectors",
     "bundled",
     "encoder",

@@ -94,22 +94,24 @@ def train(
     recipe = replace(recipe, mode=_mode(recipe, pairs or generated))
     _check(corpus, encoder, recipe)
     sources, devset = prepare(corpus, pairs, generated, dev, recipe)
-    first_scores = devset.scores(encoder)
-    given = {kind: float(values.mean()) for kind, values in first_scores.items()}
-    encoder = start_encoder(corpus, encoder, devset, given, recipe)
+    with encoder.remembering_words():
+        first_scores = devset.scores(encoder)
+        given = {kind: float(values.mean()) for kind, values in first_scores.items()}
+        encoder = start_encoder(corpus, encoder, devset, given, recipe)
     checkpoints = None
     if state_folder is not None:
         checkpoints = CheckpointFolder(state_folder, _identity(corpus, encoder, (pairs, generated, dev), recipe))
-    result = co_train(
-        corpus,
-        encoder,
-        sources,
-        devset,
-        recipe,
-        checkpoints=checkpoints,
-        progress=progress,
-        on_epoch=on_epoch,
-    )
+    with encoder.remembering_words():
+        result = co_train(
+            corpus,
+            encoder,
+            sources,
+            devset,
+            recipe,
+            checkpoints=checkpoints,
+            progress=progress,
+            on_epoch=on_epoch,
+        )
     result = replace(result, before=given)
     if output is not None and checkpoints is not None and is_first_process():
         if result.hierarchy.levels:

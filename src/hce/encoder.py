@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -30,6 +30,7 @@ from hce.errors import FormatError, InputError
 from hce.progress import progress_bar
 from hce.static import document_frequencies, fit_table
 from hce.vectors import VectorFile
+from hce.word_memo import WordMemo
 
 Kind = Literal["query", "document"]
 BUNDLED = {"minilm": load_minilm, "static": load_static}
@@ -59,6 +60,7 @@ class Encoder:
         self.name = name
         self.device = device
         self.dtype = dtype
+        self._words: WordMemo | None = None
 
     @classmethod
     def load(
@@ -113,7 +115,7 @@ class Encoder:
     def tokenize(self, texts: Sequence[str], kind: Kind) -> dict[str, Any]:
         """Turn texts into the model's input tensors, on its device."""
         if self.is_static:
-            features = _token_bags(self.model[0].tokenizer, [(self.prompt(kind) or "") + text for text in texts])
+            features = self._token_bags([(self.prompt(kind) or "") + text for text in texts])
         else:
             features = self.model.preprocess(list(texts), prompt=self.prompt(kind), task=kind)
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
@@ -181,7 +183,19 @@ class Encoder:
         counts, total = document_frequencies(module.tokenizer, corpus.texts(), len(table))
         fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
         model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
-        return Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
+        encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
+        encoder._words = self._words
+        return encoder
+
+    @contextmanager
+    def remembering_words(self) -> Iterator[None]:
+        """Within this, a static encoder tokenises each word once: for a corpus that is read again and again."""
+        if self.is_static and self._words is None:
+            self._words = WordMemo.of(self.model[0].tokenizer)
+        try:
+            yield
+        finally:
+            self._words = None
 
     @property
     def fingerprint(self) -> str:
@@ -206,6 +220,17 @@ class Encoder:
         with new_folder(path) as folder, quiet_transformers():
             self.model.save(str(folder), create_model_card=False)
 
+    def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
+        """What StaticEmbedding.preprocess gives, without the character offsets that it computes and drops."""
+        if self._words is not None:
+            ids = [self._words.ids(text) for text in texts]
+        else:
+            encodings = self.model[0].tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            ids = [encoding.ids for encoding in encodings]
+        lengths = np.array([len(row) for row in ids], dtype=np.int64)
+        flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
+        return {"input_ids": torch.from_numpy(flat), "offsets": torch.from_numpy(np.cumsum(lengths) - lengths)}
+
     def _batches(self, texts: Sequence[str], kind: Kind) -> Iterator[np.ndarray]:
         """Yield row numbers, texts of like length together, about the same number of tokens each time."""
         budget = STATIC_TOKENS if self.is_static else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
@@ -227,14 +252,6 @@ class Encoder:
         limit = self.model.max_seq_length or tokenizer.model_max_length
         encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
         return np.array([len(ids) for ids in encoded])
-
-
-def _token_bags(tokenizer: Tokenizer, texts: list[str]) -> dict[str, Tensor]:
-    """What StaticEmbedding.preprocess gives, without the character offsets that it computes and drops."""
-    ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
-    return {"input_ids": torch.from_numpy(flat), "offsets": torch.from_numpy(np.cumsum(lengths) - lengths)}
 
 
 def _load_model(spec: str) -> SentenceTransformer:

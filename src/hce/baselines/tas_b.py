@@ -63,5 +63,6 @@ def build_tas_b(task: Task) -> Built:
     dev = labelled_dev(task.corpus, *dev_labels, recipe.dev_pool, recipe.seed)
     encoder = task.start_encoder(dev)
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
-    result = co_train(task.corpus, encoder, Sources(topical), dev, recipe, progress=task.progress)
+    with encoder.remembering_words():
+        result = co_train(task.corpus, encoder, Sources(topical), dev, recipe, progress=task.progress)
     return searched_by_vectors(result.encoder, task.corpus, training_seconds(result), facts_of(result))

@@ -39,6 +39,18 @@ class Tree(NamedTuple):
         """The lists of a layer that are in use."""
         return self.layers[layer - 1].ids if layer else np.zeros(1, np.int64)
 
+    def start(self, work: float) -> int:
+        """Where to begin a search of about `work` vectors a layer: the lowest layer that costs no more in full.
+
+        Beginning one layer higher would cost that layer, and then `work` vectors of this one.
+        """
+        begin, above = 0, 0
+        for number, layer in enumerate(self.layers[:-1]):
+            if len(layer) <= work + above:
+                begin = number
+            above = len(layer)
+        return begin
+
 
 def grow(
     dim: int, numbers: np.ndarray, vectors: np.ndarray, dtype: str, hierarchy: Hierarchy | None, seed: int

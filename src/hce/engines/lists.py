@@ -37,6 +37,7 @@ class Lists:
         self.index = index
         self.ids = ids
         self.home = home
+        self._side_by_side: faiss.IndexFlat | None = None
 
     @classmethod
     def new(cls, dim: int, count: int, dtype: str, vectors: np.ndarray) -> Lists:
@@ -84,6 +85,7 @@ class Lists:
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
             self._append(ids[rows], np.ascontiguousarray(vectors[rows], dtype=np.float32), home[rows])
+        self._side_by_side = None
         ids, home = np.concatenate([self.ids, ids]), np.concatenate([self.home, home])
         order = np.argsort(ids, kind="stable")
         self.ids, self.home = ids[order], home[order]
@@ -93,6 +95,7 @@ class Lists:
         """Take ids out that are there."""
         if not len(ids):
             return
+        self._side_by_side = None
         self.index.remove_ids(faiss.IDSelectorBatch(np.ascontiguousarray(ids, dtype=np.int64)))
         kept = ~np.isin(self.ids, ids)
         self.ids, self.home = self.ids[kept], self.home[kept]
@@ -129,6 +132,16 @@ class Lists:
             chosen = lists[block] if lists.ndim == 2 else np.repeat(lists[None], len(queries[block]), axis=0)
             _search_lists(self.index, queries[block], chosen, Found(found.scores[block], found.numbers[block]), only)
         return found
+
+    def search_whole(self, queries: np.ndarray, k: int) -> Found:
+        """The k best of all lists, in any order, by a matrix product: for few vectors, of which a copy is kept."""
+        rows = self._side_by_side
+        if rows is None:  # several threads may do this at once, to the same end
+            rows = faiss.IndexFlatIP(self.index.d)
+            rows.add(self.everything().vectors)
+            self._side_by_side = rows
+        scores, found = rows.search(queries, k)
+        return Found(scores, self.ids[found])
 
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """The k best of all lists, or of the allowed ids (rising), ties settled by id."""

@@ -21,7 +21,7 @@ from hce.engines.growing import Tree, grow
 from hce.engines.lists import Lists
 from hce.hierarchy import Hierarchy
 
-EFFORT = 8.0
+EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
 
 
@@ -61,6 +61,8 @@ class TreeEngine:
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Put each vector into the leaf that the beam finds; where most are new, grow the tree anew."""
         documents = self._tree.documents
+        if not len(numbers):
+            return
         if len(numbers) > len(documents):
             known = documents.everything()
             numbers, vectors = np.concatenate([known.ids, numbers]), np.concatenate([known.vectors, vectors])
@@ -121,13 +123,13 @@ class TreeEngine:
 
         The beam starts at the lowest level that has no more nodes than that, all of which are looked at.
         """
-        layers = self._tree.layers
-        start = max((number for number, layer in enumerate(layers[:-1]) if len(layer) <= work), default=0)
-        lists = self._tree.nodes(start)
+        layers, start = self._tree.layers, self._tree.start(work)
+        lists = np.empty(0, np.int64)
         for number in range(start, len(layers) - 1):
-            nodes, below = layers[number], layers[number + 1]
-            beam = math.ceil(min(len(nodes), work * len(nodes) / max(1, len(below))))
+            layer, below = layers[number], layers[number + 1]
+            beam = math.ceil(min(len(layer), work * len(layer) / max(1, len(below))))
             if leaves is not None and number == len(layers) - 2:
                 beam = leaves
-            lists = nodes.search(queries, beam, lists).numbers
+            found = layer.search_whole(queries, beam) if number == start else layer.search(queries, beam, lists)
+            lists = found.numbers
         return lists
