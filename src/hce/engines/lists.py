@@ -124,14 +124,15 @@ class Lists:
             lists: for each query, of shape (Q, lists), or the same for all, of shape (lists,); −1 is none.
             only: which ids may be found; by default all.
         """
-        found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        step = max(1, LISTS_AT_ONCE // lists.shape[-1])
-        for start in range(0, len(queries), step):
-            block = slice(start, start + step)
-            chosen = lists[block] if lists.ndim == 2 else np.repeat(lists[None], len(queries[block]), axis=0)
-            _search_lists(self.index, queries[block], chosen, Found(found.scores[block], found.numbers[block]), only)
-        return found
+        if lists.ndim == 1:
+            lists = np.broadcast_to(lists, (len(queries), len(lists)))
+        step = max(1, LISTS_AT_ONCE // lists.shape[1])
+        if len(queries) <= step:
+            return _search_lists(self.index, queries, k, lists, only)
+        blocks = [slice(start, start + step) for start in range(0, len(queries), step)]
+        parts = [_search_lists(self.index, queries[block], k, lists[block], only) for block in blocks]
+        return Found(*map(np.concatenate, zip(*parts, strict=True)))
 
     def search_whole(self, queries: np.ndarray, k: int) -> Found:
         """The k best of all lists, in any order, by a matrix product: for few vectors, of which a copy is kept."""
@@ -227,13 +228,16 @@ def number_selector(numbers: np.ndarray) -> faiss.IDSelector:
 
 
 def _search_lists(
-    index: faiss.IndexIVF, queries: np.ndarray, lists: np.ndarray, found: Found, only: faiss.IDSelector | None
-) -> None:
+    index: faiss.IndexIVF, queries: np.ndarray, k: int, lists: np.ndarray, only: faiss.IDSelector | None
+) -> Found:
     """Call faiss's own function: its Python wrapper can neither filter nor be used by several threads at once."""
-    options = _probing(lists.shape[1]) if only is None else faiss.SearchParametersIVF(nprobe=lists.shape[1], sel=only)
+    lists, probes = np.ascontiguousarray(lists), lists.shape[1]
+    options = _probing(probes) if only is None else faiss.SearchParametersIVF(nprobe=probes, sel=only)
+    found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
     unused = np.empty(lists.shape, np.float32)  # scores of the lists, which only codes of residuals need
     arrays = map(faiss.swig_ptr, (lists, unused, found.scores, found.numbers))
-    index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), found.scores.shape[1], *arrays, False, options)
+    index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), k, *arrays, False, options)
+    return found
 
 
 @lru_cache(maxsize=256)
