@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import faiss
 import numpy as np
 
-from hce.clustering import branching_for_depth
-from hce.corpus import Corpus
-from hce.encoder import Encoder
-from hce.hierarchy import Hierarchy
-from hce.kmeans import spherical_kmeans
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.tree.clustering import branching_for_depth
+from hce.tree.hierarchy import Hierarchy
+from hce.tree.kmeans import spherical_kmeans
 
 DIM = 384
 FAISS_ROUNDS = 25

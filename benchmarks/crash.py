@@ -35,10 +35,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hce import live_engine
-from hce.documents import Document
-from hce.encoder import Encoder
-from hce.index import Index
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
+from hce.index import live_engine
+from hce.index.index import Index
 
 WORDS = 60
 LONGEST, LONGEST_CREATING = 0.4, 2.0  # seconds that a process may live after its first word

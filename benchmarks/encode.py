@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hce.corpus import Corpus
-from hce.dense import DenseSearcher
-from hce.encoder import Encoder
-from hce.evaluate import evaluate
-from hce.judgments import Dataset
+from hce.data.corpus import Corpus
+from hce.data.judgments import Dataset
+from hce.encoding.encoder import Encoder
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import evaluate
 
 TEXTS = 512
 ROUNDS = 2

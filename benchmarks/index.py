@@ -25,9 +25,9 @@ import faiss
 import numpy as np
 import torch
 
-from hce.corpus import Corpus
-from hce.encoder import Encoder
-from hce.index import Index
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.index.index import Index
 
 
 class Took(NamedTuple):

@@ -19,13 +19,13 @@ import faiss
 import numpy as np
 import torch
 
-from hce.dense import Scored
-from hce.encoder import Encoder
+from hce.data.judgments import Dataset
+from hce.encoding.encoder import Encoder
 from hce.engines.choose import ENGINES, new_engine
 from hce.engines.quantise import CODECS
-from hce.evaluate import evaluate
-from hce.hierarchy import Hierarchy
-from hce.judgments import Dataset
+from hce.evaluation.dense import Scored
+from hce.evaluation.evaluate import evaluate
+from hce.tree.hierarchy import Hierarchy
 
 K = 10
 TARGET = 0.95

@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 import faiss
 import numpy as np
 
-from hce.index import Index
+from hce.index.index import Index
 
 K = 10
 WORDS = 6  # of a query

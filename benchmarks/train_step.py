@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from hce.corpus import Corpus
-from hce.encoder import Encoder
-from hce.history import Progress
-from hce.optimise import Sources, Trainer
-from hce.pairs import Batch, InverseCloze
-from hce.recipe import Recipe
-from hce.training import encode_corpus, grow
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.training.co_training import encode_corpus, grow
+from hce.training.history import Progress
+from hce.training.optimise import Sources, Trainer
+from hce.training.pairs import Batch, InverseCloze
+from hce.training.recipe import Recipe
 
 
 def mnrl_step(encoder: Encoder, loss: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:

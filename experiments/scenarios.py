@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from hce.adapting import Labels, train
-from hce.dense import DenseSearcher
-from hce.encoder import Encoder
-from hce.evaluate import DEFAULT_MEASURES, evaluate
-from hce.history import mean_over_kinds
-from hce.judgments import Dataset, splits
-from hce.recipe import Recipe
-from hce.training import encode_corpus
+from hce.data.judgments import Dataset, splits
+from hce.encoding.encoder import Encoder
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import DEFAULT_MEASURES, evaluate
+from hce.training.adapting import Labels, train
+from hce.training.co_training import encode_corpus
+from hce.training.history import mean_over_kinds
+from hce.training.recipe import Recipe
 
 SYSTEMS: dict[str, dict[str, Any]] = {"no tree": {"tree": False}, "hce": {}}
 

@@ -18,9 +18,9 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from hce.corpus import Corpus
-from hce.documents import Document
-from hce.encoder import Encoder
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

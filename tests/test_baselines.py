@@ -12,7 +12,6 @@ from conftest import real_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.adapting import Labels
 from hce.baselines.base import Task, best_first
 from hce.baselines.bm25 import K1, B, BM25Searcher, expanded_texts
 from hce.baselines.by_recipe import trained
@@ -20,15 +19,17 @@ from hce.baselines.pefa import LAMBDAS, NeighbourSearcher, averaged
 from hce.baselines.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose
 from hce.baselines.tas_b import TopicBatches, by_topic
 from hce.baselines.tsdae import damaged, denoise
-from hce.corpus import Corpus
-from hce.dense import DenseSearcher
-from hce.documents import Document
-from hce.encoder import Encoder
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Dataset, Judgment, Qrels, Query
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluate import evaluate
-from hce.judgments import Dataset, Judgment, Qrels, Query
-from hce.pairs import TOKEN, LabelledPairs, batch_count
-from hce.recipe import Recipe
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import evaluate
+from hce.training import co_training
+from hce.training.adapting import Labels
+from hce.training.pairs import TOKEN, LabelledPairs, batch_count
+from hce.training.recipe import Recipe
 
 SMALL = Recipe(epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05)
 
@@ -303,9 +304,8 @@ def test_systems_with_and_without_the_tree_differ_in_the_tree_alone(task, monkey
 
 def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
     """The state of the training run is kept in the task's folder, and gone when it is done."""
-    from hce import training
 
-    original, calls = training.save, []
+    original, calls = co_training.save, []
 
     def dying(run, checkpoints):
         original(run, checkpoints)
@@ -313,7 +313,7 @@ def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "save", dying)
+    monkeypatch.setattr(co_training, "save", dying)
     here = replace(task, folder=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         trained(tree=False)(here)

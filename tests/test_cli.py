@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hce.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy
 
 
 def hce(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

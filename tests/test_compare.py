@@ -11,18 +11,29 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from hce import bench
 from hce.baselines.base import Built, System
 from hce.baselines.systems import SYSTEMS
 from hce.commands.compare import _save
 from hce.commands.compare import compare as command
-from hce.compare import compare
-from hce.compare_page import difference_figure, page
-from hce.comparison import BETTER, REFERENCE, WORSE, Comparison, Result, as_json, as_markdown, cells, notes, table
-from hce.dense import Scored
+from hce.comparing import bench
+from hce.comparing.compare import compare
+from hce.comparing.compare_page import difference_figure, page
+from hce.comparing.comparison import (
+    BETTER,
+    REFERENCE,
+    WORSE,
+    Comparison,
+    Result,
+    as_json,
+    as_markdown,
+    cells,
+    notes,
+    table,
+)
+from hce.data.judgments import Judgment, Qrels, Query, write_queries
 from hce.errors import FormatError, InputError
-from hce.judgments import Judgment, Qrels, Query, write_queries
-from hce.significance import compare_paired, holm
+from hce.evaluation.dense import Scored
+from hce.evaluation.significance import compare_paired, holm
 
 BUDGET = {"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "dev_queries": 24}
 
@@ -344,7 +355,7 @@ def test_the_help_names_every_system():
 
 def test_without_plotly_there_is_a_table_and_no_page(compared, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    monkeypatch.delitem(sys.modules, "hce.compare_page")
+    monkeypatch.delitem(sys.modules, "hce.comparing.compare_page")
     _save(table(compared[1]), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "comparison.md"]
     assert "plotly is not installed" in capsys.readouterr().err

@@ -22,11 +22,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce import corpus as corpus_module
-from hce.corpus import Corpus
-from hce.documents import Document, parse_document
+from hce.data import corpus as corpus_module
+from hce.data.corpus import Corpus
+from hce.data.documents import Document, parse_document
+from hce.data.records import Record
 from hce.errors import InputError
-from hce.records import Record
 
 DOCUMENTS = [
     Document("1", "the sea", "Water", {"lang": "en"}),
@@ -154,7 +154,7 @@ def test_a_folder_of_texts_may_be_called_like_a_file(tmp_path):
 
 def test_standard_input(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
-    code = "from hce.corpus import Corpus; c = Corpus.load('-'); print(c.fingerprint, c.name, c.ids, c[-1].title)"
+    code = "from hce.data.corpus import Corpus; c = Corpus.load('-'); print(c.fingerprint, c.name, c.ids, c[-1].title)"
     with (tmp_path / "a.jsonl").open("rb") as file:
         result = subprocess.run(
             [sys.executable, "-X", "utf8", "-c", code], stdin=file, capture_output=True, check=True, timeout=60
@@ -408,7 +408,7 @@ def test_duplicates_across_blank_lines_and_as_number_and_string(tmp_path):
 
 
 def test_a_duplicate_in_standard_input():
-    code = "from hce.corpus import Corpus; Corpus.load('-')"
+    code = "from hce.data.corpus import Corpus; Corpus.load('-')"
     data = b'{"id": 1, "text": "a"}\n\n{"id": 1, "text": "b"}\n'
     result = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=False, timeout=60)
     assert b"standard input, line 3: id '1' stands already at standard input, line 1; make" in result.stderr
@@ -702,7 +702,7 @@ def test_a_million_lines_in_bounded_memory(tmp_path):
             file.write("".join(f'{{"_id": "d{i}", "text": "text {i}"}}\n' for i in range(start, start + 1000)))
     code = textwrap.dedent("""
         import resource, sys
-        from hce.corpus import Corpus
+        from hce.data.corpus import Corpus
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1 if sys.platform == "linux" else 1024)
         before = peak()
         corpus = Corpus.load(sys.argv[1])

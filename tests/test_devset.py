@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hce.corpus import Corpus
-from hce.dense import DenseSearcher
-from hce.devset import DevQueries, DevSet, _ndcg, labelled_dev, pseudo_dev
-from hce.documents import Document
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Judgment, Qrels, Query
 from hce.errors import InputError
-from hce.evaluate import evaluate
-from hce.judgments import Judgment, Qrels, Query
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import evaluate
+from hce.training.devset import DevQueries, DevSet, _ndcg, labelled_dev, pseudo_dev
 
 
 def test_labelled_measure_is_ndcg(static_encoder, planted_corpus):

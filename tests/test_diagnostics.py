@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.clustering import Level
-from hce.dense import nearest
-from hce.diagnostics import descend, diagnose
+from hce.data.judgments import Judgment, Qrels
 from hce.errors import InputError
-from hce.hierarchy import Hierarchy
-from hce.judgments import Judgment, Qrels
+from hce.evaluation.dense import nearest
+from hce.evaluation.diagnostics import descend, diagnose
+from hce.tree.clustering import Level
+from hce.tree.hierarchy import Hierarchy
 
 
 def at(degrees: float) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hce.docstrings import python_docstrings
+from hce.data.docstrings import python_docstrings
 
 MODULE = '''"""Tools for counting sheep at night.
 

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from hce.clustering import Level
-from hce.corpus import Corpus
-from hce.drift import LEAST, Drift, Grown, Population, _judge, _Leaves, measure_drift
-from hce.encoder import Encoder
-from hce.hierarchy import Hierarchy
-from hce.index import Index
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.index.drift import LEAST, Drift, Grown, Population, _judge, _Leaves, measure_drift
+from hce.index.index import Index
+from hce.tree.clustering import Level
+from hce.tree.hierarchy import Hierarchy
 
 
 def directions(*degrees: float) -> np.ndarray:

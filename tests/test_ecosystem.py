@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from hce.corpus import Corpus
-from hce.documents import Document
-from hce.encoder import Encoder
-from hce.index import Index
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
+from hce.index.index import Index
 
 
 @pytest.fixture(scope="module")

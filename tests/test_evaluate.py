@@ -13,13 +13,13 @@ from conftest import real_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.dense import DenseSearcher, Scored, nearest
-from hce.encoder import Encoder
+from hce.data.judgments import Dataset, Judgment, Qrels, Query
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluate import check_documents, evaluate, rank, score_run
-from hce.judgments import Dataset, Judgment, Qrels, Query
-from hce.measures import FAMILIES, capped_recall, parse_measure
-from hce.runs import read_run, write_run
+from hce.evaluation.dense import DenseSearcher, Scored, nearest
+from hce.evaluation.evaluate import check_documents, evaluate, rank, score_run
+from hce.evaluation.measures import FAMILIES, capped_recall, parse_measure
+from hce.evaluation.runs import read_run, write_run
 
 
 class Fixed:
@@ -205,8 +205,8 @@ def test_the_public_name_stays_the_function():
     import hce
     import hce.demo  # which imports the module of the same name
 
-    assert hce.evaluate is evaluate
-    assert callable(hce.evaluate)
+    assert hce.evaluation.evaluate is evaluate
+    assert callable(hce.evaluation.evaluate)
     assert str(hce.Report({"R@1": 0.25, "AP": 1.0}, {})) == "R@1 0.2500  AP 1.0000"
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import hce.cli
-from hce.adapting import train
-from hce.corpus import Corpus
-from hce.dense import DenseSearcher
-from hce.evaluate import evaluate
-from hce.judgments import Dataset
-from hce.recipe import Recipe
-from hce.runs import read_run
-from hce.significance import compare_paired, holm
+from hce.data.corpus import Corpus
+from hce.data.judgments import Dataset
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import evaluate
+from hce.evaluation.runs import read_run
+from hce.evaluation.significance import compare_paired, holm
+from hce.training.adapting import train
+from hce.training.recipe import Recipe
 
 
 class Outcome(NamedTuple):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hce.errors import InputError
-from hce.gradcache import RandomState, backward_in_chunks
-from hce.losses import bidirectional
+from hce.training.gradcache import RandomState, backward_in_chunks
+from hce.training.losses import bidirectional
 
 
 def network(dropout):

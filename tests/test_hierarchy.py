@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
-from hce.clustering import branching_for_depth, level_sizes
 from hce.errors import FormatError, InputError
-from hce.hierarchy import Hierarchy, Level
+from hce.tree.clustering import branching_for_depth, level_sizes
+from hce.tree.hierarchy import Hierarchy, Level
 
 
 def unit_rows(count: int, dim: int, seed: int, distinct: int | None = None) -> np.ndarray:

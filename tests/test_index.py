@@ -23,15 +23,15 @@ from hypothesis.stateful import (
 )
 
 import hce
-from hce import live_engine
-from hce.corpus import Corpus
-from hce.documents import Document
-from hce.encoder import Encoder
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Judgment, Qrels, Query
+from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.evaluate import evaluate
-from hce.hierarchy import Hierarchy
-from hce.index import Index
-from hce.judgments import Judgment, Qrels, Query
+from hce.evaluation.evaluate import evaluate
+from hce.index import live_engine
+from hce.index.index import Index
+from hce.tree.hierarchy import Hierarchy
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -305,7 +305,7 @@ def encoded(monkeypatch):
 
 
 def test_only_new_texts_are_encoded_and_no_id_is_dropped(index, planted_corpus, encoded, monkeypatch):
-    monkeypatch.setattr("hce.writing.DOCUMENTS_AT_ONCE", 2)
+    monkeypatch.setattr("hce.index.writing.DOCUMENTS_AT_ONCE", 2)
     known = planted_corpus[3]
     batch = [
         Document("a", known.text, known.title),
@@ -336,7 +336,7 @@ def test_equal_texts_of_the_first_corpus_share_a_vector(tmp_path, encoder, monke
         return rows if kind == "query" else (rows + noise.normal(size=rows.shape) * 1e-6).astype(np.float32)
 
     monkeypatch.setattr(Encoder, "encode", noisy)
-    monkeypatch.setattr("hce.writing.DOCUMENTS_AT_ONCE", 2)
+    monkeypatch.setattr("hce.index.writing.DOCUMENTS_AT_ONCE", 2)
     texts = ["w1", "w2", "w1", "w3", "w3", "w2"]
     with Index.create(tmp_path / "index", [Document(str(i), text) for i, text in enumerate(texts)], encoder) as index:
         rows = index.vectors()[1].tolist()
@@ -601,8 +601,8 @@ def test_status_says_what_there_is(index, encoder):
 def test_readers_pick_up_what_another_process_wrote(index, encoder):
     code = """
 import sys
-from hce.documents import Document
-from hce.index import Index
+from hce.data.documents import Document
+from hce.index.index import Index
 with Index.open(sys.argv[1]) as index:
     index.add([Document("theirs", "w170 w171")])
     index.remove(["star-red-0"])
@@ -617,7 +617,7 @@ with Index.open(sys.argv[1]) as index:
 
 
 def test_a_second_writer_gets_a_clear_line(index, encoder, monkeypatch):
-    monkeypatch.setattr("hce.store.SECONDS_TO_WAIT", 0.1)
+    monkeypatch.setattr("hce.index.store.SECONDS_TO_WAIT", 0.1)
     with Index.open(index.path, encoder) as other, index._store.writing():
         for work in (lambda: other.add([Document("x", "t")]), lambda: other.remove(["star-red-0"]), other.rebuild):
             with pytest.raises(InputError, match="another process is writing to this index"):

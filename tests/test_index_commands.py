@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import hce.cli
-from hce.encoder import Encoder
-from hce.index import Index
+from hce.encoding.encoder import Encoder
+from hce.index.index import Index
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_each_command_explains_itself(run):
 
 
 def test_a_second_writer_on_the_command_line(run, index, monkeypatch):
-    monkeypatch.setattr("hce.store.SECONDS_TO_WAIT", 0.1)
+    monkeypatch.setattr("hce.index.store.SECONDS_TO_WAIT", 0.1)
     with Index.open(index) as opened, opened._store.writing():
         line = only_error(run("remove", index, "star-red-0"))
     assert "another process is writing to this index; try again when it is done" in line
@@ -185,7 +185,7 @@ def test_ctrl_c_leaves_all_as_it_was(run, index, corpus_file, model, tmp_path, m
         return encode(self, texts, kind, **options)
 
     monkeypatch.setattr(Encoder, "encode", interrupted)
-    monkeypatch.setattr("hce.writing.DOCUMENTS_AT_ONCE", 1)  # the first of them is in the transaction by then
+    monkeypatch.setattr("hce.index.writing.DOCUMENTS_AT_ONCE", 1)  # the first of them is in the transaction by then
     more = "\n".join(f'{{"_id": "x{i}", "text": "w{i}"}}' for i in range(5))
     stopped = run("add", index, "-", stdin=more)
     assert (stopped.code, stopped.out) == (130, "")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hce.data.judgments import Dataset, Judgment, Qrels, Query, find_split, read_queries, splits, write_queries
 from hce.errors import InputError
-from hce.judgments import Dataset, Judgment, Qrels, Query, find_split, read_queries, splits, write_queries
 
 JUDGMENTS = [Judgment("q1", "d1", 2), Judgment("q1", "d 2", 0), Judgment("q2", "d1", -1)]
 BEIR = "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n"

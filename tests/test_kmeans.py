@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce import kmeans, kmeans_fast, kmeans_screen, kmeans_steps
 from hce.errors import InputError
-from hce.kmeans import spherical_kmeans
-from hce.kmeans_steps import unit_rows
+from hce.tree import kmeans, kmeans_fast, kmeans_screen, kmeans_steps
+from hce.tree.kmeans import spherical_kmeans
+from hce.tree.kmeans_steps import unit_rows
 
 CPU = torch.device("cpu")
 MODES = ("exact", "fast")
@@ -130,7 +130,7 @@ def test_planted_clusters_are_found(mode):
 
 def test_round_cap_is_reported(caplog):
     vectors = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
-    with caplog.at_level(logging.WARNING, logger="hce.kmeans"):
+    with caplog.at_level(logging.WARNING, logger="hce.tree.kmeans"):
         result = spherical_kmeans(vectors, 20, mode="exact", max_rounds=2)
     assert not result.converged
     assert len(result.objective) == 2
@@ -140,7 +140,7 @@ def test_round_cap_is_reported(caplog):
 
 def test_fast_round_cap_is_reported(caplog):
     vectors = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
-    with caplog.at_level(logging.WARNING, logger="hce.kmeans"):
+    with caplog.at_level(logging.WARNING, logger="hce.tree.kmeans"):
         result = spherical_kmeans(vectors, 40, mode="fast", max_rounds=1)
     assert not result.converged
     assert "after 1 rounds" in caplog.text

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hce.clustering import Level
-from hce.hierarchy import Hierarchy
-from hce.labels import label_nodes
-from hce.outline import document_counts, nested, outline
+from hce.tree.clustering import Level
+from hce.tree.hierarchy import Hierarchy
+from hce.tree.labels import label_nodes
+from hce.tree.outline import document_counts, nested, outline
 
 
 @pytest.fixture

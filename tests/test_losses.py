@@ -12,7 +12,7 @@ from plain_losses import E1, E2, bools, loop_bidirectional, loop_level, unit
 from torch.autograd import gradcheck
 
 from hce.errors import InputError
-from hce.losses import (
+from hce.training.losses import (
     InBatch,
     Level,
     Sampled,

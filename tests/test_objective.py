@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from plain_losses import bools, loop_bidirectional, loop_level, unit
 
 from hce.errors import InputError
-from hce.losses import bidirectional
-from hce.objective import HCELoss
+from hce.training.losses import bidirectional
+from hce.training.objective import HCELoss
 
 # --- HCELoss
 

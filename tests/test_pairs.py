@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.corpus import Corpus
-from hce.documents import Document
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Judgment, Qrels, Query
 from hce.errors import InputError
-from hce.judgments import Judgment, Qrels, Query
-from hce.pairs import (
+from hce.training.pairs import (
     TOKEN,
     DropoutTwins,
     InverseCloze,

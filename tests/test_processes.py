@@ -16,16 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hce.adapting import train
-from hce.corpus import Corpus
-from hce.encoder import Encoder
-from hce.hierarchy import Hierarchy
-from hce.history import Progress
-from hce.optimise import Sources, Trainer
-from hce.pairs import InverseCloze
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
 from hce.processes import is_shared_out, own_share, working_together
-from hce.recipe import Recipe
-from hce.training import encode_corpus, grow
+from hce.training.adapting import train
+from hce.training.co_training import encode_corpus, grow
+from hce.training.history import Progress
+from hce.training.optimise import Sources, Trainer
+from hce.training.pairs import InverseCloze
+from hce.training.recipe import Recipe
+from hce.tree.hierarchy import Hierarchy
 
 RECIPE = Recipe.for_encoder(
     static=True, epochs=1, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=16, fit_static=False

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from hce import querygen, smollm2
-from hce.corpus import Corpus
-from hce.documents import Document
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.errors import FormatError, InputError, MissingPackageError
-from hce.generator import EXAMPLES, Generator, _first_line, _Sampling
-from hce.journal import Journal
-from hce.pairs import LabelledPairs, read_generated
-from hce.querygen import Written, drawn_documents, generate_queries, own_ranks
+from hce.generation import querygen, smollm2
+from hce.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
+from hce.generation.journal import Journal
+from hce.generation.querygen import Written, drawn_documents, generate_queries, own_ranks
+from hce.training.pairs import LabelledPairs, read_generated
 
 PASSAGES = ["star red w1 w2 w3", "cell green w40", "law blue w99 w98 w97 w96", "ship"]
 

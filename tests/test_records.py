@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hce.data.records import STDIN, decode_line, format_suffix, read_lines, read_records, read_text_folder
 from hce.errors import HceError, InputError, MissingPackageError
-from hce.records import STDIN, decode_line, format_suffix, read_lines, read_records, read_text_folder
 
 ROWS = [{"id": "1", "text": "sea ☃"}, {"id": "2", "text": 'a "quoted" word'}]
 JSONL = '{"id": "1", "text": "sea ☃"}\n{"id": "2", "text": "a \\"quoted\\" word"}\n'
@@ -311,7 +311,7 @@ def test_a_folder_that_vanished_is_refused_not_empty(tmp_path):
 
 
 def from_stdin(data, code):
-    command = [sys.executable, "-c", "from hce.records import read_records\n" + code]
+    command = [sys.executable, "-c", "from hce.data.records import read_records\n" + code]
     return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
 
 

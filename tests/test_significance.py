@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hce import significance
 from hce.errors import InputError
-from hce.significance import EXACT_UP_TO, bootstrap_interval, compare_paired, holm, randomisation_test
+from hce.evaluation import significance
+from hce.evaluation.significance import EXACT_UP_TO, bootstrap_interval, compare_paired, holm, randomisation_test
 
 
 def by_query(values) -> dict[str, float]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from conftest import WORDS, word_tokenizer
 
-from hce.static import document_frequencies, fit_table, inverse_document_frequency
+from hce.encoding.static import document_frequencies, fit_table, inverse_document_frequency
 
 
 def test_document_frequencies_count_texts_and_not_occurrences():

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce import tables
-from hce.documents import Document
+from hce.data.documents import Document
 from hce.errors import FormatError, InputError
-from hce.filters import parse_clauses
-from hce.locking import SharedLock
-from hce.store import Store
+from hce.index import tables
+from hce.index.filters import parse_clauses
+from hce.index.locking import SharedLock
+from hce.index.store import Store
 
 DIM = 4
 
@@ -348,9 +348,9 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path):
     code = """
 import resource, sys
 import numpy as np
-from hce.documents import Document
+from hce.data.documents import Document
 from hce.errors import HceError
-from hce.store import Store
+from hce.index.store import Store
 store = Store(sys.argv[1], 4)
 def add(name, count):
     with store.writing() as writer:

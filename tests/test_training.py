@@ -18,20 +18,20 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-import hce.training
-from hce.adapting import Labels, improvement, train
-from hce.corpus import Corpus
-from hce.documents import Document
-from hce.encoder import Encoder
+import hce.training.co_training
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Judgment, Qrels, Query
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.false_negatives import false_negatives
-from hce.hierarchy import Hierarchy
-from hce.history import mean_over_kinds
-from hce.judgments import Judgment, Qrels, Query
-from hce.optimise import Sources, Trainer
-from hce.pairs import InverseCloze, LabelledPairs
-from hce.recipe import Recipe
-from hce.training import load_mix, weights_of
+from hce.training.adapting import Labels, improvement, train
+from hce.training.co_training import load_mix, weights_of
+from hce.training.false_negatives import false_negatives
+from hce.training.history import mean_over_kinds
+from hce.training.optimise import Sources, Trainer
+from hce.training.pairs import InverseCloze, LabelledPairs
+from hce.training.recipe import Recipe
+from hce.tree.hierarchy import Hierarchy
 
 SMALL = Recipe.for_encoder(
     static=True, epochs=3, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=40, fit_static=False
@@ -152,7 +152,7 @@ def test_few_labelled_pairs_have_no_level_loss(concept_corpus, static_encoder, c
     for given, expected in ((-1, [0, 2]), (1, [1, 1])):
         recipe = replace(SMALL, levels=given)
         trainer = Trainer(concept_corpus, static_encoder, Sources(few, InverseCloze(concept_corpus)), recipe)
-        trainer.use_tree(hce.training.grow(vectors, recipe, static_encoder, 0), vectors)
+        trainer.use_tree(hce.training.co_training.grow(vectors, recipe, static_encoder, 0), vectors)
         assert [len(objective.centroids) for objective in trainer.objectives] == expected
 
 
@@ -238,10 +238,10 @@ def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatc
 def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, static_encoder):
     trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), SMALL)
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
     trainer.vectors[:] = float("nan")
     before = static_encoder.fingerprint
-    values, _ = next(trainer.steps(hce.training.Run(trainer, trainer.tree, vectors, {}, 0.0, []).progress))
+    values, _ = next(trainer.steps(hce.training.co_training.Run(trainer, trainer.tree, vectors, {}, 0.0, []).progress))
     assert np.isnan(values["total"])
     assert static_encoder.fingerprint == before
 
@@ -257,7 +257,7 @@ def run_and_die(folder: Path, model: Path, steps: int) -> None:
         return original(self, parts)
 
     Trainer._step = dying
-    hce.training.SECONDS_BETWEEN_CHECKPOINTS = 0.0  # a checkpoint after every step
+    hce.training.co_training.SECONDS_BETWEEN_CHECKPOINTS = 0.0  # a checkpoint after every step
     train(Corpus.load(folder / "docs.jsonl"), Encoder.load(model, device="cpu"), recipe=RESUMED, output=folder / "out")
 
 
@@ -296,7 +296,7 @@ def unfinished(concept_corpus, static_encoder, tmp_path, monkeypatch) -> Path:
         raise StopError
 
     with monkeypatch.context() as patch, pytest.raises(StopError):
-        patch.setattr(hce.training, "_finish", stop)
+        patch.setattr(hce.training.co_training, "_finish", stop)
         train(concept_corpus, copy.deepcopy(static_encoder), recipe=SMALL, output=tmp_path / "out")
     return tmp_path / "out"
 
@@ -338,7 +338,7 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     assert (trainer.groups[:240] == trainer.groups[240:]).all()
     assert len(set(trainer.groups.tolist())) == 240
     vectors = static_encoder.encode(list(corpus.texts()))
-    trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
     numbers = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
     own = trainer.objectives[0]._documents(numbers[:, 0], torch.zeros(2, 32))
     sampled = trainer.objectives[0]._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
@@ -353,7 +353,7 @@ def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, neg
         concept_corpus, static_encoder, Sources(None, source, held_out), replace(SMALL, negatives=negatives)
     )
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    trainer.use_tree(hce.training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
     drawn = []
     for batch in source.batches(0, 40):
         part = trainer._part(0, batch, [0, 0])
@@ -368,7 +368,7 @@ def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, neg
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.adapting.LabelledPairs",
+        "hce.training.adapting.LabelledPairs",
         lambda corpus, queries, qrels, seed: (
             seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
         ),

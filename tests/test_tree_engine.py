@@ -15,7 +15,7 @@ from hce.engines.choose import load_engine, new_engine
 from hce.engines.growing import LEAF
 from hce.engines.lists import Lists
 from hce.engines.tree import TreeEngine
-from hce.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy
 
 DIM = 16
 

@@ -30,13 +30,13 @@ from pydantic import TypeAdapter
 import hce
 import hce.web.guard
 import hce.web.untrained
-from hce.documents import Document
-from hce.drift import Drift
-from hce.encoder import Encoder
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError, MissingPackageError
-from hce.index import Index
-from hce.recipe import Recipe
-from hce.store import Store
+from hce.index.drift import Drift
+from hce.index.index import Index
+from hce.index.store import Store
+from hce.training.recipe import Recipe
 from hce.web import answers
 from hce.web.app import create_app
 from hce.web.guard import Guard

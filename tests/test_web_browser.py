@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 import hce
-from hce.documents import Document
-from hce.index import Index
-from hce.recipe import Recipe
+from hce.data.documents import Document
+from hce.index.index import Index
+from hce.training.recipe import Recipe
 from hce.web.app import create_app
 from hce.web.rules import LOOPBACK, Rules
 from hce.web.serving import Server, listen, url_of

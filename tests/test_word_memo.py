@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from hce.encoder import Encoder
-from hce.word_memo import WordMemo
+from hce.encoding.encoder import Encoder
+from hce.encoding.word_memo import WordMemo
 
 PIECES = st.sampled_from(["Heat", "transfer", " ", "  ", "\n", "\t", "\x1c", "́", "中", "naïve", "[PAD]", ",", "-", " "])
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hce.adapting import train
 from hce.baselines.bm25 import BM25Searcher
-from hce.dense import DenseSearcher
-from hce.docstrings import python_docstrings
-from hce.documents import Document
-from hce.encoder import Encoder
-from hce.evaluate import Report, Searcher, evaluate
-from hce.index import Index
-from hce.judgments import Dataset
-from hce.outline import outline
-from hce.recipe import Recipe
-from hce.significance import compare_paired, holm
+from hce.data.docstrings import python_docstrings
+from hce.data.documents import Document
+from hce.data.judgments import Dataset
+from hce.encoding.encoder import Encoder
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import Report, Searcher, evaluate
+from hce.evaluation.significance import compare_paired, holm
+from hce.index.index import Index
+from hce.training.adapting import train
+from hce.training.recipe import Recipe
+from hce.tree.outline import outline
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
 EXAMPLES = (

@@ -9,13 +9,13 @@ from shlex import quote
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from hce.hierarchy import Hierarchy
-from hce.history import Epoch, mean_over_kinds
-from hce.model_folder import DevQuery, ModelFolder
-from hce.outline import document_counts
+from hce.evaluation.significance import Paired, compare_paired, holm
 from hce.page import GREY, OURS, definitions, html_page, html_table, picture
-from hce.recipe import Recipe
-from hce.significance import Paired, compare_paired, holm
+from hce.training.history import Epoch, mean_over_kinds
+from hce.training.model_folder import DevQuery, ModelFolder
+from hce.training.recipe import Recipe
+from hce.tree.hierarchy import Hierarchy
+from hce.tree.outline import document_counts
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
 MOST_CHILDREN = 12  # of a node in the picture of the tree

@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hce.adapting import Labels, start_encoder
-from hce.corpus import Corpus
-from hce.dense import DenseSearcher
-from hce.devset import DevSet
-from hce.encoder import Encoder
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluate import Searcher
-from hce.recipe import Recipe
-from hce.training import encode_corpus
+from hce.evaluation.dense import DenseSearcher
+from hce.evaluation.evaluate import Searcher
+from hce.training.adapting import Labels, start_encoder
+from hce.training.co_training import encode_corpus
+from hce.training.devset import DevSet
+from hce.training.recipe import Recipe
 
 Need = Literal["labels", "generated", "static", "transformer"]
 LACKS: dict[Need, str] = {

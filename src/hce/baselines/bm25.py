@@ -15,11 +15,11 @@ from functools import lru_cache
 import bm25s
 import numpy as np
 
-from hce.adapting import Labels
 from hce.baselines.base import LACKS, Built, Task, best_first
-from hce.corpus import Corpus
-from hce.dense import Scored
+from hce.data.corpus import Corpus
 from hce.errors import InputError
+from hce.evaluation.dense import Scored
+from hce.training.adapting import Labels
 
 K1, B = 1.5, 0.75
 WORD = r"(?u)\b\w+\b"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hce.adapting import train
 from hce.baselines.base import Built, Task, searched_by_vectors
-from hce.training import TrainResult
+from hce.training.adapting import train
+from hce.training.co_training import TrainResult
 
 
 def trained(*, labels: bool = True, generated: bool = False, **settings: Any) -> Callable[[Task], Built]:

@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.baselines.base import Built, Task, best_first
-from hce.dense import DenseSearcher, Scored, nearest
-from hce.devset import labelled_dev
-from hce.encoder import Encoder
-from hce.evaluate import Searcher, evaluate
-from hce.pairs import LabelledPairs
-from hce.training import encode_corpus
+from hce.encoding.encoder import Encoder
+from hce.evaluation.dense import DenseSearcher, Scored, nearest
+from hce.evaluation.evaluate import Searcher, evaluate
+from hce.training.co_training import encode_corpus
+from hce.training.devset import labelled_dev
+from hce.training.pairs import LabelledPairs
 
 LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEIGHBOURS = 16  # the authors' k for NQ320k

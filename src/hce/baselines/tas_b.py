@@ -14,12 +14,12 @@ import numpy as np
 
 from hce.baselines.base import Built, Task, searched_by_vectors
 from hce.baselines.by_recipe import facts_of, training_seconds
-from hce.devset import labelled_dev
-from hce.encoder import Encoder
-from hce.kmeans import spherical_kmeans
-from hce.optimise import Sources
-from hce.pairs import Batch, LabelledPairs, batch_count
-from hce.training import co_train
+from hce.encoding.encoder import Encoder
+from hce.training.co_training import co_train
+from hce.training.devset import labelled_dev
+from hce.training.optimise import Sources
+from hce.training.pairs import Batch, LabelledPairs, batch_count
+from hce.tree.kmeans import spherical_kmeans
 
 
 class TopicBatches:

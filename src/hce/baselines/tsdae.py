@@ -18,19 +18,19 @@ import torch
 from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
 from torch import Tensor
 
-from hce.adapting import prepare
 from hce.baselines.base import Built, Task, searched_by_vectors
-from hce.bundled import quiet_transformers
-from hce.corpus import Corpus
-from hce.devset import DevSet
-from hce.encoder import Encoder
+from hce.data.corpus import Corpus
+from hce.encoding.bundled import quiet_transformers
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.history import mean_over_kinds
-from hce.pairs import TOKEN, batch_count
 from hce.progress import progress_bar
-from hce.recipe import Recipe
-from hce.run_state import weights_of
-from hce.training import MIXES, load_mix
+from hce.training.adapting import prepare
+from hce.training.co_training import MIXES, load_mix
+from hce.training.devset import DevSet
+from hce.training.history import mean_over_kinds
+from hce.training.pairs import TOKEN, batch_count
+from hce.training.recipe import Recipe
+from hce.training.run_state import weights_of
 
 DELETED = 0.6
 MAX_GRADIENT = 1.0

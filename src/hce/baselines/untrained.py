@@ -13,7 +13,7 @@ def build_untrained(task: Task) -> Built:
 
 
 def build_fitted(task: Task) -> Built:
-    """A static encoder's table weighted and whitened by the corpus's own token counts; see `hce.static`."""
+    """A static encoder's table weighted and whitened by the corpus's own token counts; see `hce.encoding.static`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)

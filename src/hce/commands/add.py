@@ -25,8 +25,8 @@ def add(
       hce add my-index corrected.jsonl --update
       cat new.jsonl | hce add my-index -
     """
-    from hce.corpus import Corpus
-    from hce.index import Index
+    from hce.data.corpus import Corpus
+    from hce.index.index import Index
 
     with Index.open(index) as opened, interruptible("nothing was added; the same command starts over"):
         batches = [Corpus.load(file) for file in files]

@@ -13,8 +13,8 @@ from hce.errors import MissingPackageError
 if TYPE_CHECKING:
     import rich.table
 
-    from hce.bench import Finished
-    from hce.comparison import Table
+    from hce.comparing.bench import Finished
+    from hce.comparing.comparison import Table
 
 
 def compare(
@@ -52,8 +52,8 @@ def compare(
       hce compare scifact
       hce compare scifact --systems bm25,untrained,dpr,hce --encoder minilm --seeds 3
     """
-    from hce.compare import compare as run
-    from hce.comparison import notes, table
+    from hce.comparing.compare import compare as run
+    from hce.comparing.comparison import notes, table
 
     output = output or Path(f"compare-{dataset.absolute().name}")
     settings = {"epochs": epochs, "epoch_pairs": epoch_pairs, "batch_size": batch_size}
@@ -99,14 +99,14 @@ def _tell(finished: Finished) -> None:
 
 def _save(results: Table, output: Path) -> dict[str, Any]:
     from hce.atomic import open_atomically, write_json
-    from hce.comparison import as_json, as_markdown
+    from hce.comparing.comparison import as_json, as_markdown
 
     answer = as_json(results)
     write_json(output / "comparison.json", answer)
     with open_atomically(output / "comparison.md") as file:
         file.write(as_markdown(results))
     try:
-        from hce.compare_page import page
+        from hce.comparing.compare_page import page
     except MissingPackageError as error:  # the table is worth having without pictures
         err.print(str(error), soft_wrap=True)
         return answer
@@ -118,7 +118,7 @@ def _save(results: Table, output: Path) -> dict[str, Any]:
 def _shown(results: Table) -> rich.table.Table:
     from rich.table import Table as Grid
 
-    from hce.comparison import cells, header
+    from hce.comparing.comparison import cells, header
 
     comparison = results.comparison
     rows = [cells(row, comparison.measures) for row in results.rows]

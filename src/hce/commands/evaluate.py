@@ -14,14 +14,14 @@ from hce.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hce.corpus import Corpus
-    from hce.dense import DenseSearcher
-    from hce.diagnostics import Diagnosis
-    from hce.encoder import Encoder
-    from hce.evaluate import Report
-    from hce.judgments import Qrels, Query
-    from hce.runs import Run
-    from hce.significance import Paired
+    from hce.data.corpus import Corpus
+    from hce.data.judgments import Qrels, Query
+    from hce.encoding.encoder import Encoder
+    from hce.evaluation.dense import DenseSearcher
+    from hce.evaluation.diagnostics import Diagnosis
+    from hce.evaluation.evaluate import Report
+    from hce.evaluation.runs import Run
+    from hce.evaluation.significance import Paired
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 PER_QUERY_SUFFIXES = (".tsv", ".jsonl")
@@ -79,8 +79,8 @@ def evaluate(
       hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
       hce evaluate scifact --run-file my.trec --against-run bm25.trec
     """
-    from hce.evaluate import score_run
-    from hce.measures import parse_measure
+    from hce.evaluation.evaluate import score_run
+    from hce.evaluation.measures import parse_measure
 
     names = [str(parse_measure(name)) for name in measures.split(",")]
     _check_options(model, run_file, against, against_run, by_level)
@@ -128,9 +128,9 @@ def _check_outputs(run: Path | None, per_query: Path | None) -> None:
 
 
 def _load(folder: Path, split: str, with_corpus: bool, depth: int, drop_self: bool) -> Asked:
-    from hce.corpus import Corpus
-    from hce.evaluate import check_documents
-    from hce.judgments import Qrels, find_queries, find_split, read_queries
+    from hce.data.corpus import Corpus
+    from hce.data.judgments import Qrels, find_queries, find_split, read_queries
+    from hce.evaluation.evaluate import check_documents
 
     path = find_split(folder, split)
     if not with_corpus:
@@ -144,15 +144,15 @@ def _load(folder: Path, split: str, with_corpus: bool, depth: int, drop_self: bo
 
 def _open(model: str | None, run_file: Path | None) -> System | Encoder:
     """A run from its file, or a model that has yet to search."""
-    from hce.encoder import Encoder
-    from hce.runs import read_run
+    from hce.encoding.encoder import Encoder
+    from hce.evaluation.runs import read_run
 
     return Encoder.load(model) if model else System(str(run_file), read_run(str(run_file)), None)
 
 
 def _search(asked: Asked, encoder: Encoder) -> System:
-    from hce.dense import DenseSearcher
-    from hce.evaluate import rank
+    from hce.evaluation.dense import DenseSearcher
+    from hce.evaluation.evaluate import rank
 
     corpus = cast("Corpus", asked.corpus)  # it was read, as there is a model
     if encoder.name == "static":
@@ -174,7 +174,7 @@ def _tell_what_is_missing(systems: list[System], reports: list[Report]) -> None:
 
 def _paired(reports: list[Report], seed: int) -> dict[str, tuple[Paired, float]]:
     """For each measure the comparison, and its p corrected for the number of measures."""
-    from hce.significance import compare_paired, holm
+    from hce.evaluation.significance import compare_paired, holm
 
     first, second = (report.per_query for report in reports)
     compared = {name: compare_paired(first[name], second[name], seed) for name in first}
@@ -183,8 +183,8 @@ def _paired(reports: list[Report], seed: int) -> dict[str, tuple[Paired, float]]
 
 
 def _diagnosis(asked: Asked, searcher: DenseSearcher, seed: int) -> Diagnosis:
-    from hce.diagnostics import diagnose
-    from hce.hierarchy import Hierarchy
+    from hce.evaluation.diagnostics import diagnose
+    from hce.tree.hierarchy import Hierarchy
 
     encoder = searcher.encoder
     saved = _saved_tree(Path(encoder.name), cast("Corpus", asked.corpus).fingerprint)
@@ -208,7 +208,7 @@ def _saved_tree(model: Path, corpus_fingerprint: str) -> Path | None:
 
 def _write(system: System, report: Report, run: Path | None, per_query: Path | None) -> None:
     from hce.atomic import open_atomically
-    from hce.runs import write_run
+    from hce.evaluation.runs import write_run
 
     if run:
         write_run(run, system.run)

@@ -36,11 +36,11 @@ def generate_queries(
       hce generate-queries scifact -o queries.jsonl --model doc2query/msmarco-t5-base-v1 --per-document 5
       hce train docs.jsonl -o my-model --generated queries.jsonl
     """
-    from hce.corpus import Corpus
-    from hce.encoder import Encoder
-    from hce.generator import Generator
-    from hce.querygen import check_output
-    from hce.querygen import generate_queries as run
+    from hce.data.corpus import Corpus
+    from hce.encoding.encoder import Encoder
+    from hce.generation.generator import Generator
+    from hce.generation.querygen import check_output
+    from hce.generation.querygen import generate_queries as run
 
     check_output(output)
     documents = Corpus.load(corpus)

@@ -31,8 +31,8 @@ def index(
       hce index docs.csv -o my-index --engine tree
       cat docs.jsonl | hce index - -m minilm -o my-index
     """
-    from hce.corpus import Corpus
-    from hce.index import Index
+    from hce.data.corpus import Corpus
+    from hce.index.index import Index
 
     documents = Corpus.load(corpus)
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):

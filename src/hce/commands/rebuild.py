@@ -23,7 +23,7 @@ def rebuild(
       hce rebuild my-index
       hce rebuild my-index --engine tree
     """
-    from hce.index import Index
+    from hce.index.index import Index
 
     with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
         opened.rebuild(engine, dtype)

@@ -20,8 +20,8 @@ def remove(
       hce remove my-index doc-17 doc-18
       hce remove my-index - < ids.txt
     """
-    from hce.index import Index
-    from hce.records import STDIN, read_lines
+    from hce.data.records import STDIN, read_lines
+    from hce.index.index import Index
 
     if ids == [STDIN]:
         ids = [line.text for line in read_lines(STDIN) if line.text]

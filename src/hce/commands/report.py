@@ -21,8 +21,8 @@ def report(
       hce report my-model -o my-model.html
     """
     from hce.atomic import open_atomically
-    from hce.model_folder import ModelFolder
     from hce.report import report as page
+    from hce.training.model_folder import ModelFolder
 
     known = ModelFolder.read(model)
     text = page(known)

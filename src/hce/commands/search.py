@@ -10,7 +10,7 @@ from rich.text import Text
 from hce.commands.common import IndexArgument, JsonOption, out, print_json
 
 if TYPE_CHECKING:
-    from hce.hits import Hit
+    from hce.index.hits import Hit
 
 SNIPPET = 160  # characters
 
@@ -34,9 +34,9 @@ def search(
       hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
       hce search my-index - --json < question.txt
     """
-    from hce.filters import parse_clauses
-    from hce.index import Index
-    from hce.records import STDIN, read_lines
+    from hce.data.records import STDIN, read_lines
+    from hce.index.filters import parse_clauses
+    from hce.index.index import Index
 
     if text == STDIN:
         text = "\n".join(line.text for line in read_lines(STDIN))

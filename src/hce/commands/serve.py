@@ -37,7 +37,7 @@ def serve(
 
     import webbrowser
 
-    from hce.index import Index
+    from hce.index.index import Index
     from hce.web.app import create_app
     from hce.web.serving import Server, listen, rules_for, url_of
 

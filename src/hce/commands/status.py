@@ -9,8 +9,8 @@ import typer
 from hce.commands.common import IndexArgument, JsonOption, SeedOption, out, print_json
 
 if TYPE_CHECKING:
-    from hce.drift import Drift
-    from hce.index_status import IndexStatus
+    from hce.index.drift import Drift
+    from hce.index.status import IndexStatus
 
 ADVICE = {
     "ok": "nothing to do",
@@ -34,7 +34,7 @@ def status(
       hce status my-index
       hce status my-index --no-drift --json
     """
-    from hce.index import Index
+    from hce.index.index import Index
 
     with Index.open(index) as opened:
         found = opened.status()

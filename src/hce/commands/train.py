@@ -1,4 +1,4 @@
-"""`hce train`; its options are the fields of `hce.recipe.Recipe`."""
+"""`hce train`; its options are the fields of `hce.training.recipe.Recipe`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hce.commands.common import EncoderOption, JsonOption, err, interruptible, o
 from hce.errors import InputError
 
 if TYPE_CHECKING:
-    from hce.adapting import Labels
-    from hce.corpus import Corpus
-    from hce.history import Epoch
+    from hce.data.corpus import Corpus
+    from hce.training.adapting import Labels
+    from hce.training.history import Epoch
 
 
 class LabelFiles(NamedTuple):
@@ -52,13 +52,13 @@ def train(
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
       torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
-    from hce.adapting import improvement
-    from hce.adapting import train as run
-    from hce.corpus import Corpus
-    from hce.encoder import Encoder
+    from hce.data.corpus import Corpus
+    from hce.encoding.encoder import Encoder
     from hce.processes import is_first_process, join_processes
-    from hce.recipe import Recipe
-    from hce.tracking import tracked
+    from hce.training.adapting import improvement
+    from hce.training.adapting import train as run
+    from hce.training.recipe import Recipe
+    from hce.training.tracking import tracked
 
     device = join_processes()
     documents = Corpus.load(corpus)
@@ -97,7 +97,7 @@ def train(
 
 def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
     """Replace `**settings` by an option for each field of the recipe, with the field's own help."""
-    from hce.recipe import Recipe
+    from hce.training.recipe import Recipe
 
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -128,9 +128,9 @@ def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
     """What `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
-    from hce.adapting import Labels
-    from hce.judgments import Qrels, find_queries, find_split, read_queries, splits
-    from hce.pairs import read_generated
+    from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits
+    from hce.training.adapting import Labels
+    from hce.training.pairs import read_generated
 
     queries, qrels, dev_qrels, generated = options
     if mode == "unsupervised" and (qrels or generated):

@@ -10,7 +10,7 @@ import typer
 from hce.commands.common import EncoderOption, JsonOption, SeedOption, err, out, print_json
 
 if TYPE_CHECKING:
-    from hce.hierarchy import Hierarchy
+    from hce.tree.hierarchy import Hierarchy
 
 
 def tree(
@@ -32,9 +32,9 @@ def tree(
       hce tree my-model --levels 3
       hce tree docs.csv --branching 8 --json > tree.json
     """
-    from hce.hierarchy import Hierarchy
-    from hce.manifest import hierarchy_folder
-    from hce.outline import nested, outline
+    from hce.index.manifest import hierarchy_folder
+    from hce.tree.hierarchy import Hierarchy
+    from hce.tree.outline import nested, outline
 
     saved = hierarchy_folder(path)
     if saved is not None:
@@ -52,10 +52,10 @@ def tree(
 
 
 def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tuple[Hierarchy, list[str]]:
-    from hce.corpus import Corpus
-    from hce.encoder import Encoder
-    from hce.hierarchy import Hierarchy
-    from hce.labels import label_nodes
+    from hce.data.corpus import Corpus
+    from hce.encoding.encoder import Encoder
+    from hce.tree.hierarchy import Hierarchy
+    from hce.tree.labels import label_nodes
 
     corpus = Corpus.load(path)
     encoder = Encoder.load(encoder_spec)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hce.engines.growing import CENTROID_DTYPE, Tree
 from hce.engines.lists import Lists
-from hce.kmeans import spherical_kmeans
+from hce.tree.kmeans import spherical_kmeans
 
 MOST, LEAST = 4, 1 / 4  # of b
 NEIGHBOURS = 8  # lists from which a new one may draw

@@ -14,7 +14,7 @@ from hce.engines.ivf import IvfEngine
 from hce.engines.quantise import codec_of
 from hce.engines.tree import TreeEngine
 from hce.errors import InputError
-from hce.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy
 
 ENGINES: dict[str, type[Any]] = {each.name: each for each in (FlatEngine, HnswEngine, IvfEngine, TreeEngine)}
 

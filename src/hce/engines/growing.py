@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.clustering import Grown, Level, agglomerative, k_means
 from hce.engines.lists import Lists
 from hce.engines.quantise import ROWS_AT_ONCE
-from hce.hierarchy import Hierarchy
+from hce.tree.clustering import Grown, Level, agglomerative, k_means
+from hce.tree.hierarchy import Hierarchy
 
 LEAF = 8  # documents in a leaf, on average
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read

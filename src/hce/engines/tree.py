@@ -19,7 +19,7 @@ from hce.engines.exact import SPARE, completed, ranked
 from hce.engines.files import Parts, read_parts, reading, require, write_parts
 from hce.engines.growing import Tree, grow
 from hce.engines.lists import Lists
-from hce.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy
 
 EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hce.errors import MissingPackageError
-from hce.index import Index
+from hce.index.index import Index
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -22,7 +22,7 @@ class HceRetriever(BaseRetriever):
     Attributes:
         index: where to search.
         k: how many documents to give back.
-        filter: conditions on metadata, see `hce.filters`.
+        filter: conditions on metadata, see `hce.index.filters`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

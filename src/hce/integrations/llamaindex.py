@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hce.errors import MissingPackageError
-from hce.filters import Filter
-from hce.index import Index
+from hce.index.filters import Filter
+from hce.index.index import Index
 
 try:
     from llama_index.core.retrievers import BaseRetriever
@@ -19,7 +19,7 @@ class HceRetriever(BaseRetriever):
     Args:
         index: where to search.
         k: how many documents to give back.
-        filter: conditions on metadata, see `hce.filters`.
+        filter: conditions on metadata, see `hce.index.filters`.
     """
 
     def __init__(self, index: Index, k: int = 10, filter: Filter | None = None) -> None:  # noqa: A002

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from hce.documents import Document
+from hce.data.documents import Document
 from hce.web.drift_watch import DriftState
 from hce.web.limits import DOCUMENTS_AT_ONCE, ID_CHARACTERS, TEXT_CHARACTERS, TITLE_CHARACTERS
 from hce.web.live_tree import Node, Way

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query, Request
 
 from hce._version import __version__
-from hce.documents import Document
+from hce.data.documents import Document
 from hce.errors import InputError
 from hce.web.answers import (
     DocumentAnswer,

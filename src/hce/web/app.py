@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from hce._version import __version__
 from hce.errors import HceError, InputError
-from hce.index import Index
+from hce.index.index import Index
 from hce.web.answers import Json
 from hce.web.api import one_line
 from hce.web.api import router as api

@@ -8,7 +8,7 @@ from threading import Lock, Thread
 from typing import Literal
 
 from hce.errors import HceError
-from hce.index import Index
+from hce.index.index import Index
 from hce.web.inside import reading
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hce.index import Index
-from hce.tables import Reader
+from hce.index.index import Index
+from hce.index.tables import Reader
 
 
 def reading(index: Index) -> AbstractContextManager[Reader]:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.documents import Document
-from hce.hierarchy import Hierarchy
-from hce.index import Index
-from hce.live_engine import Tree
-from hce.tables import Reader
+from hce.data.documents import Document
+from hce.index.index import Index
+from hce.index.live_engine import Tree
+from hce.index.tables import Reader
+from hce.tree.hierarchy import Hierarchy
 from hce.web.errors import NotThereError
 from hce.web.inside import reading
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hce.filters import parse_clauses
-from hce.hits import Hit
-from hce.index import Index
+from hce.index.filters import parse_clauses
+from hce.index.hits import Hit
+from hce.index.index import Index
 from hce.web.answers import Before, SearchAnswer, Shown
 from hce.web.inside import reading
 from hce.web.passages import best_passage, marks_in, query_words

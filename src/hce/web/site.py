@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from hce.index import Index
+from hce.index.index import Index
 from hce.web.drift_watch import DriftWatch
 from hce.web.inside import encode_queries
 from hce.web.lanes import Lane

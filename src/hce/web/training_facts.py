@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hce.history import Epoch
+from hce.training.history import Epoch
 
 FOLDER = "model"
 

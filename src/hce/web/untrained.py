@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from hce.atomic import open_atomically
-from hce.encoder import Encoder
+from hce.encoding.encoder import Encoder
 from hce.errors import HceError
-from hce.filters import Filter
-from hce.index import Index
-from hce.tables import Entry, Reader
+from hce.index.filters import Filter
+from hce.index.index import Index
+from hce.index.tables import Entry, Reader
 from hce.web.inside import display_name, reading
 
 logger = logging.getLogger(__name__)

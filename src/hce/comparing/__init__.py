@@ -1,0 +1,1 @@
+"""Several systems in one table."""

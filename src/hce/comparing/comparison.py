@@ -1,0 +1,284 @@
+"""Comparison: what several systems scored on the same queries, as one table with significance.
+
+Each system is tested against the best rival, the best of those that train without the tree, query by query and with
+Holm's correction over all systems of the table. Knows results, and nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from hce.evaluation.significance import Paired, compare_paired, holm
+
+ALPHA = 0.05
+BETTER, WORSE, REFERENCE = "▲", "▼", "◆"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One system with one seed, measured.
+
+    Attributes:
+        system: its name.
+        seed: of its training.
+        per_query: each measure's value for each query.
+        training_seconds: what it took to train.
+        indexing_seconds: what it took to encode or index all documents.
+        search_ms: milliseconds a query, asked all at once.
+        index_bytes: the size of what is searched.
+        facts: what else is known of it.
+    """
+
+    system: str
+    seed: int
+    per_query: dict[str, dict[str, float]]
+    training_seconds: float
+    indexing_seconds: float
+    search_ms: float
+    index_bytes: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Score(NamedTuple):
+    """A system's mean over seeds and queries, and how far its seeds' means lie apart (standard deviation)."""
+
+    mean: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system of the table, its seeds taken together.
+
+    Attributes:
+        system: its name.
+        about: what it is, in a line.
+        scores: by measure.
+        is_reference: whether it is the best rival, which the others are tested against.
+        versus: by measure, how it compares with the best rival.
+        adjusted: by measure, p after Holm's correction.
+        training_seconds: and the other costs: means over seeds.
+        facts: of the first seed.
+    """
+
+    system: str
+    about: str
+    scores: dict[str, Score]
+    is_reference: bool
+    versus: dict[str, Paired]
+    adjusted: dict[str, float]
+    training_seconds: float
+    indexing_seconds: float
+    search_ms: float
+    index_bytes: float
+    facts: dict[str, Any]
+
+    def mark(self, measure: str) -> str:
+        """Better or worse than the best rival, where that is no chance; or the best rival itself."""
+        if self.is_reference:
+            return REFERENCE
+        if self.adjusted.get(measure, 1.0) >= ALPHA:
+            return ""
+        return BETTER if self.versus[measure].difference > 0 else WORSE
+
+
+class Effect(NamedTuple):
+    """What the tree adds: a system that trains with it, the same without it, and how they compare by a measure."""
+
+    with_tree: str
+    without: str
+    measure: str
+    paired: Paired
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that was measured, in the order of the table.
+
+    Attributes:
+        about: the collection, the encoder and the budget, in words.
+        measures: the first one decides which rival is the best.
+        systems: what each system of the table is, by name.
+        ours: the systems that train with the tree.
+        results: of every system and seed.
+        pairs: the systems that differ in the tree alone, with and without it.
+    """
+
+    about: dict[str, str]
+    measures: tuple[str, ...]
+    systems: dict[str, str]
+    ours: frozenset[str]
+    results: tuple[Result, ...]
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def of(self, system: str) -> list[Result]:
+        """Its results, one a seed."""
+        return [result for result in self.results if result.system == system]
+
+    def per_query(self, system: str, measure: str) -> dict[str, float]:
+        """Its value for each query, the mean over seeds."""
+        found = [result.per_query[measure] for result in self.of(system)]
+        return {query_id: fmean(values[query_id] for values in found) for query_id in found[0]}
+
+    @property
+    def best_rival(self) -> str | None:
+        """The best system without the tree, by the first measure; None where there is none, or nothing besides."""
+        rivals = [name for name in self.systems if name not in self.ours]
+        if not rivals or len(self.systems) < 2:
+            return None
+        return max(rivals, key=lambda name: fmean(self.per_query(name, self.measures[0]).values()))
+
+
+class Table(NamedTuple):
+    """A comparison with everything that takes time to compute.
+
+    Attributes:
+        comparison: what was measured.
+        rows: one for each system.
+        effects: what the tree adds, for each pair of systems that differ in it alone, by each measure.
+    """
+
+    comparison: Comparison
+    rows: list[Row]
+    effects: list[Effect]
+
+
+def table(comparison: Comparison) -> Table:
+    """Test every system against the best rival, and the tree against its absence."""
+    effects = [
+        Effect(one, other, measure, _paired(comparison, one, other, measure))
+        for one, other in comparison.pairs
+        for measure in comparison.measures
+    ]
+    return Table(comparison, _rows(comparison), effects)
+
+
+def _rows(comparison: Comparison) -> list[Row]:
+    rival = comparison.best_rival
+    others = [name for name in comparison.systems if rival is not None and name != rival]
+    versus: dict[str, dict[str, Paired]] = {name: {} for name in comparison.systems}
+    adjusted: dict[str, dict[str, float]] = {name: {} for name in comparison.systems}
+    for measure in comparison.measures:
+        for name in others:
+            versus[name][measure] = _paired(comparison, name, str(rival), measure)
+        ps = holm([versus[name][measure].p for name in others])
+        for name, p in zip(others, ps, strict=True):
+            adjusted[name][measure] = p
+    return [_row(comparison, name, versus[name], adjusted[name]) for name in comparison.systems]
+
+
+def _paired(comparison: Comparison, one: str, other: str, measure: str) -> Paired:
+    return compare_paired(comparison.per_query(one, measure), comparison.per_query(other, measure))
+
+
+def _row(comparison: Comparison, name: str, versus: dict[str, Paired], adjusted: dict[str, float]) -> Row:
+    results = comparison.of(name)
+    scores = {}
+    for measure in comparison.measures:
+        means = [fmean(result.per_query[measure].values()) for result in results]
+        scores[measure] = Score(fmean(means), stdev(means) if len(means) > 1 else 0.0)
+    return Row(
+        system=name,
+        about=comparison.systems[name],
+        scores=scores,
+        is_reference=name == comparison.best_rival,
+        versus=versus,
+        adjusted=adjusted,
+        training_seconds=fmean(result.training_seconds for result in results),
+        indexing_seconds=fmean(result.indexing_seconds for result in results),
+        search_ms=fmean(result.search_ms for result in results),
+        index_bytes=fmean(result.index_bytes for result in results),
+        facts=results[0].facts,
+    )
+
+
+def header(measures: Sequence[str]) -> list[str]:
+    """The columns of `cells`."""
+    return ["system", *measures, "training", "indexing", "search", "index"]
+
+
+def cells(row: Row, measures: Sequence[str]) -> list[str]:
+    """A row as text."""
+    return [
+        row.system,
+        *(_shown_score(row, measure) for measure in measures),
+        _shown_seconds(row.training_seconds),
+        _shown_seconds(row.indexing_seconds),
+        f"{row.search_ms:.2f} ms",
+        f"{row.index_bytes / 1e6:,.1f} MB",
+    ]
+
+
+def notes(table: Table) -> list[str]:
+    """What stands below the table: what the marks mean, and what the tree adds."""
+    lines = []
+    rival = table.comparison.best_rival
+    if rival is not None:
+        lines.append(
+            f"{REFERENCE} the best rival ({rival}); {BETTER} better and {WORSE} worse than it, p < {ALPHA} "
+            "(paired randomisation test, Holm's correction)"
+        )
+    for one, other, measure, paired in table.effects:
+        lines.append(
+            f"the tree ({one} less {other}): {measure} {paired.difference:+.4f}, "
+            f"95 % between {paired.low:+.4f} and {paired.high:+.4f}, p = {paired.p:.4f}; "
+            f"{paired.better} queries better, {paired.worse} worse, {paired.equal} equal"
+        )
+    return lines
+
+
+def as_markdown(table: Table) -> str:
+    """The table and its notes as Markdown."""
+    comparison = table.comparison
+    columns = header(comparison.measures)
+    rows = [columns, ["---", *["---:"] * (len(columns) - 1)]]
+    rows += [cells(row, comparison.measures) for row in table.rows]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    facts = [f"- {name}: {value}" for name, value in comparison.about.items()]
+    systems = [f"- **{name}**: {text}" for name, text in comparison.systems.items()]
+    return "\n".join([*facts, "", *lines, "", *(f"- {note}" for note in notes(table)), "", *systems, ""])
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """The table, its notes and how it came about, for other programs."""
+    comparison = table.comparison
+    return {
+        "about": comparison.about,
+        "measures": list(comparison.measures),
+        "seeds": sorted({result.seed for result in comparison.results}),
+        "best_rival": comparison.best_rival,
+        "rows": [_row_as_json(row) for row in table.rows],
+        "tree": [
+            {"with": one, "without": other, "measure": measure, **paired._asdict()}
+            for one, other, measure, paired in table.effects
+        ],
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    return {
+        "system": row.system,
+        "about": row.about,
+        "scores": {measure: score._asdict() for measure, score in row.scores.items()},
+        "versus_best_rival": {
+            measure: {**paired._asdict(), "p_holm": row.adjusted[measure]} for measure, paired in row.versus.items()
+        },
+        "training_seconds": row.training_seconds,
+        "indexing_seconds": row.indexing_seconds,
+        "search_ms": row.search_ms,
+        "index_bytes": row.index_bytes,
+        "facts": row.facts,
+    }
+
+
+def _shown_score(row: Row, measure: str) -> str:
+    mean, spread = row.scores[measure]
+    shown = f"{mean:.4f}" + (f" ± {spread:.4f}" if spread else "")
+    return f"{shown} {row.mark(measure)}".rstrip()
+
+
+def _shown_seconds(seconds: float) -> str:
+    return "–" if not seconds else f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

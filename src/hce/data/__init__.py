@@ -1,0 +1,1 @@
+"""Reading what people have: documents, queries, judgments."""

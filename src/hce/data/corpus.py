@@ -1,0 +1,296 @@
+"""Corpus: a collection of documents that is read once with care and then visited in any order.
+
+A corpus costs 16 bytes of memory a document, however long the documents are: the texts stay in a JSONL file (the
+user's own, or a temporary one that other formats are written to) and are fetched by their position in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, overload
+
+import numpy as np
+
+from hce.data.documents import Document, parse_document
+from hce.data.records import (
+    JSONL_SUFFIXES,
+    KNOWN,
+    STDIN,
+    Record,
+    decode_line,
+    open_bytes,
+    parse_json_line,
+    read_lines,
+    read_records,
+    read_text_folder,
+    shown,
+    unreadable,
+)
+from hce.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+BEIR_CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
+
+
+class Corpus(Sequence[Document]):
+    """An ordered collection of documents with unique ids and a fingerprint of its content.
+
+    Attributes:
+        name: where it came from, for messages.
+        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format.
+        left_out: ids of documents with neither text nor title; they are in the source and not in the corpus.
+    """
+
+    def __init__(
+        self, documents: Sequence[Document], fingerprint: str, name: str, left_out: Iterable[str] = ()
+    ) -> None:
+        self._documents = documents
+        self.fingerprint = fingerprint
+        self.name = name
+        self.left_out = frozenset(left_out)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Corpus:
+        """Read and check a whole collection: a BEIR folder, JSONL, CSV, TSV, Parquet, text files, or "-".
+
+        Raises:
+            InputError: at the first fault, with file and line; nothing is kept then.
+        """
+        source = _documents_source(path)
+        if source.is_file() and source.suffix.lower() in JSONL_SUFFIXES:
+            return cls._scan_jsonl(source)
+        records = read_text_folder(source) if source.is_dir() else read_records(source)
+        return cls._spool(records, shown(path))
+
+    @classmethod
+    def from_documents(cls, documents: Iterable[Document], name: str = "documents") -> Corpus:
+        """Make a corpus of documents that are in memory already; they are checked as a file's would be."""
+        check, kept, places = _Checker(name), [], []
+        for number, document in enumerate(documents, start=1):
+            where = f"{name}, number {number}"
+            fields = {"_id": document.id, "title": document.title, "text": document.text}
+            checked = replace(parse_document(Record(where, fields)), metadata=document.metadata)
+            if check.add(checked, where):
+                kept.append(checked)
+                places.append(where)
+        return cls(kept, check.finish(kept, places.__getitem__), name, check.empty)
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]], name: str = "records") -> Corpus:
+        """Make a corpus of mappings, such as the rows of a Hugging Face dataset: fields as in a JSONL file.
+
+        Raises:
+            InputError: at the first fault, with the record's number; nothing is kept then.
+        """
+        numbered = enumerate(records, start=1)
+        return cls._spool((Record(f"{name}, number {number}", dict(fields)) for number, fields in numbered), name)
+
+    @classmethod
+    def _scan_jsonl(cls, path: Path) -> Corpus:
+        """Check the user's own file and remember where each document's line is."""
+        check, lines, position = _Checker(str(path)), _Extents(), 0
+        documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
+        for line in read_lines(path):
+            if line.text.strip() and check.add(parse_document(parse_json_line(line.text, line.where)), line.where):
+                lines.add(position, line.size)
+            position += line.size
+        return cls(documents, check.finish(documents, documents.line), str(path), check.empty)
+
+    @classmethod
+    def _spool(cls, records: Iterable[Record], name: str) -> Corpus:
+        """Copy documents of any other format to a temporary file, each followed by a line that says where it was."""
+        check, lines, position = _Checker(name), _Extents(), 0
+        spool = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115  lives as long as the corpus
+        for record in records:
+            document = parse_document(record)
+            if check.add(document, record.where):
+                size = spool.write(document.to_json().encode() + b"\n")
+                lines.add(position, size)
+                position += size + spool.write(os.fsencode(record.where) + b"\n")
+        spool.flush()
+        documents = _JsonlFile(Path(name), lines, spool)
+        return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+        if isinstance(index, slice):
+            return [self._documents[i] for i in range(*index.indices(len(self)))]
+        return self._documents[index]
+
+    def __iter__(self) -> Iterator[Document]:
+        return iter(self._documents)
+
+    def __repr__(self) -> str:
+        return f"Corpus({self.name!r}, {len(self):,} documents, {self.fingerprint[:12]})"
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids in order."""
+        return [document.id for document in self]
+
+    def texts(self) -> Iterator[str]:
+        """Stream what an encoder reads of each document."""
+        return (document.full_text for document in self)
+
+
+class _Checker:
+    """What must hold for a whole corpus: it is not empty and no id comes twice. Also computes the fingerprint.
+
+    A document with neither text nor title can be found by nothing and encodes to noise. Real collections have some
+    (Cranfield two), so it is left out with a warning that names its place, and does not stop the rest.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.empty: dict[str, str] = {}
+        self.digest = hashlib.sha256()
+        self.id_hashes = array("Q")  # 8 bytes a document; ids themselves would cost ten times that
+
+    def add(self, document: Document, where: str) -> bool:
+        """Take note of a document; False means: leave it out."""
+        if document.is_empty:
+            if document.id in self.empty:
+                raise _duplicate(document.id, self.empty[document.id], where)
+            self.empty[document.id] = where
+            return False
+        for part in (document.id, document.title, document.text, _canonical_json(document.metadata, where)):
+            data = part.encode()
+            self.digest.update(len(data).to_bytes(8, "little") + data)
+        self.id_hashes.append(_hash_id(document.id))
+        return True
+
+    def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
+        """Return the fingerprint if all is well; `place` tells where the i-th document stands."""
+        if self.empty:
+            logger.warning(
+                "left out %d documents with neither text nor title: %s", len(self.empty), _few(self.empty.values())
+            )
+        if not self.id_hashes:
+            raise InputError(f"{self.name}: no documents with text in it; give {KNOWN}")
+        hashes = np.asarray(self.id_hashes)
+        left_out = np.array([_hash_id(doc_id) for doc_id in self.empty], dtype=hashes.dtype)
+        values, counts = np.unique(np.concatenate([hashes, left_out]), return_counts=True)
+        if (counts > 1).any():
+            self._refuse_duplicate(documents, place, np.flatnonzero(np.isin(hashes, values[counts > 1])))
+        return self.digest.hexdigest()
+
+    def _refuse_duplicate(
+        self, documents: Sequence[Document], place: Callable[[int], str], suspects: np.ndarray
+    ) -> None:
+        """Read the suspects again: equal hashes of different ids are no fault."""
+        first_at: dict[str, int] = {}
+        for index in suspects.tolist():
+            doc_id = documents[index].id
+            if doc_id in self.empty:
+                raise _duplicate(doc_id, self.empty[doc_id], place(index))
+            if doc_id in first_at:
+                raise _duplicate(doc_id, place(first_at[doc_id]), place(index))
+            first_at[doc_id] = index
+
+
+def _canonical_json(metadata: dict[str, Any], where: str) -> str:
+    try:
+        return json.dumps(metadata, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: the metadata cannot be written as JSON ({error}); simplify it") from error
+
+
+def _duplicate(doc_id: str, first: str, second: str) -> InputError:
+    return InputError(f"{second}: id {doc_id!r} stands already at {first}; make ids unique")
+
+
+def _few(places: Collection[str]) -> str:
+    return "; ".join(list(places)[:3]) + ("; …" if len(places) > 3 else "")
+
+
+class _Extents:
+    """Where each line of a file begins and how long it is: 16 bytes a line."""
+
+    def __init__(self) -> None:
+        self.starts, self.sizes = array("Q"), array("Q")
+
+    def add(self, start: int, size: int) -> None:
+        self.starts.append(start)
+        self.sizes.append(size)
+
+
+class _JsonlFile(Sequence[Document]):
+    """Documents in a JSONL file, fetched by byte position; safe to read from several threads and forked processes."""
+
+    def __init__(self, path: Path, lines: _Extents, file: IO[bytes]) -> None:
+        self.path = path
+        self.lines = lines
+        self.file = file
+        self.state = self._state()
+        self.lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self.file.close()
+
+    def __len__(self) -> int:
+        return len(self.lines.starts)
+
+    def __getitem__(self, index: int) -> Document:  # type: ignore[override]
+        start, size = self.lines.starts[index], self.lines.sizes[index]
+        if self._state() != self.state:
+            raise InputError(f"{self.path}: changed since it was read; load it again")
+        where = f"{self.path}, byte {start}"
+        return parse_document(parse_json_line(decode_line(self._read(start, size), where), where))
+
+    def line(self, index: int) -> str:
+        """The file and the line that hold a document."""
+        position = 0
+        for line in read_lines(self.path):
+            if position == self.lines.starts[index]:
+                return line.where
+            position += line.size
+        return f"{self.path}, byte {self.lines.starts[index]}"
+
+    def next_line(self, index: int) -> str:
+        """What the line after a document says."""
+        self.file.seek(self.lines.starts[index] + self.lines.sizes[index])
+        return os.fsdecode(self.file.readline().rstrip(b"\n"))
+
+    def _read(self, start: int, size: int) -> bytes:
+        if hasattr(os, "pread"):  # moves no position, which forked processes share
+            return os.pread(self.file.fileno(), size, start)
+        with self.lock:
+            self.file.seek(start)
+            return self.file.read(size)
+
+    def _state(self) -> tuple[int, int]:
+        status = os.fstat(self.file.fileno())
+        return status.st_mtime_ns, status.st_size
+
+
+def _hash_id(doc_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(doc_id.encode(), digest_size=8).digest(), "little")
+
+
+def _documents_source(path: str | Path) -> Path:
+    """The file or folder that holds the documents: a BEIR folder's corpus file, else `path` itself."""
+    if str(path) == STDIN:
+        return Path(STDIN)
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder; give {KNOWN}")
+        return next((path / name for name in BEIR_CORPUS if (path / name).is_file()), path)
+    except OSError as error:
+        raise unreadable(path, error) from error

@@ -1,0 +1,256 @@
+"""Queries and relevance judgments (qrels), and BEIR folders that hold both beside a corpus.
+
+Files: queries as JSONL or as two-column TSV; qrels as BEIR's three-column TSV or TREC's four columns.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+from hce.atomic import open_atomically
+from hce.data.corpus import Corpus
+from hce.data.documents import take_id, take_string
+from hce.data.records import JSONL_SUFFIXES, Line, Record, format_suffix, read_lines, read_records
+from hce.errors import InputError
+
+BEIR_HEADER = ("query-id", "corpus-id", "score")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question with a name."""
+
+    id: str
+    text: str
+
+
+class Judgment(NamedTuple):
+    """How relevant a document is to a query: 0 is not at all, more is better."""
+
+    query_id: str
+    document_id: str
+    grade: int
+
+
+class Qrels(Mapping[str, Mapping[str, int]]):
+    """Judgments by query: `qrels["q1"]["d7"]` is the grade of document d7 for query q1."""
+
+    def __init__(self, judgments: Iterable[Judgment]) -> None:
+        self._grades: dict[str, dict[str, int]] = {}
+        for query_id, document_id, grade in judgments:
+            self._grades.setdefault(query_id, {})[document_id] = grade
+
+    def __getitem__(self, query_id: str) -> Mapping[str, int]:
+        return self._grades[query_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._grades)
+
+    def __len__(self) -> int:
+        return len(self._grades)
+
+    def __repr__(self) -> str:
+        return f"Qrels({len(self):,} queries, {sum(1 for _ in self.judgments()):,} judgments)"
+
+    def judgments(self) -> Iterator[Judgment]:
+        """Stream all judgments, query by query."""
+        for query_id, grades in self._grades.items():
+            for document_id, grade in grades.items():
+                yield Judgment(query_id, document_id, grade)
+
+    def positives(self, query_id: str) -> list[str]:
+        """The documents judged relevant (grade above 0) to a query."""
+        return [document_id for document_id, grade in self._grades.get(query_id, {}).items() if grade > 0]
+
+    @classmethod
+    def read(
+        cls, path: str | Path, *, queries: Container[str] | None = None, documents: Container[str] | None = None
+    ) -> Qrels:
+        """Read BEIR's TSV or TREC's format, whichever the file is in.
+
+        Args:
+            path: the file, which may be a .gz.
+            queries: the known query ids; a judgment of another one is an error.
+            documents: the known document ids; a judgment of another one is an error.
+
+        Raises:
+            InputError: a malformed line, an unknown id, or two different grades for one pair.
+        """
+        seen: dict[tuple[str, str], tuple[int, str]] = {}
+        for where, judgment in _parse_qrels(path):
+            if queries is not None and judgment.query_id not in queries:
+                raise InputError(f"{where}: query {judgment.query_id!r} is not among the queries; do the files match?")
+            if documents is not None and judgment.document_id not in documents:
+                raise InputError(
+                    f"{where}: document {judgment.document_id!r} is not in the corpus; do the files match?"
+                )
+            pair = (judgment.query_id, judgment.document_id)
+            grade, place = seen.setdefault(pair, (judgment.grade, where))
+            if grade != judgment.grade:
+                raise InputError(f"{where}: grade {judgment.grade} for {pair}, but {grade} at {place}; keep one")
+        if not seen:
+            raise InputError(f"{path}: no judgments in it; check the path")
+        return cls(Judgment(*pair, grade) for pair, (grade, _) in seen.items())
+
+    def write(self, path: str | Path, form: Literal["beir", "trec"] = "beir") -> None:
+        """Write BEIR's TSV (with its header line) or TREC's four columns, atomically."""
+        separator = "\t" if form == "beir" else " "
+        with open_text(path) as file:
+            if form == "beir":
+                file.write("\t".join(BEIR_HEADER) + "\n")
+            for judgment in self.judgments():
+                query_id, document_id = (_column(name, separator) for name in judgment[:2])
+                columns = [query_id, document_id] if form == "beir" else [query_id, "0", document_id]
+                file.write(separator.join([*columns, str(judgment.grade)]) + "\n")
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[IO[str]]:
+    """Open a text file for writing, atomically, compressed where the name says so."""
+    if Path(path).suffix.lower() != ".gz":
+        with open_atomically(path) as file:
+            yield file
+    else:
+        with open_atomically(path, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", newline="") as file:
+            yield file
+
+
+def _column(name: str, separator: str) -> str:
+    """The id, if it comes back whole from a column of a file."""
+    pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
+    if not name or pieces != [name] or name.startswith("\ufeff"):
+        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
+    return name
+
+
+def _parse_qrels(path: str | Path) -> Iterator[tuple[str, Judgment]]:
+    for number, line in enumerate(line for line in read_lines(path) if line.text.strip()):
+        columns = line.text.split("\t") if "\t" in line.text else line.text.split()
+        if number == 0 and columns[-1].lower() == BEIR_HEADER[-1]:
+            continue
+        yield line.where, _parse_judgment(columns, line)
+
+
+def _parse_judgment(columns: list[str], line: Line) -> Judgment:
+    if len(columns) not in (3, 4):
+        raise InputError(
+            f"{line.where}: {len(columns)} columns; write 3 (query, document, grade) "
+            "or TREC's 4 (query, 0, document, grade)"
+        )
+    query_id, document_id, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
+    if not query_id or not document_id:
+        raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
+    if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
+        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
+    return Judgment(query_id, document_id, int(grade))
+
+
+def read_queries(path: str | Path) -> dict[str, Query]:
+    """Read queries by id from TSV lines of id and text, or from JSONL and the like with fields `_id` or `id`, `text`.
+
+    Raises:
+        InputError: a malformed line, an empty query, an id that stands twice, or no query at all.
+    """
+    queries: dict[str, Query] = {}
+    places: dict[str, str] = {}
+    records = _tsv_queries(path) if format_suffix(path) == ".tsv" else read_records(path)
+    for record in records:
+        query = _parse_query(record)
+        if query.id in queries:
+            raise InputError(
+                f"{record.where}: query id {query.id!r} stands already at {places[query.id]}; make ids unique"
+            )
+        queries[query.id] = query
+        places[query.id] = record.where
+    if not queries:
+        raise InputError(f"{path}: no queries in it; check the path")
+    return queries
+
+
+def _tsv_queries(path: str | Path) -> Iterator[Record]:
+    for line in read_lines(path):
+        query_id, tab, text = line.text.partition("\t")
+        if line.text.strip() and not tab:
+            raise InputError(f"{line.where}: no tab; a line is an id, a tab and the query")
+        if line.text.strip():
+            yield Record(line.where, {"id": query_id, "text": text})
+
+
+def _parse_query(record: Record) -> Query:
+    fields = dict(record.fields)
+    query_id = take_id(fields, record.where)
+    text = take_string(fields, "text", record.where)
+    if not text or not text.strip():
+        raise InputError(f"{record.where}: query {query_id!r} has no text; give it a string field 'text'")
+    return Query(query_id, text)
+
+
+def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
+    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space).
+
+    Raises:
+        InputError: another format, or an id that TSV cannot hold.
+    """
+    suffix = format_suffix(path)
+    if suffix not in (".tsv", *JSONL_SUFFIXES):
+        raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
+    with open_text(path) as file:
+        for query in queries:
+            if suffix == ".tsv":
+                file.write("\t".join([_column(query.id, "\t"), " ".join(query.text.split())]) + "\n")
+            else:
+                file.write(json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) + "\n")
+
+
+class Dataset(NamedTuple):
+    """A corpus with queries and the judgments of one split."""
+
+    corpus: Corpus
+    queries: dict[str, Query]
+    qrels: Qrels
+
+    @classmethod
+    def load(cls, folder: str | Path, split: str = "test") -> Dataset:
+        """Read a BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
+
+        Raises:
+            InputError: a file is missing or malformed, or judgments name what is not there.
+        """
+        folder = Path(folder)
+        qrels_path = find_split(folder, split)
+        corpus = Corpus.load(folder)
+        queries = read_queries(find_queries(folder))
+        qrels = Qrels.read(qrels_path, queries=queries, documents=corpus.left_out.union(corpus.ids))
+        return cls(corpus, {query_id: queries[query_id] for query_id in qrels}, qrels)
+
+
+def find_split(folder: Path, split: str) -> Path:
+    """The qrels file of a split; the error lists the splits that are there."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give one that holds corpus.jsonl, queries.jsonl and qrels/")
+    for name in (f"{split}.tsv", f"{split}.tsv.gz"):
+        if (folder / "qrels" / name).is_file():
+            return folder / "qrels" / name
+    found = ", ".join(splits(folder)) or "none"
+    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); choose one of those there: {found}")
+
+
+def splits(folder: str | Path) -> list[str]:
+    """The names of the splits that a BEIR folder has judgments for."""
+    names = [path.name.removesuffix(".gz") for path in (Path(folder) / "qrels").glob("[!.]*")]
+    return sorted({name.removesuffix(".tsv") for name in names if name.endswith(".tsv")})
+
+
+def find_queries(folder: Path) -> Path:
+    """The queries file of a BEIR folder."""
+    for name in ("queries.jsonl", "queries.jsonl.gz"):
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{folder}: no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")

@@ -1,0 +1,306 @@
+"""Encoder: text in, unit vectors out, whatever sentence-transformers model does the work.
+
+An encoder always normalises: vectors of length 1 are what the tree, the losses and the index are built on. So a
+model that does not end in a Normalize module gets one, and is saved with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hce.atomic import new_folder
+from hce.data.corpus import Corpus
+from hce.encoding.bundled import load_minilm, load_static, quiet_transformers
+from hce.encoding.static import document_frequencies, fit_table
+from hce.encoding.vectors import VectorFile
+from hce.encoding.word_memo import WordMemo
+from hce.errors import FormatError, InputError
+from hce.progress import progress_bar
+
+Kind = Literal["query", "document"]
+BUNDLED = {"minilm": load_minilm, "static": load_static}
+
+# The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
+PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+# Texts are sorted by length within a window this long; longer windows save no more padding and cost memory.
+SORT_WINDOW = 8192
+# Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
+CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
+CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
+
+
+class Encoder:
+    """A dense text encoder.
+
+    Attributes:
+        model: the sentence-transformers model underneath, in evaluation mode unless someone trains it.
+        name: the spec that it was loaded by, for messages.
+        device: where it computes.
+        dtype: what it computes in; weights stay float32, so that it can be trained.
+    """
+
+    def __init__(self, model: SentenceTransformer, name: str, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.model = model.to(device).float().eval()
+        self.name = name
+        self.device = device
+        self.dtype = dtype
+        self._words: WordMemo | None = None
+
+    @classmethod
+    def load(
+        cls,
+        spec: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        prompts: dict[str, str] | None = None,
+    ) -> Encoder:
+        """Load "minilm" or "static" (bundled), a directory, or a hub id of any sentence-transformers model.
+
+        Args:
+            spec: which encoder.
+            device: where to compute; by default the first GPU, else the CPU.
+            dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
+            prompts: texts put before each "query" or "document", in place of the model's own.
+
+        Raises:
+            InputError: there is no such model.
+            MissingPackageError: a bundled encoder is asked for and not installed.
+        """
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if dtype is None:
+            dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec))
+        if not isinstance(model[-1], Normalize):
+            model.append(Normalize())
+        model.prompts.update(prompts or {})
+        return cls(model, str(spec), device=device, dtype=dtype)
+
+    @property
+    def dim(self) -> int:
+        """The length n of its vectors."""
+        return int(self.model.get_embedding_dimension())
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a token table and nothing else."""
+        return isinstance(self.model[0], StaticEmbedding)
+
+    def __repr__(self) -> str:
+        return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
+
+    def prompt(self, kind: Kind) -> str | None:
+        """What is put before each text of a kind: its own prompt, else the model's default one."""
+        for name in PROMPT_NAMES[kind]:
+            if name in self.model.prompts:
+                return str(self.model.prompts[name])
+        return self.model.prompts.get(self.model.default_prompt_name)
+
+    def tokenize(self, texts: Sequence[str], kind: Kind) -> dict[str, Any]:
+        """Turn texts into the model's input tensors, on its device."""
+        if self.is_static:
+            features = self._token_bags([(self.prompt(kind) or "") + text for text in texts])
+        else:
+            features = self.model.preprocess(list(texts), prompt=self.prompt(kind), task=kind)
+        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
+
+    def embed(self, features: dict[str, Any], kind: Kind) -> Tensor:
+        """Encode tokenised texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            vectors: Tensor = self.model(features, task=kind)["sentence_embedding"]
+        return F.normalize(vectors.float(), dim=1)
+
+    def encode(self, texts: Sequence[str], kind: Kind = "document", *, progress: bool = False) -> np.ndarray:
+        """Encode texts to unit vectors, float32, of shape (texts, n), rows in the order of the texts.
+
+        A text of which the encoder knows no token (to a static one, the empty text is such) has no direction of its
+        own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero.
+
+        Raises:
+            InputError: a text is not a string, or `kind` is unknown.
+            FormatError: the model gives infinities or NaN.
+        """
+        texts = _checked_texts(texts, kind)
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        self.model.eval()
+        with torch.inference_mode(), progress_bar("encoding", len(texts), "texts", show=progress) as advance:
+            for rows in self._batches(texts, kind):
+                batch = self.embed(self.tokenize([texts[row] for row in rows], kind), kind)
+                vectors[rows] = batch.cpu().numpy()
+                advance(len(rows))
+        return _finished(vectors, self.name)
+
+    def encode_to(
+        self, folder: str | Path, corpus: Corpus, *, chunk_size: int = 4096, progress: bool = False
+    ) -> np.ndarray:
+        """Encode a corpus's documents to a memory-mapped array in `folder`, or return the one that is there already.
+
+        Killed at any point, the next call goes on after the last finished chunk, and the file is byte for byte what
+        an uninterrupted run would have written.
+
+        Raises:
+            InputError: the folder holds vectors of another encoder or corpus, or other files.
+        """
+        identity = {"encoder": self.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
+        file = VectorFile(folder, len(corpus), self.dim, identity)
+        if not file.is_complete:
+            file.start()
+            with progress_bar("encoding", len(corpus), "documents", show=progress) as advance:
+                advance(file.done)
+                for start in range(file.done, len(corpus), chunk_size):
+                    documents = corpus[start : start + chunk_size]
+                    file.append(self.encode([document.full_text for document in documents]))
+                    advance(len(documents))
+            file.finish()
+        return file.open()
+
+    def fitted_to(self, corpus: Corpus) -> Encoder:
+        """A static encoder's table fitted to a corpus's token statistics, with no training: see `hce.encoding.static`.
+
+        Raises:
+            InputError: this encoder is not static.
+        """
+        if not self.is_static:
+            raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
+        module: StaticEmbedding = self.model[0]
+        table = module.embedding.weight.detach().cpu().numpy()
+        counts, total = document_frequencies(module.tokenizer, corpus.texts(), len(table))
+        fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
+        model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
+        encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
+        encoder._words = self._words
+        return encoder
+
+    @contextmanager
+    def remembering_words(self) -> Iterator[None]:
+        """Within this, a static encoder tokenises each word once: for a corpus that is read again and again."""
+        if self.is_static and self._words is None:
+            self._words = WordMemo.of(self.model[0].tokenizer)
+        try:
+            yield
+        finally:
+            self._words = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
+        digest = hashlib.sha256()
+        prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
+        limit = self.model.max_seq_length
+        settings = {"prompts": prompts, "max_length": None if limit is None or math.isinf(limit) else limit}
+        modules = [[type(module).__name__, _config(module)] for module in self.model]
+        digest.update(json.dumps([settings, modules, _tokenizer_json(self.model)], sort_keys=True).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().float().cpu().contiguous().numpy())
+        return digest.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.
+
+        Raises:
+            InputError: `path` is there already and not an empty folder.
+        """
+        with new_folder(path) as folder, quiet_transformers():
+            self.model.save(str(folder), create_model_card=False)
+
+    def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
+        """What StaticEmbedding.preprocess gives, without the character offsets that it computes and drops."""
+        if self._words is not None:
+            ids = [self._words.ids(text) for text in texts]
+        else:
+            encodings = self.model[0].tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            ids = [encoding.ids for encoding in encodings]
+        lengths = np.array([len(row) for row in ids], dtype=np.int64)
+        flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
+        return {"input_ids": torch.from_numpy(flat), "offsets": torch.from_numpy(np.cumsum(lengths) - lengths)}
+
+    def _batches(self, texts: Sequence[str], kind: Kind) -> Iterator[np.ndarray]:
+        """Yield row numbers, texts of like length together, about the same number of tokens each time."""
+        budget = STATIC_TOKENS if self.is_static else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
+        for start in range(0, len(texts), SORT_WINDOW):
+            lengths = self._token_counts(texts[start : start + SORT_WINDOW], kind)
+            order = np.argsort(-lengths, kind="stable")
+            first = 0
+            while first < len(order):
+                longest = int(lengths[order[first]])
+                count = max(1, budget // max(longest, 1))
+                yield start + order[first : first + count]
+                first += count
+
+    def _token_counts(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
+        tokenizer = self.model.tokenizer
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_static:
+            return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
+        prompt = self.prompt(kind) or ""
+        limit = self.model.max_seq_length or tokenizer.model_max_length
+        encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
+        return np.array([len(ids) for ids in encoded])
+
+
+def _load_model(spec: str) -> SentenceTransformer:
+    is_folder = Path(spec).is_dir()
+    if is_folder and not any((Path(spec) / name).is_file() for name in ("modules.json", "config.json")):
+        raise InputError(f"{spec} is a folder without a model (no modules.json, no config.json)")
+    try:
+        with quiet_transformers():
+            return SentenceTransformer(spec, device="cpu", local_files_only=is_folder)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        bundled = " or ".join(f"'{name}'" for name in BUNDLED)
+        raise InputError(f"no encoder {spec!r}: {reason} (give {bundled}, a model directory, or a hub id)") from error
+
+
+def _checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
+    if kind not in PROMPT_NAMES:
+        raise InputError(f"kind {kind!r}: a text is encoded as a 'query' or as a 'document'")
+    if isinstance(texts, str):
+        raise InputError("encode takes a list of texts; put the single text into a list")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text number {number} is a {type(text).__name__}, not a string")
+    return texts
+
+
+def _finished(vectors: np.ndarray, name: str) -> np.ndarray:
+    """Check that all is finite, and give texts without a direction the fixed one."""
+    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(broken):
+        raise FormatError(
+            f"encoder {name!r} gives NaN or infinity for text number {broken[0]}; its weights are damaged"
+        )
+    vectors[~vectors.any(axis=1)] = 1 / math.sqrt(vectors.shape[1])
+    return vectors
+
+
+def _config(module: Any) -> dict[str, Any]:
+    config = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+    return dict(json.loads(json.dumps(config, default=str)))
+
+
+def _tokenizer_json(model: SentenceTransformer) -> str:
+    """The tokenizer as JSON, without what the last call happened to leave in it."""
+    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    if not hasattr(tokenizer, "to_str"):
+        return type(tokenizer).__name__
+    content = json.loads(tokenizer.to_str())
+    content.pop("padding", None)
+    if tokenizer is not model.tokenizer:  # a transformer's is set anew by every call; a static table's is its own limit
+        content.pop("truncation", None)
+    return json.dumps(content, sort_keys=True)

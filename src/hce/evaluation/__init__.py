@@ -1,0 +1,1 @@
+"""How good a search is, and where it goes astray."""

@@ -1,0 +1,178 @@
+"""What only a tree can tell: at which level a query's way down leaves the way to a relevant document.
+
+A query goes down greedily: from the root to the child whose centroid it has the largest inner product with, and so on
+to a document. The paper supposes that the early levels choose well and the last one, whose siblings training only
+samples, does not; the steps of a `Diagnosis` say whether that is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hce.data.judgments import Qrels
+from hce.errors import InputError
+from hce.tree.hierarchy import Hierarchy
+
+BEAM = 10
+
+
+class Step(NamedTuple):
+    """How well one level of the tree is chosen; on the way is a node with a relevant document under it.
+
+    Attributes:
+        level: 1 … L; step L goes from the last inner node to a document.
+        choices: mean number of children that there are to choose among.
+        accuracy: of the queries on the way before the step, the share on the way after it.
+        forced: the same for all queries, each led to the parent of its right document first; what training sees.
+        reached: the share of all queries still on the way after the step; after the last, the document is found.
+        reached_by_beam: the same where the best `beam` nodes of a level are kept and not one.
+    """
+
+    level: int
+    choices: float
+    accuracy: float
+    forced: float
+    reached: float
+    reached_by_beam: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Steps from the top down, and where each query went wrong.
+
+    Attributes:
+        steps: one for each level.
+        left_at: for each query the level at which its path leaves those of all relevant documents; None where it
+            never does.
+        beam: how many nodes the beam keeps.
+        skipped: queries with no relevant document in the tree; they are in no figure.
+    """
+
+    steps: list[Step]
+    left_at: dict[str, int | None]
+    beam: int
+    skipped: list[str]
+
+    def __str__(self) -> str:
+        """A table for people, with the verdict below it."""
+        last = len(self.steps)
+        lines = [f"{'step':<14}{'choices':>9}{'accuracy':>10}{'forced':>8}{'reached':>9}{f'beam {self.beam}':>9}"]
+        for step in self.steps:
+            name = f"{step.level}" if step.level < last else f"{step.level}, document"
+            shares = f"{step.accuracy:>10.3f}{step.forced:>8.3f}{step.reached:>9.3f}{step.reached_by_beam:>9.3f}"
+            lines.append(f"{name:<14}{step.choices:>9.1f}{shares}")
+        return "\n".join([*lines, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """Which step is the weakest, and whether that is the one that the paper supposes."""
+        weakest = min(self.steps, key=lambda step: step.accuracy)
+        if len(self.steps) == 1:
+            return "the tree has a single level: there is no way down to lose"
+        if weakest.level == len(self.steps):
+            return "the last step, to the document, is the weakest, as the paper supposes"
+        return f"step {weakest.level} is the weakest; the paper supposes that the last one is"
+
+
+def diagnose(
+    hierarchy: Hierarchy,
+    documents: Sequence[str],
+    vectors: np.ndarray,
+    queries: Mapping[str, np.ndarray],
+    qrels: Qrels,
+    *,
+    beam: int = BEAM,
+) -> Diagnosis:
+    """Follow every judged query down the tree.
+
+    A query with several relevant documents is on the way as long as it is on the way to one of them; the right
+    document to lead it to is the one it has the largest inner product with.
+
+    Args:
+        hierarchy: the tree of the documents.
+        documents: their ids; the position is the document's number in the tree.
+        vectors: theirs, of shape (N, n).
+        queries: a vector of shape (n,) for each query id.
+        qrels: the judgments.
+        beam: how many nodes of a level the beam keeps.
+
+    Raises:
+        InputError: tree, documents and vectors do not belong together, or no judged query has a relevant document.
+    """
+    if not len(hierarchy) == len(documents) == len(vectors):
+        raise InputError(
+            f"a tree of {len(hierarchy):,} documents, {len(documents):,} ids and {len(vectors):,} vectors "
+            "do not belong together"
+        )
+    numbers = {document_id: number for number, document_id in enumerate(documents)}
+    positives = {
+        query_id: np.array([numbers[name] for name in qrels.positives(query_id) if name in numbers], dtype=np.int64)
+        for query_id in queries
+    }
+    asked = [query_id for query_id, found in positives.items() if len(found)]
+    if not asked:
+        raise InputError("no query has a relevant document in the tree; do judgments and corpus match?")
+    ways = [_follow(hierarchy, vectors, queries[query_id], positives[query_id], beam) for query_id in asked]
+    left_at = {query_id: way.left_at for query_id, way in zip(asked, ways, strict=True)}
+    return Diagnosis(_steps(ways), left_at, beam, [query_id for query_id in queries if query_id not in left_at])
+
+
+class _Way(NamedTuple):
+    """One query's way: for each level, of shape (L,), whether it stayed on the way and what it had to choose from."""
+
+    greedy: np.ndarray
+    by_beam: np.ndarray
+    forced: np.ndarray
+    choices: np.ndarray
+
+    @property
+    def left_at(self) -> int | None:
+        return None if self.greedy.all() else int(np.argmin(self.greedy)) + 1
+
+
+def _follow(hierarchy: Hierarchy, vectors: np.ndarray, query: np.ndarray, positives: np.ndarray, beam: int) -> _Way:
+    on_the_way = hierarchy.paths[positives]  # (positives, L)
+    right = [0, *on_the_way[np.argmax(vectors[positives] @ query)].tolist()]  # from the root down
+    families = [hierarchy.children(level, node) for level, node in enumerate(right[:-1])]
+    forced = [_best(hierarchy, vectors, query, level, family, 1) for level, family in enumerate(families, start=1)]
+    return _Way(
+        greedy=_hits(descend(hierarchy, vectors, query, 1), on_the_way),
+        by_beam=_hits(descend(hierarchy, vectors, query, beam), on_the_way),
+        forced=_hits(forced, on_the_way),
+        choices=np.array([len(family) for family in families]),
+    )
+
+
+def _hits(chosen: Sequence[np.ndarray], on_the_way: np.ndarray) -> np.ndarray:
+    """Whether one of the nodes chosen at each level is on the way, of shape (L,)."""
+    return np.array([np.isin(nodes, right).any() for nodes, right in zip(chosen, on_the_way.T, strict=True)])
+
+
+def descend(hierarchy: Hierarchy, vectors: np.ndarray, query: np.ndarray, beam: int) -> list[np.ndarray]:
+    """The nodes that a query keeps at the levels 1 … L, best first; with a beam of 1, its greedy path."""
+    kept = [np.zeros(1, dtype=np.int64)]
+    for level in range(1, hierarchy.depth + 1):
+        below = np.concatenate([hierarchy.children(level - 1, node) for node in kept[-1].tolist()])
+        kept.append(_best(hierarchy, vectors, query, level, below, beam))
+    return kept[1:]
+
+
+def _best(
+    hierarchy: Hierarchy, vectors: np.ndarray, query: np.ndarray, level: int, nodes: np.ndarray, count: int
+) -> np.ndarray:
+    """Of some nodes of a level, the `count` with the largest inner product, best first."""
+    members = vectors if level == hierarchy.depth else hierarchy.levels[level - 1].centroids
+    return nodes[np.argsort(-(members[nodes] @ query), kind="stable")[:count]]
+
+
+def _steps(ways: Sequence[_Way]) -> list[Step]:
+    greedy, by_beam, forced, choices = (np.stack(column).astype(float) for column in zip(*ways, strict=True))
+    reached = greedy.mean(axis=0)
+    before = np.concatenate([[1.0], reached[:-1]])
+    accuracy = np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
+    columns = (choices.mean(axis=0), accuracy, forced.mean(axis=0), reached, by_beam.mean(axis=0))
+    return [Step(level, *map(float, row)) for level, row in enumerate(zip(*columns, strict=True), start=1)]

@@ -1,0 +1,150 @@
+"""Evaluation: search for every judged query, and report how well the relevant documents were ranked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hce.data.judgments import Qrels, Query
+from hce.errors import InputError
+from hce.evaluation.dense import Scored
+from hce.evaluation.measures import measure_queries, parse_measure
+from hce.evaluation.runs import Run
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MEASURES = ("nDCG@10", "R@100")
+CUTOFF = 100
+
+
+class Searcher(Protocol):
+    """Anything that ranks documents for queries."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """The k best documents of each query, best first."""
+        ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a searcher scored; measures go by the names they were asked for by.
+
+    Attributes:
+        means: each measure's mean over all judged queries; one without hits or without positives counts 0.
+        per_query: each measure's value for each judged query.
+        without_positives: judged queries none of whose judgments is above 0, so that no searcher can score.
+        without_hits: judged queries for which nothing was found.
+    """
+
+    means: dict[str, float]
+    per_query: dict[str, dict[str, float]]
+    without_positives: list[str] = field(default_factory=list)
+    without_hits: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "  ".join(f"{name} {value:.4f}" for name, value in self.means.items())
+
+
+def evaluate(
+    searcher: Searcher,
+    queries: Mapping[str, Query],
+    qrels: Qrels,
+    measures: Iterable[str] = DEFAULT_MEASURES,
+    *,
+    depth: int = CUTOFF,
+    drop_self: bool = True,
+) -> Report:
+    """Search for every judged query and measure the rankings.
+
+    Args:
+        searcher: what is measured.
+        queries: by id; those without a judgment are not asked.
+        qrels: the judgments.
+        measures: names, see `hce.evaluation.measures.parse_measure`.
+        depth: how many hits to ask for; more where a measure's cut-off is deeper.
+        drop_self: drop a hit whose id is the query's own, BEIR's rule for collections that contain their queries.
+
+    Raises:
+        InputError: an unknown measure, no judgments, or a judged query that is not among the queries.
+    """
+    names = list(measures)
+    depth = max([depth, *(parse_measure(name).cutoff or 0 for name in names)])
+    run = rank(searcher, queries, qrels, depth, drop_self=drop_self)
+    return score_run(run, qrels, names, drop_self=drop_self)
+
+
+def rank(
+    searcher: Searcher, queries: Mapping[str, Query], qrels: Qrels, depth: int = CUTOFF, *, drop_self: bool = True
+) -> dict[str, list[Scored]]:
+    """The hits of every judged query, at most `depth` of them, in the searcher's own order.
+
+    Raises:
+        InputError: a judged query is not among the queries, or the searcher finds a document twice.
+    """
+    unknown = [query_id for query_id in qrels if query_id not in queries]
+    if unknown:
+        raise InputError(
+            f"{len(unknown):,} of {len(qrels):,} judged queries are not among the queries "
+            f"(the first is {unknown[0]!r}); do queries and judgments match?"
+        )
+    answers = searcher.search([queries[query_id].text for query_id in qrels], depth + drop_self)
+    run = {}
+    for query_id, hits in zip(qrels, answers, strict=True):
+        if len({hit.id for hit in hits}) < len(hits):
+            raise InputError(f"the searcher finds a document twice for query {query_id!r}, so ranks mean nothing")
+        run[query_id] = (without_self(query_id, hits) if drop_self else hits)[:depth]
+    return run
+
+
+def without_self(query_id: str, hits: Sequence[Scored]) -> list[Scored]:
+    """The hits other than the query itself."""
+    return [hit for hit in hits if hit.id != query_id]
+
+
+def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES, *, drop_self: bool = True) -> Report:
+    """Measure rankings that are there already, such as `hce.evaluation.runs.read_run` gives.
+
+    Raises:
+        InputError: an unknown measure, no judgments, or a run of which no query is judged.
+    """
+    parsed = {name: parse_measure(name) for name in measures}
+    if not qrels:
+        raise InputError("there are no judgments to measure by")
+    if run and not any(query_id in qrels for query_id in run):
+        raise InputError(
+            f"none of the {len(run):,} queries of the run (the first is {next(iter(run))!r}) "
+            f"is among the {len(qrels):,} judged ones (the first is {next(iter(qrels))!r}); do run and judgments match?"
+        )
+    kept = {query_id: without_self(query_id, hits) if drop_self else hits for query_id, hits in run.items()}
+    values = measure_queries(kept, qrels, parsed.values())
+    per_query = {name: values[measure] for name, measure in parsed.items()}
+    return Report(
+        means={name: sum(by_query.values()) / len(by_query) for name, by_query in per_query.items()},
+        per_query=per_query,
+        without_positives=[query_id for query_id in qrels if not qrels.positives(query_id)],
+        without_hits=[query_id for query_id in qrels if not kept.get(query_id)],
+    )
+
+
+def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) -> None:
+    """Warn of relevant documents that are not there to be found; each counts as one that was missed.
+
+    Raises:
+        InputError: none is there, so that judgments and corpus do not belong together.
+    """
+    relevant = {document_id for query_id in qrels for document_id in qrels.positives(query_id)}
+    missing = sorted(relevant.difference(documents))
+    if relevant and len(missing) == len(relevant):
+        raise InputError(
+            f"{corpus_name}: none of the {len(relevant):,} documents judged relevant (the first is {missing[0]!r}) "
+            "is in the corpus; do judgments and corpus match?"
+        )
+    if missing:
+        logger.warning(
+            "%d of %d documents judged relevant are not in the corpus (the first is %r); they count as missed",
+            len(missing),
+            len(relevant),
+            missing[0],
+        )

@@ -1,0 +1,109 @@
+"""TREC run files: rankings as lines of six columns, which trec_eval and every other tool of the field read.
+
+trec_eval passes over the rank column: it sorts by score in single precision, and equal scores by document id, the
+last first. So a ranking is written with scores that fall strictly in single precision, and a file, whoever wrote it,
+is read into the order that trec_eval sees in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hce.data.judgments import open_text
+from hce.data.records import Line, read_lines, shown
+from hce.errors import InputError
+from hce.evaluation.dense import Scored
+
+Run = Mapping[str, Sequence[Scored]]
+"""The ranking of each query, by its id, best first."""
+
+COLUMNS = "query Q0 document rank score tag"
+LEAST_STEP = float(np.finfo(np.float32).tiny)  # what is smaller, some machines round to zero
+
+
+def read_run(path: str | Path) -> dict[str, list[Scored]]:
+    """Read a run, plain or .gz; each query's hits in trec_eval's order, whatever order the lines are in.
+
+    Raises:
+        InputError: a malformed line, a document that a query finds twice, or no line at all.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for line in read_lines(path):
+        if line.text.strip():
+            query_id, hit = _parse_line(line)
+            if hit.id in scores.setdefault(query_id, {}):
+                raise InputError(f"{line.where}: query {query_id!r} finds document {hit.id!r} a second time; keep one")
+            scores[query_id][hit.id] = hit.score
+    if not scores:
+        raise InputError(f"{shown(path)}: an empty run, no hits in it; check the path")
+    return {query_id: _sorted_hits(found) for query_id, found in scores.items()}
+
+
+def _parse_line(line: Line) -> tuple[str, Scored]:
+    columns = line.text.split()
+    if len(columns) != len(COLUMNS.split()):
+        raise InputError(f"{line.where}: {len(columns)} columns; a line of a TREC run has 6: {COLUMNS}")
+    try:
+        score = float(columns[4])
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise InputError(f"{line.where}: the score {columns[4]!r} is not a number; a line of a run is: {COLUMNS}")
+    return columns[0], Scored(columns[2], score)
+
+
+def _sorted_hits(found: Mapping[str, float]) -> list[Scored]:
+    with np.errstate(over="ignore"):
+        single = np.array(list(found.values())).astype(np.float32).tolist()
+    ranked = sorted(zip(single, found, strict=True), reverse=True)
+    return [Scored(document_id, found[document_id]) for _, document_id in ranked]
+
+
+def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
+    """Write a run atomically, compressed where the name ends in .gz; a query without hits has no line.
+
+    Args:
+        path: the file.
+        run: the rankings; their order is kept, scores that do not fall are lowered by the least that makes them fall.
+        tag: the name of the system, the last column.
+
+    Raises:
+        InputError: an id or the tag holds white space, a score is not a number, or no query has a hit.
+    """
+    if not any(run.values()):
+        raise InputError(f"{path}: not written, as no query has a hit")
+    tag = _one_word(tag, "tag")
+    with open_text(path) as file:
+        for query_id, hits in run.items():
+            scores = falling_scores([hit.score for hit in hits])
+            for rank, (hit, score) in enumerate(zip(hits, scores, strict=True), start=1):
+                ids = _one_word(query_id, "query id"), _one_word(hit.id, "document id")
+                file.write(f"{ids[0]} Q0 {ids[1]} {rank} {score!s} {tag}\n")
+
+
+def falling_scores(scores: Sequence[float]) -> np.ndarray:
+    """The scores in single precision, float32, each below the one before it.
+
+    Raises:
+        InputError: a score is infinite or no number.
+    """
+    with np.errstate(over="ignore"):
+        falling = np.array(scores, dtype=np.float32)
+    if not np.isfinite(falling).all():
+        raise InputError(f"score {scores[int(np.argmin(np.isfinite(falling)))]} cannot be ranked by; give finite ones")
+    if len(falling) and not (np.diff(falling) < 0).all():
+        for rank in range(1, len(falling)):
+            above = falling[rank - 1]
+            highest = min(np.nextafter(above, np.float32(-np.inf)), np.float32(above - LEAST_STEP))
+            falling[rank] = min(falling[rank], highest)
+    return falling
+
+
+def _one_word(name: str, what: str) -> str:
+    if name.split() != [name]:
+        raise InputError(f"{what} {name!r} is empty or holds white space, which separates a run's columns; rename it")
+    return name

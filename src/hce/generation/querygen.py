@@ -1,0 +1,189 @@
+"""doc2query: a corpus in, a file of generated queries out, each with the document that it was written for.
+
+A run keeps what it has written in a journal beside its output until it is done; the same call continues it. What is
+written for a document depends on the seed and on the document alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from hce.atomic import open_atomically
+from hce.data.corpus import Corpus
+from hce.data.records import JSONL_SUFFIXES
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.generation.journal import Journal
+from hce.progress import progress_bar
+from hce.training.co_training import encode_corpus
+
+SCORES_AT_ONCE = 1 << 24
+
+
+class QueryWriter(Protocol):
+    """What writes queries; `hce.generation.generator.Generator` does.
+
+    Attributes:
+        name: tells it from others.
+        batch_size: passages at once.
+    """
+
+    name: str
+    batch_size: int
+
+    def generate(self, passages: Sequence[str], seeds: Sequence[Sequence[int]]) -> list[str]:
+        """One query for each passage, drawn by its own seed."""
+        ...
+
+
+class Written(NamedTuple):
+    """What a run wrote.
+
+    Attributes:
+        documents: how many documents were read.
+        generated: how many different queries were written for them.
+        kept: how many of those are in the file.
+    """
+
+    documents: int
+    generated: int
+    kept: int
+
+
+class _Query(NamedTuple):
+    number: int  # of its document in the corpus
+    text: str
+
+
+def generate_queries(
+    corpus: Corpus,
+    writer: QueryWriter,
+    output: str | Path,
+    *,
+    per_document: int = 1,
+    limit: int = 0,
+    encoder: Encoder | None = None,
+    within: int = 10,
+    seed: int = 0,
+    progress: bool = False,
+) -> Written:
+    """Write queries for documents, drop those that do not lead back to theirs, and save the rest as JSONL.
+
+    Args:
+        corpus: the documents.
+        writer: the language model.
+        output: a new .jsonl file, which `hce.training.pairs.read_generated` reads.
+        per_document: how many queries to write for each document; equal ones count once.
+        limit: write for this many documents only, drawn at random; 0 means all.
+        encoder: what the round-trip filter ranks all documents with; None leaves the filter out.
+        within: a query passes the filter where its document is among this many best ones.
+        seed: same seed, same queries.
+        progress: show a bar.
+
+    Raises:
+        InputError: a setting or the output cannot be used, an unfinished run beside it had other settings, or no query
+            passes the filter (what was written is then kept for another filter).
+    """
+    output = Path(output)
+    check_output(output)
+    if per_document < 1 or limit < 0 or within < 1:
+        raise InputError(
+            f"per_document {per_document}, limit {limit}, within {within}: give at least 1, 0 (all documents) and 1"
+        )
+    numbers = drawn_documents(len(corpus), limit, seed)
+    identity = {"corpus": corpus.fingerprint, "model": writer.name, "per_document": per_document, "limit": limit}
+    journal = Journal(output.with_name(f"{output.name}.unfinished"), {**identity, "seed": seed})
+    _write_all(journal, corpus, numbers, writer, per_document, seed, progress)
+    queries = list(_distinct(journal, numbers))
+    kept = queries if encoder is None else _leading_back(queries, corpus, encoder, within)
+    if not kept:
+        raise InputError(
+            f"none of {len(queries)} generated queries is left: their documents are not among the best {within}; "
+            "filter with a better encoder, or not at all"
+        )
+    _save(kept, corpus, output)
+    journal.remove()
+    return Written(len(numbers), len(queries), len(kept))
+
+
+def check_output(output: Path) -> None:
+    """Refuse an output that cannot be written, before hours are spent on it."""
+    if output.suffix.lower() not in JSONL_SUFFIXES:
+        raise InputError(f"{output}: generated queries are written as .jsonl; choose such a name")
+    if output.exists():
+        raise InputError(f"{output} exists: choose another name or remove it first")
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
+
+
+def drawn_documents(count: int, limit: int, seed: int) -> np.ndarray:
+    """The numbers of the documents to write for, rising: all, or `limit` of them drawn at random."""
+    if not limit or limit >= count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng([seed, 3]).choice(count, limit, replace=False))
+
+
+def own_ranks(queries: Sequence[str], numbers: Sequence[int], corpus: Corpus, encoder: Encoder) -> np.ndarray:
+    """How many documents the encoder puts before each query's own, of shape (queries,)."""
+    documents = encode_corpus(encoder, corpus)
+    asked = encoder.encode(queries, "query")
+    own = np.asarray(numbers)
+    ranks = np.empty(len(asked), dtype=np.int64)
+    rows = max(1, SCORES_AT_ONCE // len(documents))
+    for start in range(0, len(asked), rows):
+        block = slice(start, start + rows)
+        scores = asked[block] @ documents.T
+        ranks[block] = (scores > scores[np.arange(len(scores)), own[block]][:, None]).sum(axis=1)
+    return ranks
+
+
+def _write_all(
+    journal: Journal,
+    corpus: Corpus,
+    numbers: np.ndarray,
+    writer: QueryWriter,
+    per_document: int,
+    seed: int,
+    progress: bool,
+) -> None:
+    """Have the writer read every document that the journal does not know yet."""
+    done = journal.open()
+    together = max(1, writer.batch_size // per_document)
+    with progress_bar("writing queries", len(numbers), "documents", show=progress) as advance:
+        advance(done)
+        for start in range(done, len(numbers), together):
+            documents = [corpus[number] for number in numbers[start : start + together].tolist()]
+            passages = [document.full_text for document in documents for _ in range(per_document)]
+            seeds = [[seed, _hash(document.id), turn] for document in documents for turn in range(per_document)]
+            queries = writer.generate(passages, seeds)
+            journal.append(queries[row : row + per_document] for row in range(0, len(queries), per_document))
+            advance(len(documents))
+
+
+def _distinct(journal: Journal, numbers: np.ndarray) -> Iterator[_Query]:
+    """The queries that are not empty, each once a document."""
+    for number, texts in zip(numbers.tolist(), journal.items(), strict=True):
+        yield from (_Query(number, text) for text in dict.fromkeys(texts) if text)
+
+
+def _leading_back(queries: list[_Query], corpus: Corpus, encoder: Encoder, within: int) -> list[_Query]:
+    """The round-trip filter (Alberti et al. 2019)."""
+    ranks = own_ranks([query.text for query in queries], [query.number for query in queries], corpus, encoder)
+    return [query for query, rank in zip(queries, ranks.tolist(), strict=True) if rank < within]
+
+
+def _save(queries: list[_Query], corpus: Corpus, output: Path) -> None:
+    with open_atomically(output) as file:
+        for query in queries:
+            record = {"document": corpus[query.number].id, "query": query.text}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _hash(document_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(document_id.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,72 @@
+"""The encoder that an index carries: loaded when a text has to be encoded, and never another than made its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from hce.encoding.encoder import Encoder, Kind
+from hce.errors import FormatError, InputError
+from hce.index.manifest import Manifest
+
+ENCODER_FOLDER = "encoder"
+
+
+class CarriedEncoder:
+    """An encoder that one thread at a time uses, since tokenizers are not made for more."""
+
+    def __init__(self, index: Path, manifest: Manifest, given: Encoder | None = None) -> None:
+        self.index = index
+        self.manifest = manifest
+        self._encoder = given
+        self._lock = Lock()
+
+    def get(self) -> Encoder:
+        """The encoder itself.
+
+        Raises:
+            FormatError: the folder holds another encoder than the one that made the vectors.
+        """
+        with self._lock:
+            return self._loaded()
+
+    def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
+        """Unit vectors of shape (texts, n)."""
+        with self._lock:
+            return self._loaded().encode(texts, kind)
+
+    def _loaded(self) -> Encoder:
+        if self._encoder is None:
+            folder = self.index / ENCODER_FOLDER
+            encoder = Encoder.load(folder)
+            # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
+            if file_stamps(folder) != self.manifest.encoder_files and encoder.fingerprint != self.manifest.fingerprint:
+                raise FormatError(
+                    f"{folder} is not the encoder that made this index's vectors ({self.manifest.encoder}); "
+                    "put that one back or index anew"
+                )
+            self._encoder = encoder
+        return self._encoder
+
+
+def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:
+    """Refuse an encoder that did not make the vectors.
+
+    Raises:
+        InputError: it is another one.
+    """
+    fingerprint = encoder.fingerprint
+    if fingerprint != manifest.fingerprint:
+        raise InputError(
+            f"{index} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), not of "
+            f"{encoder.name} ({fingerprint[:12]}); open it without naming an encoder, or index anew with that one"
+        )
+
+
+def file_stamps(folder: Path) -> dict[str, list[int]]:
+    """Size and time of last change of each file, by its path below the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns] for path in files}

@@ -1,0 +1,415 @@
+"""Index: documents that come and go, found by meaning. An encoder, a store that is the truth, and an engine.
+
+Nothing here trains: a new document is encoded and is there, a removed one is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
+from hce.engines.choose import ENGINES
+from hce.engines.quantise import codec_of
+from hce.errors import InputError
+from hce.index.carried import CarriedEncoder, check_same
+from hce.index.drift import Drift, Grown, measure_drift
+from hce.index.filters import Filter
+from hce.index.hits import Hit, hits_of
+from hce.index.indexing import HierarchyChoice, create_index, grow_tree, load_tree, save_tree
+from hce.index.live_engine import LiveEngine, Tree
+from hce.index.manifest import Manifest
+from hce.index.status import IndexStatus, size_on_disk
+from hce.index.store import Store
+from hce.index.tables import Entry, Reader, Writer
+from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
+from hce.progress import progress_bar
+
+
+class Index:
+    """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
+
+    It can be used from several threads. Nothing is loaded before it is needed: only a search by text or an addition
+    loads the encoder, only a search loads the engine.
+
+    Attributes:
+        path: the folder.
+        manifest: what it is made of.
+    """
+
+    def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
+        self.path = Path(path)
+        self.manifest = Manifest.read(self.path)
+        if encoder is not None:
+            check_same(encoder, self.manifest, self.path)
+        self._for_queries = CarriedEncoder(self.path, self.manifest, encoder)
+        # With its own copy, adding thousands of documents does not keep a search waiting.
+        self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
+        self._store = Store(self.path, self.manifest.dim)
+        self._engine = LiveEngine(self._store, self.manifest.engine, self.manifest.dtype, self._load_tree)
+        self._tree: Tree | None = None
+        with self._store.reading() as reader:
+            reader.state()  # the file is there and can be read
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        corpus: Corpus | Iterable[Document],
+        encoder: Encoder | str | Path,
+        hierarchy: HierarchyChoice = None,
+        *,
+        engine: str = "auto",
+        dtype: str = "float32",
+        progress: bool = False,
+    ) -> Index:
+        """Make an index in a new folder, and open it.
+
+        Stopped half-way, it leaves only the vectors encoded so far, in `PATH.unfinished`; the same call goes on there.
+
+        Args:
+            path: the new folder.
+            corpus: its first documents.
+            encoder: what encodes documents and queries; a copy of it is kept in the folder. By name, "static" is
+                fitted to the corpus first, and a model that `hce train` wrote brings its tree along if that is of
+                this corpus.
+            hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
+            engine: "auto" (flat while that is fast), or one of `hce.engines.choose.ENGINES`.
+            dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
+            progress: show bars.
+
+        Raises:
+            InputError: the folder is there already, or an argument is not what it has to be.
+        """
+        create_index(path, corpus, encoder, hierarchy, engine=engine, dtype=dtype, progress=progress)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | Path, encoder: Encoder | None = None) -> Index:
+        """Open an index.
+
+        Args:
+            path: its folder.
+            encoder: the encoder that made its vectors, to spare loading the index's own copy.
+
+        Raises:
+            FormatError: there is none, it is damaged, or a newer version wrote it.
+            InputError: `encoder` is another one.
+        """
+        return cls(path, encoder)
+
+    def close(self) -> None:
+        """Let go of its files."""
+        self._store.close()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.manifest.encoder}, {self._engine.name})"
+
+    # ------------------------------------------------------------------------------------------------- documents
+
+    def add(self, *batches: Iterable[Document], progress: bool = False) -> int:
+        """Add documents, all or none; when it returns, they survive a crash. Only texts that are new are encoded.
+
+        Args:
+            batches: a corpus or any documents; several are added together.
+            progress: show a bar.
+
+        Returns:
+            How many were added.
+
+        Raises:
+            InputError: an id is there already, a document is not sound, or someone else is writing.
+        """
+        sound = [checked(batch) for batch in batches]
+        with self._writing(sound, progress) as (writer, advance):
+            for chunk in chunks_of(sound):
+                known = writer.present(document.id for document in chunk)
+                if known:
+                    raise InputError(
+                        f"{self.path}: id {next(iter(known))!r} is there already; update replaces documents, "
+                        "or leave it out"
+                    )
+            insert_documents(writer, chunks_of(sound), self._encode_documents, advance)
+        return sum(map(len, sound))
+
+    def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
+        """Add documents, all or none, in place of those that have their ids; a text that is the same keeps its vector.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            InputError: a document is not sound or empty, or someone else is writing.
+        """
+        sound = [checked(batch) for batch in batches]
+        for batch in sound:
+            if isinstance(batch, Corpus) and batch.left_out:
+                raise InputError(
+                    f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it"
+                )
+        with self._writing(sound, progress) as (writer, advance):
+            chunks = without_unchanged(writer, chunks_of(sound), advance)
+            insert_documents(writer, chunks, self._encode_documents, advance)
+        return sum(map(len, sound))
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Take documents out, all or none; when it returns, they stay out after a crash.
+
+        Returns:
+            How many were removed.
+
+        Raises:
+            InputError: an id is not there, or someone else is writing.
+        """
+        if isinstance(ids, str):
+            raise InputError("remove takes a list of ids; put the single id into a list")
+        distinct = list(dict.fromkeys(ids))
+        for doc_id in distinct:
+            if not isinstance(doc_id, str):
+                raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
+        with self._store.writing() as writer:
+            known = writer.present(distinct)
+            missing = [doc_id for doc_id in distinct if doc_id not in known]
+            if missing:
+                more = f" ({len(missing):,} of {len(distinct):,} ids are not)" if len(distinct) > 1 else ""
+                raise InputError(f"{self.path}: no document {missing[0]!r} is there{more}; nothing was removed")
+            writer.delete([number for number, _ in known.values()])
+        return len(distinct)
+
+    def get(self, doc_id: str) -> Document | None:
+        """The document of an id, or None."""
+        with self._store.reading() as reader:
+            return reader.find(doc_id)
+
+    def __contains__(self, doc_id: object) -> bool:
+        return isinstance(doc_id, str) and self.get(doc_id) is not None
+
+    def __len__(self) -> int:
+        with self._store.reading() as reader:
+            return reader.state().documents
+
+    def __iter__(self) -> Iterator[Document]:
+        """All documents, in the order in which they came, as they were when the iteration began."""
+        return (entry.document for entry in self.entries())
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """All documents with number and vector, in order of number; those above `after` only.
+
+        A number up to `manifest.documents` says that the document was there at creation, with this text.
+        """
+        with self._store.reading() as reader:
+            yield from reader.entries(after)
+
+    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of all documents, rising, of shape (N,), and their vectors of shape (N, n), float32."""
+        with self._store.reading() as reader:
+            return reader.vectors(after)
+
+    # ------------------------------------------------------------------------------------------------- search
+
+    @overload
+    def search(self, queries: str, k: int = 10, filter: Filter | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    @overload
+    def search(self, queries: Sequence[str], k: int = 10, filter: Filter | None = None) -> list[list[Hit]]: ...
+    def search(
+        self,
+        queries: str | Sequence[str],
+        k: int = 10,
+        filter: Filter | None = None,  # noqa: A002
+    ) -> list[Hit] | list[list[Hit]]:
+        """The k best documents for a text, best first, or for each of several texts.
+
+        Args:
+            queries: a text or a list of texts.
+            k: how many; all where there are fewer.
+            filter: conditions on metadata, see `hce.index.filters`; k documents are found if so many fulfil them.
+
+        Raises:
+            InputError: k is below 1, or the filter is none.
+        """
+        if k < 1:
+            raise InputError(f"k = {k}: ask for 1 hit or more")
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        vectors = self._for_queries.encode(texts, "query")
+        hits = self.search_vectors(vectors, k, filter)
+        return hits[0] if isinstance(queries, str) else hits
+
+    def search_vectors(
+        self,
+        vectors: np.ndarray,
+        k: int = 10,
+        filter: Filter | None = None,  # noqa: A002
+    ) -> list[list[Hit]]:
+        """As `search`, for queries that are encoded already: unit rows of shape (Q, n), float32."""
+        while True:
+            with self._store.reading() as reader:
+                allowed = None if filter is None else reader.numbers_where(filter)
+                found = self._engine.search(reader, vectors, k, allowed)
+                if found is not None:
+                    return hits_of(found, reader)
+            # Else another thread has brought the engine to a later moment than this reader sees: look again.
+
+    def prepare(self) -> None:
+        """Load now what the first search would load: encoder and engine."""
+        self._for_queries.get()
+        with self._store.reading() as reader:
+            self._engine.load(reader)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder, loaded if it was not; do not train it."""
+        return self._for_queries.get()
+
+    # ------------------------------------------------------------------------------------------------- the whole
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
+        if self._tree is None:
+            self._tree = self._load_tree()
+        return self._tree
+
+    def status(self) -> IndexStatus:
+        """Counts, sizes and names; loads neither encoder nor engine."""
+        manifest = self.manifest
+        with self._store.reading() as reader:
+            state, removed = reader.state(), reader.removed_up_to(manifest.documents)
+            pending = self._engine.pending(reader)
+        return IndexStatus(
+            path=str(self.path),
+            documents=state.documents,
+            added=state.documents - (manifest.documents - removed),
+            removed=removed,
+            created=manifest.created,
+            changed=state.at,
+            encoder=manifest.encoder,
+            fingerprint=manifest.fingerprint,
+            base_encoder=manifest.base_encoder,
+            dim=manifest.dim,
+            engine=manifest.engine,
+            dtype=manifest.dtype,
+            pending=pending,
+            tree_levels=self.tree.hierarchy.depth if self.tree else 0,
+            bytes=size_on_disk(self.path),
+            format=manifest.format,
+        )
+
+    def drift(self, seed: int = 0) -> Drift:
+        """Whether it is time to retrain: documents that came after creation beside the others; see `hce.index.drift`.
+
+        Takes seconds, and all vectors in memory; loads the encoder.
+        """
+        tree = self.tree
+        if tree is None or tree.hierarchy.depth < 2:
+            return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
+        with self._store.reading() as reader:
+            numbers, vectors = reader.vectors()
+            held_out = reader.present(self._held_out()).values()
+
+            def texts(rows: np.ndarray) -> list[str]:
+                documents = reader.documents(numbers[rows].tolist())
+                return [documents[number].full_text for number in numbers[rows].tolist()]
+
+            return measure_drift(
+                Grown(tree.hierarchy, _places(tree.numbers, numbers)),
+                vectors,
+                numbers > self.manifest.documents,
+                _places(
+                    np.sort([number for number, _ in held_out if number <= self.manifest.documents]).astype(np.int64),
+                    numbers,
+                ),
+                texts,
+                self._for_documents.get(),
+                seed,
+            )
+
+    def rebuild(self, engine: str | None = None, dtype: str | None = None) -> None:
+        """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
+
+        Also gives the space of removed documents back. The documents stay as they are, and so does the encoder.
+
+        Args:
+            engine: another engine from now on.
+            dtype: what the engine keeps vectors in from now on.
+
+        Raises:
+            InputError: no such engine or dtype, or someone else is writing.
+        """
+        if engine is not None and engine not in ENGINES:
+            raise InputError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}")
+        codec_of(dtype or self.manifest.dtype)
+        self._store.compact()
+        with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
+            known = Manifest.read(self.path)  # which another process may have changed
+            self._tidy_up(known.hierarchy)
+            grown = self._regrown(writer, known.hierarchy)
+            manifest = replace(known, engine=engine or known.engine, dtype=dtype or known.dtype, hierarchy=grown)
+            manifest.write(self.path)
+            self.manifest, self._tree = manifest, None
+            self._engine.rebuild(writer, manifest.engine, manifest.dtype)
+            self._tidy_up(grown)
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    @contextmanager
+    def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Any]]:
+        with (
+            self._store.writing() as writer,
+            progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
+        ):
+            yield writer, advance
+
+    def _encode_documents(self, texts: list[str]) -> np.ndarray:
+        return self._for_documents.encode(texts, "document")
+
+    def _held_out(self) -> list[str]:
+        """The documents that training kept for measuring, where that is known."""
+        facts = self.path / "model" / "hce.json"
+        known = json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {}
+        return list(known.get("held_out", ()))
+
+    def _load_tree(self) -> Tree | None:
+        name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
+        return load_tree(self.path / name) if name else None
+
+    def _regrown(self, reader: Reader, name: str | None) -> str | None:
+        """The folder of a tree of the documents there are; the present one's, `name`, if it is that."""
+        if name is None:
+            return None
+        numbers, vectors = reader.vectors()
+        if np.array_equal(load_tree(self.path / name).numbers, numbers):
+            return name
+        tree = grow_tree(vectors, (entry.document.full_text for entry in reader.entries()))
+        if tree is None:
+            return None
+        folder = f"hierarchy-{reader.state().change}"
+        shutil.rmtree(self.path / folder, ignore_errors=True)
+        save_tree(Tree(tree, numbers), self.path / folder)
+        return folder
+
+    def _tidy_up(self, named: str | None) -> None:
+        """Delete trees that the manifest does not name, and what an interrupted rebuild left of one."""
+        for path in [*self.path.glob(".hierarchy*.partial"), *self.path.glob("hierarchy*")]:
+            if path.name != named:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Where each number stands among rising `numbers`; −1 where it does not."""
+    places = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
+    return np.where(numbers[places] == wanted, places, -1) if len(numbers) else np.full(len(wanted), -1)

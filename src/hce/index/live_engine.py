@@ -1,0 +1,182 @@
+"""LiveEngine: an engine kept in step with the store, and its snapshots on disk.
+
+A snapshot is an engine as it was at one change of the store. It can be deleted at any time: whatever is missing,
+damaged, outdated or of another store is read from the store instead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hce.atomic import new_folder, write_json
+from hce.engines.base import Engine, Found
+from hce.engines.choose import load_engine, new_engine
+from hce.errors import FormatError, HceError
+from hce.index.locking import SharedLock
+from hce.index.store import Store
+from hce.index.tables import Reader, State
+from hce.tree.hierarchy import Hierarchy
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "engine"
+# A snapshot is written anew when it is behind by this share of the documents, and by so many.
+SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
+
+
+class Tree(NamedTuple):
+    """A hierarchy, and the number in the store of each of its documents, of shape (N,), int64."""
+
+    hierarchy: Hierarchy
+    numbers: np.ndarray
+
+
+class LiveEngine:
+    """The engine of an index: loaded when first needed, caught up before each search, shared by threads."""
+
+    def __init__(self, store: Store, name: str, dtype: str, tree: Callable[[], Tree | None]) -> None:
+        self.store = store
+        self.name = name
+        self.dtype = dtype
+        self._tree = tree
+        self._lock = SharedLock()
+        self._engine: Engine | None = None
+        self._state: State | None = None
+        self._behind = 0  # rows by which the snapshot on disk is
+
+    @property
+    def folder(self) -> Path:
+        """Where the snapshots are."""
+        return self.store.path.parent / FOLDER
+
+    def search(self, reader: Reader, queries: np.ndarray, k: int, allowed: np.ndarray | None) -> Found | None:
+        """Search the documents that `reader` sees; None when the engine has gone on to a later moment already."""
+        state = reader.state()
+        while True:
+            with self._lock.shared():
+                if self._engine is not None and self._state == state:
+                    return self._engine.search(queries, k, allowed)
+            with self._lock.alone():
+                if self._state is not None and self._state.change > state.change:
+                    return None
+                self._catch_up(reader, state)
+
+    def load(self, reader: Reader) -> None:
+        """Do now what the first search would have to wait for."""
+        state = reader.state()
+        with self._lock.alone():
+            if self._state is None or self._state.change < state.change:
+                self._catch_up(reader, state)
+
+    def rebuild(self, reader: Reader, name: str, dtype: str) -> None:
+        """Make the engine anew of all vectors, of another kind if asked, and write a snapshot."""
+        with self._lock.alone():
+            self.name, self.dtype = name, dtype
+            self._engine = self._state = None
+            self._engine, self._state = self._built(reader), reader.state()
+            self._save()
+
+    def _catch_up(self, reader: Reader, state: State) -> None:
+        """Bring the engine to the moment `state`; an interruption leaves none rather than half of one."""
+        engine, known = self._engine, self._state
+        self._engine = self._state = None
+        if engine is None or known is None:
+            engine, known = self._loaded(reader)
+        if known.change != state.change:
+            numbers, vectors = reader.vectors(after=known.last)
+            gone = reader.removed_since(known.change)
+            if len(numbers):
+                engine.add(numbers, vectors)
+            if len(gone):
+                engine.remove(gone)
+            self._behind += len(numbers) + len(gone)
+        self._engine, self._state = engine, state
+        if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(engine)):
+            self._try_to_save()
+
+    def _loaded(self, reader: Reader) -> tuple[Engine, State]:
+        """The engine of the newest usable snapshot, else one of all vectors."""
+        for folder in sorted(self._snapshots(), reverse=True):
+            state = self._snapshot_state(folder, reader)
+            if state is None:
+                continue
+            try:
+                engine = load_engine(self.name, folder, reader.dim)
+            except FormatError as error:
+                if folder.is_dir():  # else another process has just put a newer one in its place
+                    logger.warning("%s, which is done now from the store", error)
+                continue
+            self._behind = 0
+            return engine, state
+        state = reader.state()
+        self._behind = state.documents
+        return self._built(reader), state
+
+    def _built(self, reader: Reader) -> Engine:
+        numbers, vectors = reader.vectors()
+        tree = self._tree() if self.name == "tree" else None  # the others have no use for it
+        fits = tree is not None and np.array_equal(tree.numbers, numbers)
+        hierarchy = tree.hierarchy if tree is not None and fits else None
+        return new_engine(
+            self.name, reader.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
+        )
+
+    def pending(self, reader: Reader) -> int:
+        """How many additions and removals are in the store and not in the snapshot on disk."""
+        states = (self._snapshot_state(folder, reader) for folder in sorted(self._snapshots(), reverse=True))
+        known = next((state for state in states if state is not None), None)
+        if known is None:
+            return reader.state().documents
+        return reader.state().last - known.last + len(reader.removed_since(known.change))
+
+    # ------------------------------------------------------------------------------------------------- on disk
+
+    def _snapshots(self) -> list[Path]:
+        return [path for path in self.folder.glob("*") if path.name.isdigit()]
+
+    def _snapshot_state(self, folder: Path, reader: Reader) -> State | None:
+        """The moment at which a snapshot was taken; None when it is of no use here."""
+        try:
+            facts = json.loads((folder / "snapshot.json").read_text(encoding="utf-8"))
+            if (facts["engine"], facts["dtype"], facts["dim"]) != (self.name, self.dtype, reader.dim):
+                return None
+            return reader.state_at(facts["change"], facts["token"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _try_to_save(self) -> None:
+        """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
+        try:
+            with self.store.writing(wait=0):  # so that no two processes write and tidy up here at once
+                self._save()
+        except (HceError, OSError) as error:
+            logger.debug("no snapshot of the engine was written: %s", error)
+
+    def _save(self) -> None:
+        engine, state = self._engine, self._state
+        if engine is None or state is None:
+            return
+        target = self.folder / f"{state.change:012d}"
+        self._delete([target])
+        with new_folder(target) as folder:
+            engine.save(folder)
+            facts = {"engine": self.name, "dtype": self.dtype, "dim": self.store.dim}
+            write_json(folder / "snapshot.json", {**facts, "change": state.change, "token": state.token})
+        self._delete([old for old in self._snapshots() if old != target])
+        self._behind = 0
+
+    def _delete(self, snapshots: list[Path]) -> None:
+        """Take snapshots away at one stroke each, and then what is left of them and of others that never were whole."""
+        for snapshot in snapshots:
+            if snapshot.is_dir():
+                snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
+        for leftover in self.folder.glob(".*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,264 @@
+"""The paper's Alg. 3: encode, cluster, measure; then epochs of optimise, measure, re-cluster if better.
+
+What the paper leaves open is settled so that training does no harm: the weights returned are the mix of the first and
+the trained ones that is best on held-out queries, and the first ones themselves if no mix beats them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.encoding.vectors import npy_header
+from hce.errors import InputError
+from hce.processes import (
+    gather_rows,
+    is_first_process,
+    of_the_first,
+    own_items,
+    own_share,
+    process_count,
+    wait_for_all,
+    working_together,
+)
+from hce.progress import progress_bar
+from hce.training.checkpoint import CheckpointFolder
+from hce.training.devset import DevSet
+from hce.training.history import Epoch, mean_over_kinds
+from hce.training.optimise import Sources, Trainer
+from hce.training.recipe import Recipe
+from hce.training.run_state import Run, resume, save, vector_file, weights_of
+from hce.tree.hierarchy import Hierarchy
+
+logger = logging.getLogger(__name__)
+
+MIXES = (0.25, 0.5, 0.75, 1.0)
+SECONDS_BETWEEN_CHECKPOINTS = 900.0
+TEXTS_AT_ONCE = 16_384
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came of training.
+
+    Attributes:
+        encoder: the encoder to use.
+        hierarchy: the tree of the corpus as this encoder sees it.
+        history: an entry for each epoch, the start included.
+        mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
+        before: dev measures at the start.
+        after: dev measures of the encoder returned.
+        metric: what the dev measure is, in words.
+        recipe: the settings used.
+        held_out: numbers of the documents that were kept for measuring and not trained on.
+    """
+
+    encoder: Encoder
+    hierarchy: Hierarchy
+    history: list[Epoch]
+    mix: float
+    before: dict[str, float]
+    after: dict[str, float]
+    metric: str
+    recipe: Recipe
+    held_out: np.ndarray
+
+
+def co_train(
+    corpus: Corpus,
+    encoder: Encoder,
+    sources: Sources,
+    dev: DevSet,
+    recipe: Recipe,
+    *,
+    checkpoints: CheckpointFolder | None = None,
+    progress: bool = False,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> TrainResult:
+    """Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
+
+    Args:
+        corpus: the documents.
+        encoder: F0; its weights are changed in place.
+        sources: where pairs come from.
+        dev: what decides.
+        recipe: the settings.
+        checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
+        progress: show a bar.
+        on_epoch: called with each `Epoch` as it is finished.
+    """
+    first = weights_of(encoder)
+    run = resume(corpus, encoder, sources, recipe, checkpoints)
+    if run is None:
+        folder = checkpoints.folder if checkpoints else None
+        run = _begin(corpus, encoder, sources, dev, recipe, folder)
+        save(run, checkpoints)
+        on_epoch(run.history[0])
+    while run.progress.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
+        start = time.perf_counter()
+        if not _optimise(run, checkpoints, progress):
+            encoder.model.load_state_dict(run.best)  # the present ones may be broken
+            break
+        losses, accuracy = run.progress.close_epoch()
+        epoch = Epoch(run.progress.epoch, _measure(dev, encoder), losses, accuracy)
+        if epoch.metric > run.best_metric:  # a better representation was found
+            run.best, run.best_metric = weights_of(encoder), epoch.metric
+            looked_up = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
+            if recipe.cotrain and looked_up and run.progress.epoch < recipe.epochs:
+                epoch = _recluster(run, epoch)
+        run.history.append(replace(epoch, seconds=round(time.perf_counter() - start, 3)))
+        save(run, checkpoints)
+        on_epoch(run.history[-1])
+    return _finish(corpus, encoder, first, run, dev)
+
+
+def _begin(corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe, folder: Path | None) -> Run:
+    """Encode, cluster, measure."""
+    start = time.perf_counter()
+    vectors = encode_corpus(encoder, corpus, folder and vector_file(folder, 0))
+    tree = grow(vectors, recipe, encoder, epoch=0)
+    dev_measures = _measure(dev, encoder, vectors)
+    trainer = Trainer(corpus, encoder, sources, recipe)
+    trainer.use_tree(tree, vectors)
+    epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - start, 3))
+    return Run(trainer, tree, vectors, weights_of(encoder), epoch.metric, [epoch], folder=folder)
+
+
+def _optimise(run: Run, checkpoints: CheckpointFolder | None, progress: bool) -> bool:
+    """The rest of an epoch's steps; False when the loss is no number any more, which ends training."""
+    saved = time.monotonic()
+    trainer, state = run.trainer, run.progress
+    title, pairs = f"epoch {state.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
+    with progress_bar(title, pairs, "pairs", show=progress) as advance:
+        advance(min(pairs, state.batch * trainer.recipe.batch_size))
+        for losses, count in trainer.steps(state):
+            if not np.isfinite(losses["total"]):
+                where = f"step {state.step + 1} (epoch {state.epoch + 1})"
+                logger.warning(
+                    "the loss is %s at %s: training stops and keeps the best encoder so far; try a lower learning_rate",
+                    losses["total"],
+                    where,
+                )
+                return False
+            state.record(losses)
+            advance(count)
+            if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                save(run, checkpoints)
+                saved = time.monotonic()
+    return True
+
+
+def _recluster(run: Run, epoch: Epoch) -> Epoch:
+    trainer = run.trainer
+    file = run.folder and vector_file(run.folder, epoch.epoch)
+    run.vectors = encode_corpus(trainer.encoder, trainer.corpus, file)
+    tree = grow(run.vectors, trainer.recipe, trainer.encoder, epoch=epoch.epoch)
+    churn = run.tree.churn(tree)
+    run.tree = tree
+    trainer.use_tree(tree, run.vectors)
+    return replace(epoch, reclustered=True, churn=round(churn, 4))
+
+
+def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run, dev: DevSet) -> TrainResult:
+    """Choose the weights to return, and grow the tree that belongs to them.
+
+    Mixed with F0 are the best epoch's weights, or, where none beat F0, the last ones: part of the way may be better
+    where all of it was too far.
+    """
+    recipe, before = run.trainer.recipe, run.history[0]
+    trained = run.best if run.best_metric > before.metric else weights_of(encoder)
+    best_epoch = max(run.history, key=lambda epoch: epoch.metric)
+    chosen, after = (1.0, best_epoch.dev) if best_epoch.epoch else (0.0, before.dev)
+    for mix in MIXES[:-1] if recipe.interpolate and len(run.history) > 1 else ():
+        load_mix(encoder, first, trained, mix)
+        measured = _measure(dev, encoder)
+        if mean_over_kinds(measured) > mean_over_kinds(after):
+            chosen, after = mix, measured
+    load_mix(encoder, first, trained, chosen)
+    tree = run.tree
+    if {0.0: 0, 1.0: best_epoch.epoch}.get(chosen) != run.tree_epoch:  # the present tree is of other weights
+        file = run.folder and vector_file(run.folder, recipe.epochs + 1)
+        tree = grow(encode_corpus(encoder, corpus, file), recipe, encoder, epoch=recipe.epochs + 1)
+    return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)
+
+
+def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:
+    """Set the encoder's weights to F0·(1 − λ) + F′·λ."""
+    mixed = {}
+    for name, start in first.items():
+        mixed[name] = torch.lerp(start, trained[name], mix) if start.is_floating_point() else start
+    encoder.model.load_state_dict(mixed)
+    encoder.model.eval()
+
+
+def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
+    return of_the_first(dev.measure(encoder, vectors), encoder.device)
+
+
+def encode_corpus(encoder: Encoder, corpus: Corpus, file: Path | None = None) -> np.ndarray:
+    """The vectors of all documents, in order; processes encode a part each, and hold few texts at a time.
+
+    Args:
+        encoder: what encodes.
+        corpus: the documents.
+        file: keep the vectors in this .npy file, which all processes must see, and not in memory.
+    """
+    if file is None:
+        return _encode_to_memory(encoder, corpus)
+    try:
+        _encode_to_file(encoder, corpus, file)
+    except OSError as error:
+        raise InputError(f"{file}: the vectors cannot be written ({error.strerror}); free some space") from error
+    return np.load(file, mmap_mode="c", allow_pickle=False)
+
+
+def _encode_to_file(encoder: Encoder, corpus: Corpus, file: Path) -> None:
+    # Plain writes and not a writable memory map: a full disk is then an error, and not a bus error.
+    header = npy_header(len(corpus), encoder.dim)
+    if is_first_process():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(header)
+    wait_for_all()
+    step = min(TEXTS_AT_ONCE, -(-len(corpus) // process_count()))
+    for start in own_items(range(0, len(corpus), step)):
+        vectors = encoder.encode([document.full_text for document in corpus[start : start + step]])
+        with file.open("r+b") as out:
+            out.seek(len(header) + start * encoder.dim * 4)
+            out.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+            out.flush()
+            os.fsync(out.fileno())
+    wait_for_all()
+
+
+def _encode_to_memory(encoder: Encoder, corpus: Corpus) -> np.ndarray:
+    padded = -(-len(corpus) // process_count()) * process_count()
+    numbers = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last part up
+    vectors = np.empty((len(numbers), encoder.dim), dtype=np.float32)
+    for start in range(0, len(numbers), TEXTS_AT_ONCE):
+        texts = [corpus[number].full_text for number in numbers[start : start + TEXTS_AT_ONCE].tolist()]
+        vectors[start : start + len(texts)] = encoder.encode(texts)
+    return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
+
+
+def grow(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
+    """The tree of these vectors, or one of a single level where the recipe wants none."""
+    if not recipe.tree:
+        return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
+    with working_together():
+        return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
+
+
+def _stale_epochs(run: Run) -> int:
+    """Epochs since the best one."""
+    metrics = [epoch.metric for epoch in run.history]
+    return len(metrics) - 1 - int(np.argmax(metrics))

@@ -1,0 +1,222 @@
+"""L_HCE as a module: it knows the tree, holds the centroids, and masks false negatives.
+
+The same module serves `hce.training.co_training` and sentence-transformers' own trainer; the equations are in
+`hce.training.losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hce.errors import InputError
+from hce.processes import gather, process_count, shared
+from hce.training.false_negatives import Documents, false_negatives
+from hce.training.losses import HCETerms, InBatch, Level, Sampled, Siblings, hce_loss, precise
+
+
+class HierarchyLevel(Protocol):
+    """One level of the tree."""
+
+    @property
+    def parent(self) -> np.ndarray:
+        """Each node's parent, a number in the level above, of shape (K,)."""
+
+    @property
+    def centroids(self) -> np.ndarray:
+        """The nodes' vectors, of shape (K, n)."""
+
+
+class Tree(Protocol):
+    """What the loss needs of a hierarchy."""
+
+    @property
+    def levels(self) -> Sequence[HierarchyLevel]:
+        """The levels below the root, the topmost first."""
+
+    @property
+    def paths(self) -> np.ndarray:
+        """The node of each document at each level, the document itself in the last column, of shape (N, L)."""
+
+
+class HCELoss(nn.Module):
+    r"""L_HCE for sentence-transformers' own `SentenceTransformerTrainer`.
+
+    The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order, and a column
+    `label`: the document's number in the corpus from which the hierarchy was made, or a list that starts with it and
+    goes on with the numbers of the sampled negatives (one for each of their columns) and then with further known
+    positives of the query; −1 stands for "unknown" and for padding. The numbers serve to mask false negatives: with a
+    plain number, only those within the batch are recognised.
+
+    With M < L − 1 levels there are L − M document terms; the columns of negatives are then dealt out to them evenly,
+    those of level M + 1 first.
+
+    Vectors are normalised here, so the encoder need not do it.
+
+    The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own
+    learning rate is set in the training arguments, by name:
+    `SentenceTransformerTrainingArguments(learning_rate_mapping={r"^centroids\.": 1e-3})`. They are not saved with the
+    encoder, and not needed after training. A new hierarchy needs a new loss and a new trainer.
+
+    Args:
+        model: The encoder, a `SentenceTransformer`.
+        hierarchy: The tree of the corpus.
+        levels: M, from 0 (no tree) to L − 1, the default.
+        temperature: τ, of the documents.
+        level_temperature: τ_h, of the levels.
+        margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
+        groups: A number for each document, equal for equal texts, of shape (N,).
+        gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
+            batch size.
+    """
+
+    paths: Tensor
+    groups: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hierarchy: Tree,
+        *,
+        levels: int | None = None,
+        temperature: float = 0.05,
+        level_temperature: float = 0.15,
+        margin: float | None = None,
+        groups: np.ndarray | None = None,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__()
+        count, depth = hierarchy.paths.shape
+        levels = depth - 1 if levels is None else levels
+        if not 0 <= levels < depth:
+            raise InputError(f"levels={levels}: a hierarchy of depth {depth} has 0 to {depth - 1} levels of centroids.")
+        if groups is not None and len(groups) != count:
+            raise InputError(f"groups has {len(groups)} entries for {count} documents.")
+        self.model = model
+        self.depth = depth
+        self.temperature = temperature
+        self.level_temperature = level_temperature
+        self.margin = margin
+        self.gather_across_devices = gather_across_devices
+        used = hierarchy.levels[:levels]
+        self.centroids = nn.ParameterList(nn.Parameter(_float_copy(level.centroids)) for level in used)
+        for t, level in enumerate(used):
+            for name, values in Siblings.of(_integers(level.parent))._asdict().items():
+                self.register_buffer(f"level_{t}_{name}", values, persistent=False)
+        self.register_buffer("paths", _integers(hierarchy.paths[:, :levels]), persistent=False)
+        groups = np.full(count, -1) if groups is None else groups
+        self.register_buffer("groups", _integers(groups), persistent=False)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss by name; the trainer backpropagates their sum and logs each."""
+        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        terms = self.terms(embeddings, labels)
+        named = {f"level_{t}": loss for t, loss in enumerate(terms.levels, start=1)}
+        return {**named, "document": terms.document}
+
+    def terms(self, embeddings: Sequence[Tensor], labels: Tensor) -> HCETerms:
+        """The loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
+
+        Args:
+            embeddings: At least the first two columns.
+            labels: Of shape (B,), or (B, 1 + sampled columns + further known positives).
+        """
+        if len(embeddings) < 2:
+            raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
+        queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
+        numbers = self._numbers(labels, len(rest))  # (B, 1 + S + P)
+        own = self._documents(numbers[:, 0], documents)
+        known = numbers[:, 1 + len(rest) :]  # (B, P)
+        return hce_loss(
+            queries,
+            documents if not self.gather_across_devices else gather(documents),
+            self._levels(numbers[:, 0]),
+            self._sampled(rest, numbers[:, 1 : 1 + len(rest)], own, known),
+            temperature=self.temperature,
+            level_temperature=self.level_temperature,
+            batch=self._in_batch(queries, documents, numbers, own, known),
+        )
+
+    def _numbers(self, labels: Tensor | None, sampled: int) -> Tensor:
+        """The labels as (B, 1 + sampled + P), checked."""
+        if labels is None:
+            raise InputError("HCELoss needs a column `label`: the number of the document in the corpus.")
+        numbers = labels.long().reshape(len(labels), -1)
+        if numbers.shape[1] == 1:
+            numbers = F.pad(numbers, (0, sampled), value=-1)
+        if numbers.shape[1] < 1 + sampled:
+            raise InputError(
+                f"label has {numbers.shape[1]} numbers a row for one document and {sampled} sampled negatives: "
+                f"give the document's number alone, or at least {1 + sampled}."
+            )
+        low, high = int(numbers[:, 0].min()), int(numbers.max())
+        if low < 0 or high >= len(self.paths):
+            raise InputError(
+                f"label holds document number {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}."
+            )
+        return numbers
+
+    def _documents(self, ids: Tensor, vectors: Tensor) -> Documents:
+        groups = torch.where(ids >= 0, self.groups[ids.clamp_min(0)], -1)
+        return Documents(ids, groups, vectors.detach())
+
+    def _levels(self, ids: Tensor) -> list[Level]:
+        return [
+            Level(
+                shared(centroids),
+                Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
+                self.paths[ids, t],
+            )
+            for t, centroids in enumerate(self.centroids)
+        ]
+
+    def _sampled(
+        self, columns: Sequence[Tensor], ids: Tensor, own: Documents, known: Tensor
+    ) -> Sequence[Sampled | None]:
+        terms = self.depth - len(self.centroids)  # L − M
+        if not columns:
+            return [None] * terms
+        if len(columns) % terms:
+            raise InputError(
+                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {terms} levels."
+            )
+        vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
+        forbidden = false_negatives(own, self._documents(ids, vectors), known=known, margin=self.margin)  # (B, S)
+        parts = zip(vectors.chunk(terms, dim=1), forbidden.chunk(terms, dim=1), strict=True)
+        return [Sampled(*part) for part in parts]
+
+    def _in_batch(self, queries: Tensor, documents: Tensor, numbers: Tensor, own: Documents, known: Tensor) -> InBatch:
+        if not self.gather_across_devices or process_count() == 1:
+            return InBatch(forbidden_batch=false_negatives(own, own, known=known, margin=self.margin))
+        everyones = self._documents(gather(numbers[:, 0]), gather(documents.detach()))  # (G,)
+        offset = dist.get_rank() * len(queries)
+        return InBatch(
+            positive=torch.arange(offset, offset + len(queries), device=queries.device),
+            all_queries=gather(queries),
+            forbidden_batch=false_negatives(own, everyones, known=known, margin=self.margin),  # (B, G)
+            forbidden_queries=false_negatives(everyones, own, known=gather(known), margin=self.margin).T,  # (B, G)
+        )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings, for the model card."""
+        return {
+            "levels": len(self.centroids),
+            "temperature": self.temperature,
+            "level_temperature": self.level_temperature,
+            "margin": self.margin,
+            "gather_across_devices": self.gather_across_devices,
+        }
+
+
+def _float_copy(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float32))  # a copy: training must not reach into the hierarchy
+
+
+def _integers(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))

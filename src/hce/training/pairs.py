@@ -1,0 +1,243 @@
+"""Where (query, document) pairs come from: labels, spans of the documents themselves, or the documents twice.
+
+A source gives its pairs in batches: another order and other spans in each turn, the same ones for the same seed. The
+draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up in its middle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.data.judgments import Judgment, Qrels, Query
+from hce.data.records import read_records
+from hce.errors import InputError
+
+TOKEN = re.compile(r"\w+|[^\w\s]")  # a word or a mark: near what BERT's tokenizer splits first, and the same for all
+
+
+class Batch(NamedTuple):
+    """Pairs to train on.
+
+    Attributes:
+        queries: texts.
+        documents: the text of each query's document; it may lack the query where that was cut out of it.
+        numbers: each document's number in the corpus, of shape (B,).
+        known: all documents known to be right for each query, padded with −1, of shape (B, P).
+    """
+
+    queries: list[str]
+    documents: list[str]
+    numbers: np.ndarray
+    known: np.ndarray
+
+
+class PairSource(Protocol):
+    """Something that has pairs for every epoch."""
+
+    def __len__(self) -> int:
+        """Pairs in one turn through all of them."""
+        ...
+
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """The batches of a turn through all pairs, from number `first` on; there are `batch_count(len(self), size)`."""
+        ...
+
+
+class Span(NamedTuple):
+    """A piece of a text, and the text without it."""
+
+    inside: str
+    outside: str
+
+
+def cut_span(text: str, length: int, place: float) -> Span:
+    """Take `length` tokens out of a text, the first of them `place` (0 … 1) of the way to the last possible start.
+
+    A text of fewer than 2·`length` tokens gives up half of them, so that something is left to be found.
+    """
+    tokens = [match.span() for match in TOKEN.finditer(text)]
+    length = min(length, len(tokens) // 2)
+    if length < 1:
+        return Span(text, text)
+    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
+    first, last = tokens[start][0], tokens[start + length - 1][1]
+    return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
+
+
+def cut_window(text: str, length: int, place: float) -> str:
+    """`length` tokens of a text, from `place` (0 … 1) of the way to the last possible start; all of a shorter one."""
+    tokens = [match.span() for match in TOKEN.finditer(text)]
+    if len(tokens) <= length:
+        return text
+    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
+    return text[tokens[start][0] : tokens[start + length - 1][1]]
+
+
+class InverseCloze:
+    """ICT: a random span of a document is the query, the document (with or without the span) its answer.
+
+    Args:
+        corpus: the documents.
+        numbers: which of them to draw from; others are kept out of training.
+        lengths: span lengths in tokens, one drawn for each pair; the paper has 64.
+        cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
+            encoder learns to match words; cut out, to match meaning.
+        window: take a window of so many tokens, another in each turn, for the document; 0 takes all of it. A
+            transformer's step costs by the token, and it would not read the end of a long document anyway.
+        seed: same seed, same pairs.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        numbers: np.ndarray | None = None,
+        *,
+        lengths: Sequence[int] = (64,),
+        cut_share: float = 0.0,
+        window: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.corpus = corpus
+        self.numbers = np.arange(len(corpus)) if numbers is None else np.asarray(numbers)
+        self.lengths = tuple(lengths)
+        self.cut_share = cut_share
+        self.window = window
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """See `PairSource`."""
+        for index, chosen in _shuffled(self.numbers, self.seed, turn, size, first):
+            rng = np.random.default_rng([self.seed, turn, index])
+            lengths, places = rng.choice(self.lengths, size=len(chosen)), rng.random(len(chosen))
+            cut = rng.random(len(chosen)) < self.cut_share
+            texts = [self.corpus[number].full_text for number in chosen.tolist()]
+            if self.window:
+                starts = rng.random(len(chosen)).tolist()
+                texts = [cut_window(text, self.window, start) for text, start in zip(texts, starts, strict=True)]
+            spans = [cut_span(*draw) for draw in zip(texts, lengths.tolist(), places.tolist(), strict=True)]
+            documents = [span.outside if out else text for span, text, out in zip(spans, texts, cut, strict=True)]
+            yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None])
+
+
+class DropoutTwins:
+    """SimCSE: a document is its own query; two dropout masks make the difference, so the encoder needs dropout."""
+
+    def __init__(self, corpus: Corpus, numbers: np.ndarray | None = None, *, seed: int = 0) -> None:
+        self.corpus = corpus
+        self.numbers = np.arange(len(corpus)) if numbers is None else np.asarray(numbers)
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """See `PairSource`."""
+        for _, chosen in _shuffled(self.numbers, self.seed, turn, size, first):
+            texts = [self.corpus[number].full_text for number in chosen.tolist()]
+            yield Batch(texts, texts, chosen, chosen[:, None])
+
+
+class LabelledPairs:
+    """Queries and the documents judged relevant to them (grade above 0); each such pair is one example.
+
+    Args:
+        corpus: the documents.
+        queries: by id.
+        qrels: the judgments; ids that the corpus lacks are an error, except documents that it left out as empty.
+        seed: same seed, same order.
+
+    Raises:
+        InputError: an unknown id, or no pair at all.
+    """
+
+    def __init__(self, corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, *, seed: int = 0) -> None:
+        number_of = {document_id: number for number, document_id in enumerate(corpus.ids)}
+        self.corpus = corpus
+        self.seed = seed
+        self.texts: list[str] = []
+        self.positives: list[np.ndarray] = []
+        pairs: list[tuple[int, int]] = []
+        for query_id in qrels:
+            if query_id not in queries:
+                raise InputError(f"the pairs name query {query_id!r}, which is not among the queries")
+            known = [_number(document_id, number_of, corpus) for document_id in qrels.positives(query_id)]
+            found = np.array([number for number in known if number is not None], dtype=np.int64)
+            pairs += [(len(self.texts), number) for number in found.tolist()]
+            self.texts.append(queries[query_id].text)
+            self.positives.append(found)
+        if not pairs:
+            raise InputError("there is no pair to train on: no judgment has a grade above 0")
+        self.pairs = np.array(pairs)  # (pairs, 2): query, document
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """See `PairSource`."""
+        for _, chosen in _shuffled(np.arange(len(self.pairs)), self.seed, turn, size, first):
+            yield self.batch_of(chosen)
+
+    def batch_of(self, chosen: np.ndarray) -> Batch:
+        """These pairs, by their numbers of shape (B,), as a batch."""
+        queries, numbers = self.pairs[chosen].T
+        known = [self.positives[query] for query in queries.tolist()]
+        padded = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
+        for row, positives in enumerate(known):
+            padded[row, : len(positives)] = positives
+        documents = [self.corpus[number].full_text for number in numbers.tolist()]
+        return Batch([self.texts[query] for query in queries.tolist()], documents, numbers, padded)
+
+
+def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:
+    """Read generated queries as pairs: records with `document` (or `_id`, `id`: its id) and `query` (or `text`).
+
+    Raises:
+        InputError: a record without a document id or a query.
+    """
+    queries: dict[str, Query] = {}
+    judgments = []
+    for number, (where, fields) in enumerate(read_records(path)):
+        document = next((fields[name] for name in ("document", "_id", "id") if fields.get(name)), None)
+        text = fields.get("query") or fields.get("text")
+        if document is None or not isinstance(text, str) or not text.strip():
+            raise InputError(f"{where}: a generated query needs the fields 'document' (an id) and 'query' (a text)")
+        query = Query(f"generated-{number}", text)
+        queries[query.id] = query
+        judgments.append(Judgment(query.id, str(document), 1))
+    return queries, Qrels(judgments)
+
+
+def batch_count(pairs: int, size: int) -> int:
+    """How many batches of at most `size` a turn has; they differ by one pair at most, so none is left tiny."""
+    return max(1, -(-pairs // size))
+
+
+def equal_texts(corpus: Corpus) -> np.ndarray:
+    """A number for each document, the same for the same text, of shape (N,)."""
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in corpus.texts())
+    hashes = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(corpus))
+    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
+
+
+def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Batches of a turn's own order, with their numbers."""
+    order = np.random.default_rng([seed, turn]).permutation(items)
+    for index, chosen in enumerate(np.array_split(order, batch_count(len(order), size))):
+        if index >= first:
+            yield index, chosen
+
+
+def _number(document_id: str, number_of: Mapping[str, int], corpus: Corpus) -> int | None:
+    if document_id not in number_of and document_id not in corpus.left_out:
+        raise InputError(f"the pairs name document {document_id!r}, which is not in {corpus.name}; do the files match?")
+    return number_of.get(document_id)

@@ -1,0 +1,320 @@
+"""Hierarchy: a tree of documents as level arrays, and what can be asked of it.
+
+Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is its
+number within its level. Siblings are neighbours in their level, so a node's children are a range of numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+
+from hce.atomic import new_folder, write_json
+from hce.errors import FormatError, InputError
+from hce.tree.clustering import Level, agglomerative, branching_for_depth, check_shape, divisive, k_means
+
+Labels = list[list[list[str]]]
+"""The words of each node's name, for each inner level from the top: `labels[t - 1][node]`."""
+
+FORMAT = 1
+METHODS = {"agglomerative": agglomerative, "divisive": divisive}
+
+
+class LevelSummary(NamedTuple):
+    """One line of `Hierarchy.describe`.
+
+    Attributes:
+        level: 1 … L−1.
+        nodes: how many nodes it has.
+        sizes: documents under a node: least, quartiles, most.
+        balance: entropy of the documents' spread over the nodes divided by that of an even spread; 1 is even.
+        mean_cosine: of the level's members (nodes one level down, or documents) to their centroid.
+    """
+
+    level: int
+    nodes: int
+    sizes: tuple[int, int, int, int, int]
+    balance: float
+    mean_cosine: float
+
+
+class Hierarchy:
+    """A tree in which every document has a path of the same length L from the root.
+
+    Attributes:
+        levels: parents and centroids of levels 1 … L−1; `levels[t - 1]` is level t.
+        document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 where L = 1.
+        mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was made.
+        facts: how it was made (branching, method, seed), for manifests.
+        labels: the nodes' names, once someone has given them (`hce.tree.labels.label_nodes`).
+    """
+
+    def __init__(
+        self,
+        levels: tuple[Level, ...],
+        document_parent: np.ndarray,
+        mean_cosines: tuple[float, ...],
+        facts: dict[str, Any],
+        labels: Labels | None = None,
+    ) -> None:
+        self.levels = levels
+        self.document_parent = document_parent
+        self.mean_cosines = mean_cosines
+        self.facts = facts
+        self.labels = labels
+        self._by_node: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    @classmethod
+    def build(
+        cls,
+        vectors: np.ndarray,
+        branching: int | Literal["auto"] = "auto",
+        depth: int = 3,
+        method: Literal["agglomerative", "divisive"] = "agglomerative",
+        seed: int = 0,
+        *,
+        mode: Literal["auto", "exact", "fast"] = "auto",
+        device: torch.device | str | None = None,
+    ) -> Hierarchy:
+        """Grow the tree of `vectors`.
+
+        Args:
+            vectors: unit rows of shape (N, n), float32, a memory map included.
+            branching: expected number of children b, or "auto": the smallest power of two with which `depth` levels
+                suffice (for some small N they then number one fewer).
+            depth: the number of levels that "auto" aims at; a given `branching` decides the depth by itself.
+            method: "agglomerative" is the paper's Alg. 1; "divisive" is for more vectors than that can cluster.
+            seed: same seed, same tree.
+            mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
+            device: where inner products are computed; the CPU by default.
+
+        Raises:
+            InputError: vectors or options from which no tree can be grown.
+        """
+        if method not in METHODS:
+            raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
+        check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
+        b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
+        levels, document_parent = METHODS[method](vectors, b, seed, k_means(mode, device))
+        facts = {"branching": b, "method": method, "seed": seed}
+        return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
+
+    @property
+    def depth(self) -> int:
+        """L, the length of every document's path."""
+        return len(self.levels) + 1
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.document_parent)
+
+    def __repr__(self) -> str:
+        shape = " → ".join(f"{len(level.parent):,}" for level in self.levels)
+        return f"Hierarchy({shape}{' → ' if shape else ''}{len(self):,} documents)"
+
+    # ------------------------------------------------------------------------------------------------- relations
+
+    @cached_property
+    def paths(self) -> np.ndarray:
+        """The node of each document at levels 1 … L, of shape (N, L), int64; the last column is the document."""
+        columns = [np.arange(len(self)), self.document_parent]
+        for level in self.levels[:0:-1]:
+            columns.append(level.parent[columns[-1]])
+        return np.stack(columns[: self.depth][::-1], axis=1)
+
+    def path(self, document: int) -> tuple[int, ...]:
+        """The nodes from level 1 down to the document itself."""
+        return tuple(self.paths[document].tolist())
+
+    def level_labels(self, level: int) -> np.ndarray:
+        """Each document's node at a level, of shape (N,): the clustering that this level is."""
+        self._check_level(level, 0, self.depth)
+        return np.zeros(len(self), dtype=np.int64) if level == 0 else self.paths[:, level - 1]
+
+    def children(self, level: int, node: int) -> np.ndarray:
+        """The nodes (or, under the last inner level, the documents) whose parent a node is, in order."""
+        self._check_level(level, 0, self.depth - 1)
+        order, start = self._child_lists[level]
+        return order[start[node] : start[node + 1]]
+
+    def siblings(self, level: int, node: int) -> np.ndarray:
+        """The other children of a node's parent; of documents at level L."""
+        self._check_level(level, 1, self.depth)
+        family = self.children(level - 1, int(self._parent(level)[node]))
+        return family[family != node]
+
+    def leaves_under(self, level: int, node: int) -> np.ndarray:
+        """The documents under a node, in order."""
+        return np.flatnonzero(self.level_labels(level) == node)
+
+    def sample_siblings(
+        self, documents: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
+    ) -> np.ndarray:
+        """Draw documents that share a node with each given one: never itself, never one twice.
+
+        Args:
+            documents: numbers of shape (B,).
+            count: how many to draw for each.
+            generator: the source of randomness.
+            level: draw under the ancestor one level above this one; by default L, that is, under the same parent.
+
+        Returns:
+            Numbers of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
+        """
+        order, start, rank, node = self._documents_by_node(self.depth - 1 if level is None else level - 1)
+        first, others = start[node[documents]], np.diff(start)[node[documents]] - 1  # (B,)
+        drawn = np.full((len(documents), count), -1, dtype=np.int64)
+        for column in range(min(count, int(others.max(initial=0)))):
+            # The column-th draw is a rank among the others not drawn yet; stepping over the ranks drawn before, in
+            # rising order, makes it a rank among all.
+            ranks = generator.integers(np.maximum(others - column, 1))
+            for earlier in np.sort(drawn[:, :column], axis=1).T:
+                ranks += ranks >= earlier
+            drawn[:, column] = np.where(others > column, ranks, np.iinfo(np.int64).max)
+        drawn[(np.arange(count) >= others[:, None])] = -1
+        positions = first[:, None] + drawn + (drawn >= rank[documents][:, None])
+        return np.where(drawn < 0, -1, order[np.minimum(positions, len(order) - 1)])
+
+    # ------------------------------------------------------------------------------------------------- description
+
+    def describe(self) -> list[LevelSummary]:
+        """Sizes, balance and tightness of every inner level, from the top."""
+        summaries = []
+        for level, cosine in enumerate(self.mean_cosines, start=1):
+            counts = np.bincount(self.level_labels(level), minlength=self.node_count(level))
+            quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
+            share = counts[counts > 0] / len(self)
+            balance = float(-(share * np.log(share)).sum() / np.log(len(counts)))
+            summaries.append(LevelSummary(level, len(counts), tuple(map(int, quantiles)), balance, cosine))  # type: ignore[arg-type]
+        return summaries
+
+    def node_count(self, level: int) -> int:
+        """How many nodes a level has."""
+        self._check_level(level, 0, self.depth)
+        return 1 if level == 0 else len(self._parent(level))
+
+    def churn(self, other: Hierarchy) -> float:
+        """The share of documents whose parent changed from this tree to `other`.
+
+        Numbers of nodes mean nothing across trees, so a parent counts as kept where most of its documents went; and
+        so that neither a merge nor a split looks like rest, the larger of the shares in the two directions is taken.
+
+        Raises:
+            InputError: the trees are of different numbers of documents.
+        """
+        if len(self) != len(other):
+            raise InputError(f"churn compares trees of the same documents, not of {len(self)} and {len(other)}")
+        pairs, shared = np.unique(np.stack([self.document_parent, other.document_parent]), axis=1, return_counts=True)
+        stayed = []
+        for side in pairs:
+            most = np.zeros(side.max() + 1, dtype=np.int64)
+            np.maximum.at(most, side, shared)
+            stayed.append(int(most.sum()))
+        return 1 - min(stayed) / len(self)
+
+    # ------------------------------------------------------------------------------------------------- on disk
+
+    def save(self, folder: str | Path) -> None:
+        """Write arrays (safetensors), names and, last, a manifest into a new folder that appears whole or not at all.
+
+        Raises:
+            InputError: the folder is there already and not empty.
+        """
+        tensors = {"document_parent": self.document_parent}
+        for t, level in enumerate(self.levels, start=1):
+            tensors |= {f"level{t}.parent": level.parent, f"level{t}.centroids": level.centroids}
+        manifest = {"format": FORMAT, "depth": self.depth, "mean_cosines": self.mean_cosines, **self.facts}
+        with new_folder(folder) as temporary:
+            save_file(tensors, temporary / "hierarchy.safetensors")
+            if self.labels is not None:
+                write_json(temporary / "labels.json", self.labels)
+            write_json(temporary / "manifest.json", manifest)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Hierarchy:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: nothing is there, it is damaged, or it comes from a newer version.
+        """
+        folder = Path(folder)
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            if manifest.pop("format") > FORMAT:
+                raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
+            tensors = load_file(folder / "hierarchy.safetensors")
+            inner = range(1, manifest.pop("depth"))
+            levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
+            names = folder / "labels.json"
+            labels = json.loads(names.read_text(encoding="utf-8")) if names.is_file() else None
+            tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, labels)
+        except FileNotFoundError as error:
+            raise FormatError(f"{folder}: no tree there ({Path(error.filename or folder).name} is missing)") from error
+        except FormatError:
+            raise
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise FormatError(f"{folder}: the tree is damaged ({error}); build or copy it again") from error
+        tree._check_arrays(folder)
+        return tree
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    def _parent(self, level: int) -> np.ndarray:
+        return self.document_parent if level == self.depth else self.levels[level - 1].parent
+
+    @cached_property
+    def _child_lists(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each level but the last: the level below in order of parent, and where each parent's part starts."""
+        lists = []
+        for level in range(self.depth):
+            parent = self._parent(level + 1)
+            counts = np.bincount(parent, minlength=self.node_count(level))
+            lists.append((np.argsort(parent, kind="stable"), np.concatenate([[0], np.cumsum(counts)])))
+        return lists
+
+    def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Documents in order of their node at a level, where each node's start, each one's rank there, and its node."""
+        if level not in self._by_node:
+            node = self.level_labels(level)
+            order = np.argsort(node, kind="stable")
+            start = np.concatenate([[0], np.cumsum(np.bincount(node, minlength=self.node_count(level)))])
+            rank = np.empty(len(self), dtype=np.int64)
+            rank[order] = np.arange(len(self)) - start[node[order]]
+            self._by_node[level] = (order, start, rank, node)
+        return self._by_node[level]
+
+    def _check_level(self, level: int, lowest: int, highest: int) -> None:
+        if not lowest <= level <= highest:
+            raise InputError(f"level {level}: this tree has levels {lowest} to {highest} here")
+
+    def _check_arrays(self, folder: Path) -> None:
+        above = 1
+        for level in range(1, self.depth + 1):
+            parent = self._parent(level)
+            if parent.ndim != 1 or not len(parent) or not np.array_equal(np.unique(parent), np.arange(above)):
+                raise FormatError(f"{folder}: the tree is damaged (level {level} names parents that are not there)")
+            above = len(parent)
+
+
+def _mean_cosines(vectors: np.ndarray, levels: tuple[Level, ...], document_parent: np.ndarray) -> tuple[float, ...]:
+    """The mean cosine of each inner level's members to their centroids, from the top."""
+    cosines = []
+    for t, level in enumerate(levels):
+        members, parent = (
+            (levels[t + 1].centroids, levels[t + 1].parent) if t + 1 < len(levels) else (vectors, document_parent)
+        )
+        total = 0.0
+        for start in range(0, len(members), 65_536):
+            part = np.asarray(members[start : start + 65_536], dtype=np.float32)
+            lengths = np.linalg.norm(part, axis=1)
+            total += float(
+                (np.einsum("ij,ij->i", part, level.centroids[parent[start : start + 65_536]]) / lengths).sum()
+            )
+        cosines.append(total / len(members))
+    return tuple(cosines)

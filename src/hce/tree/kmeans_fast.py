@@ -1,0 +1,280 @@
+"""Spherical k-means for many clusters: below the N x k x n products a round of the exact algorithm.
+
+1. Start: cluster a sample into about sqrt(k) cells, then each cell's rows into its share of the k clusters.
+2. Refine: near clusters form groups; a group's rows are scored against the centroids nearest to the group, in one
+   product. Rows with a nearer centroid move together (Alg. 2's step). Then rows move one by one where the total
+   rises although the nearest centroid is their own: a row pulls its own centroid towards itself, which in clusters
+   of 8 keeps it there for no good reason (Hartigan's rule: every optimum under it is one under Alg. 2, not the other
+   way round).
+3. Finish: every row against every centroid, with the products that cannot win ruled out by a bound.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hce.tree.kmeans_screen import assign_screened
+from hce.tree.kmeans_steps import (
+    TIE,
+    Rows,
+    assign,
+    chunk_ranges,
+    fill_empty,
+    member_sums,
+    normalised,
+    own_scores,
+    row_argmax,
+    run_all,
+    scores,
+    take_rows,
+)
+
+_GROUP = 32  # clusters in a group
+_NEAR = 512  # centroids that a group's rows are scored against
+_LITTLE = 1e-2  # a round that closes less than this part of the gap to a mean cosine of 1 is the last
+_MIN_GAIN = 1e-5  # a single move has to raise the summed cosine by this much, far above float noise
+_MAX_WISHES = 2**17  # single moves considered in a round: their rows are held in memory
+
+
+@dataclass
+class _State:
+    """A clustering in the making; the sums are float64, so that thousands of single moves do not drift."""
+
+    labels: np.ndarray  # (N,)
+    sums: torch.Tensor  # (k, n) float64
+    centroids: torch.Tensor  # (k, n) float32, the sums' directions
+    lengths: torch.Tensor  # (k,) float32, the sums' lengths; they add up to the summed cosine
+    sizes: np.ndarray  # (k,) rows in each
+
+
+def fast_kmeans(
+    rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Callable[[int, float], None]
+) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
+    """Centroids, labels, the objective after each round and the last assignment, and if the rounds ended by themselves.
+
+    No step lowers the objective: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
+    """
+    state = _state_of(rows, _two_level_start(rows, k, rng), k)
+    objective: list[float] = []
+    converged = False
+    while not converged and len(objective) < max_rounds:
+        state = _refine(rows, state, *_group_clusters(state.centroids, rng))
+        objective.append(float(state.lengths.sum(dtype=torch.float64)) / len(rows))
+        report(len(objective), objective[-1])
+        little = max(_LITTLE * (1 - objective[-1]), TIE)
+        converged = len(objective) > 1 and objective[-1] - objective[-2] <= little
+    state = _state_of(rows, state.labels, k)
+    labels, best = assign_screened(rows, state.centroids, state.labels)
+    fill_empty(rows, state.centroids, labels, best)
+    objective.append(float(best.mean(dtype=np.float64)))
+    return state.centroids.cpu().numpy(), labels, tuple(objective), converged
+
+
+def _state_of(rows: Rows, labels: np.ndarray, k: int) -> _State:
+    sums = member_sums(rows, labels, k)
+    return _State(
+        labels, sums, normalised(sums, rows, labels), sums.norm(dim=1).float(), np.bincount(labels, minlength=k)
+    )
+
+
+# --- start ---
+
+
+def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Labels of a two-level clustering, all k clusters non-empty."""
+    cells = round(k**0.5)
+    sample = np.sort(rng.choice(len(rows), size=min(len(rows), 64 * cells), replace=False))
+    centres = _lloyd(rows.subset(sample), cells, 8, rng)[0]
+    cell_of, _ = assign(rows, centres)
+    sizes = np.bincount(cell_of, minlength=cells)
+    order = np.argsort(cell_of, kind="stable")
+    shares = _shares(sizes, k)
+    labels = np.zeros(len(rows), dtype=np.int64)
+    begin, first = np.cumsum(sizes) - sizes, np.cumsum(shares) - shares
+    generators = rng.spawn(cells)  # one a cell: cells are clustered side by side, in any order
+
+    def one_cell(cell: int) -> None:
+        if sizes[cell]:
+            members = order[begin[cell] : begin[cell] + sizes[cell]]
+            labels[members] = first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
+
+    run_all(one_cell, range(cells), rows.device, labels)
+    return labels
+
+
+def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
+    """Clusters for each cell: one each, the rest in proportion to its rows, never more than it has rows."""
+    filled = (sizes > 0).astype(np.int64)
+    spare = sizes - filled
+    quota, remainder = np.divmod(spare * (k - filled.sum()), max(1, spare.sum()))
+    shares = filled + quota
+    shares[np.argsort(-remainder, kind="stable")[: k - shares.sum()]] += 1
+    return shares
+
+
+def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
+    """A few rounds of Alg. 2 from k of the rows: centroids, and labels that leave no cluster empty."""
+    centroids = rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
+    for _ in range(rounds):
+        labels, best = assign(rows, centroids)
+        fill_empty(rows, centroids, labels, best)
+        centroids = normalised(member_sums(rows, labels, k), rows, labels)
+    return centroids, labels
+
+
+# --- refinement ---
+
+
+def _group_clusters(centroids: torch.Tensor, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Each cluster's group, of shape (k,), and each group's nearest centroids, of shape (groups, near)."""
+    k = len(centroids)
+    count = max(1, k // _GROUP)
+    centres, group_of = _lloyd(Rows(centroids), count, 2, rng)
+    near = np.zeros((count, min(_NEAR, k)), dtype=np.int64)
+
+    def one_chunk(limits: tuple[int, int]) -> None:
+        block = scores(centres[slice(*limits)], centroids)
+        near[slice(*limits)] = block.topk(near.shape[1], dim=1, sorted=False).indices.cpu().numpy()
+
+    run_all(one_chunk, chunk_ranges(count, k), centroids.device, near)
+    return group_of, near
+
+
+def _refine(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
+    """One round: find each row's best other cluster, move the rows that are nearer to it, then settle the rest."""
+    target, gain, nearer = _propose(rows, state, group_of, near)
+    labels = np.where(nearer, target, state.labels)
+    # Where all members of a cluster would leave, the first one stays: no cluster empties, and the total still rises.
+    deserted = np.flatnonzero(nearer & (np.bincount(labels, minlength=len(state.sums)) == 0)[state.labels])
+    stays = deserted[np.unique(state.labels[deserted], return_index=True)[1]]
+    labels[stays] = state.labels[stays]
+    state = _state_of(rows, labels, len(state.sums))
+    wishes = np.flatnonzero(~nearer & (gain > _MIN_GAIN) & (target != labels))
+    wishes = wishes[np.argsort(-gain[wishes], kind="stable")][:_MAX_WISHES]
+    _settle(rows, state, wishes, target[wishes])
+    return state
+
+
+def _propose(
+    rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each row's best move among its group's centroids: target, gain in summed cosine, and if the target is nearer."""
+    target, gain = np.zeros_like(state.labels), np.zeros(len(rows), dtype=np.float32)
+    nearer = np.zeros(len(rows), dtype=bool)
+    row_group = group_of[state.labels]
+    order = np.argsort(row_group, kind="stable")
+    bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1))
+
+    def one_group(group: int) -> None:
+        for start, stop in chunk_ranges(int(bounds[group + 1] - bounds[group]), near.shape[1]):
+            members = order[bounds[group] + start : bounds[group] + stop]
+            target[members], gain[members], nearer[members] = _best_moves(
+                rows.take(members), state.labels[members], state, near[group]
+            )
+
+    run_all(one_group, range(len(near)), rows.device, target, gain, nearer)
+    return target, gain, nearer
+
+
+def _best_moves(
+    block: torch.Tensor, labels: np.ndarray, state: _State, columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For rows of one group: the candidate that gains most, its gain net of leaving, and if it is nearer than now."""
+    candidates = torch.from_numpy(columns).to(block.device)
+    own_label = torch.from_numpy(labels).to(block.device)
+    cosines = scores(block, take_rows(state.centroids, candidates))  # (rows, near)
+    own = own_scores(block, state.centroids, own_label)
+    lengths = state.lengths[candidates]
+    # |s + x| - |s| in place, rough but good enough to choose by; a row's own cluster is no move.
+    ranking = (cosines * (2 * lengths)).add_(lengths**2 + 1).sqrt_().sub_(lengths)
+    ranking.masked_fill_(own_label[:, None] == candidates, -2)
+    column, _ = row_argmax(ranking)
+    cosine = cosines.gather(1, column[:, None])[:, 0]
+    gain = _joining(cosine, lengths[column]) - _leaving(own, state.lengths[own_label])
+    nearer = (cosine > own + TIE) & (candidates[column] != own_label)
+    return candidates[column].cpu().numpy(), gain.cpu().numpy(), nearer.cpu().numpy()
+
+
+def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """|s + x| - |s|: what a row x adds to the summed cosine of a cluster of sum s (as a fraction: no cancellation)."""
+    added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
+    return added / ((length**2 + added).clamp_min(0).sqrt() + length)
+
+
+def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """|s| - |s - x|: what a member x takes away from it."""
+    taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
+    return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
+
+
+def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -> None:
+    """Move rows one by one where that raises the total, in place.
+
+    Moves that share no cluster leave each other's gains as they are, so each pass makes a set of such moves, best
+    first, and then measures the remaining ones anew: every move made is a true gain. The last row of a cluster stays:
+    it would lose a cosine of 1, which nothing can outweigh.
+    """
+    block, made = rows.take(wishes), 0
+    waiting = np.arange(len(wishes))
+    while len(waiting):
+        source = state.labels[wishes]
+        waiting = waiting[state.sizes[source[waiting]] > 1]
+        gain = _gains(block, waiting, state, source, target)
+        waiting, gain = waiting[gain > _MIN_GAIN], gain[gain > _MIN_GAIN]
+        moves = _disjoint(waiting[np.argsort(-gain, kind="stable")], source, target, len(state.sums))
+        _move(state, take_rows(block, torch.from_numpy(moves).to(block.device)), source[moves], target[moves])
+        state.labels[wishes[moves]] = target[moves]
+        made += len(moves)
+        waiting = np.setdiff1d(waiting, moves)
+        if len(moves) <= 0.02 * made:  # the few left over are found again next round
+            return
+
+
+def _gains(
+    block: torch.Tensor, waiting: np.ndarray, state: _State, source: np.ndarray, target: np.ndarray
+) -> np.ndarray:
+    """What each waiting move would now add to the summed cosine."""
+    gain = np.zeros(len(waiting), dtype=np.float32)
+
+    def one_chunk(limits: tuple[int, int]) -> None:
+        index = waiting[slice(*limits)]
+        moving = take_rows(block, torch.from_numpy(index).to(block.device))
+        old, new = (torch.from_numpy(side[index]).to(block.device) for side in (source, target))
+        joining = _joining(own_scores(moving, state.centroids, new), state.lengths[new])
+        leaving = _leaving(own_scores(moving, state.centroids, old), state.lengths[old])
+        gain[slice(*limits)] = (joining - leaving).cpu().numpy()
+
+    run_all(one_chunk, chunk_ranges(len(waiting), 8 * block.shape[1]), block.device, gain)
+    return gain
+
+
+def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.ndarray) -> None:
+    """Carry rows from cluster to cluster, no cluster taking part in two moves."""
+    old, new = (torch.from_numpy(side).to(moving.device) for side in (source, target))
+    state.sums[old] -= moving
+    state.sums[new] += moving
+    state.sizes[source] -= 1
+    state.sizes[target] += 1
+    touched = torch.cat([old, new])
+    sums = state.sums[touched]
+    lengths = sums.norm(dim=1)
+    state.lengths[touched] = lengths.float()
+    state.centroids[touched] = (sums / lengths.clamp_min(1e-12)[:, None]).float()
+
+
+def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
+    """Of moves in order of preference, those that share no cluster with one taken before."""
+    used = np.zeros(k, dtype=bool)
+    taken = []
+    for _ in range(4):  # four sweeps find nearly all; the others wait for the next pass
+        moves = moves[~(used[source[moves]] | used[target[moves]])]
+        turn = np.arange(len(moves))
+        first = np.full(k, len(moves))
+        np.minimum.at(first, source[moves], turn)
+        np.minimum.at(first, target[moves], turn)
+        free = moves[(first[source[moves]] == turn) & (first[target[moves]] == turn)]
+        used[source[free]] = used[target[free]] = True
+        taken.append(free)
+    return np.concatenate(taken)

@@ -1,0 +1,67 @@
+"""A tree for people and other tools: a readable outline, and nested JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+from rich.tree import Tree
+
+from hce.tree.hierarchy import Hierarchy
+
+
+def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, Any]:
+    """The whole tree as nested mappings: `level`, `node`, `size`, `label`, `children`; documents by id if given."""
+
+    def node_at(level: int, node: int) -> dict[str, Any]:
+        below = hierarchy.children(level, node).tolist()
+        last = level == hierarchy.depth - 1
+        entry: dict[str, Any] = {"level": level, "node": node, "size": int(sizes[level][node])}
+        if level and hierarchy.labels:
+            entry["label"] = hierarchy.labels[level - 1][node]
+        if not last:
+            entry["children"] = [node_at(level + 1, child) for child in below]
+        else:
+            entry["documents"] = [ids[child] for child in below] if ids else below
+        return entry
+
+    sizes = document_counts(hierarchy)
+    return node_at(0, 0)
+
+
+def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
+    """The top of the tree for a terminal: the largest nodes first, with their names and sizes.
+
+    Args:
+        hierarchy: the tree, with or without names.
+        levels: how many levels to show.
+        most: how many children of a node to show; the rest is counted in a last line.
+    """
+    sizes = document_counts(hierarchy)
+    root = Tree(Text(f"{len(hierarchy):,} documents, {hierarchy.depth} levels", style="bold"))
+
+    def grow(branch: Tree, level: int, node: int) -> None:
+        if level >= min(levels, hierarchy.depth - 1):
+            return
+        children = hierarchy.children(level, node)
+        largest = children[np.argsort(-sizes[level + 1][children], kind="stable")]
+        for child in largest[:most].tolist():
+            name = " · ".join(hierarchy.labels[level][child]) if hierarchy.labels else ""
+            line = Text(name or f"node {child}").append(f"  {sizes[level + 1][child]:,}", style="dim")
+            grow(branch.add(line), level + 1, child)
+        if len(largest) > most:
+            rest = int(sizes[level + 1][largest[most:]].sum())
+            branch.add(Text(f"… {len(largest) - most:,} more, {rest:,} documents", style="dim"))
+
+    grow(root, 0, 0)
+    return root
+
+
+def document_counts(hierarchy: Hierarchy) -> list[np.ndarray]:
+    """How many documents lie under each node, for the levels 0 … L−1."""
+    return [
+        np.bincount(hierarchy.level_labels(level), minlength=hierarchy.node_count(level))
+        for level in range(hierarchy.depth)
+    ]
