@@ -355,7 +355,8 @@ def test_the_help_names_every_system():
 
 def test_without_plotly_there_is_a_table_and_no_page(compared, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    monkeypatch.delitem(sys.modules, "hce.comparing.compare_page")
+    for name in ("hce.page", "hce.comparing.compare_page"):
+        monkeypatch.delitem(sys.modules, name)
     _save(table(compared[1]), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "comparison.md"]
     assert "plotly is not installed" in capsys.readouterr().err

@@ -205,8 +205,8 @@ def test_the_public_name_stays_the_function():
     import hce
     import hce.demo  # which imports the module of the same name
 
-    assert hce.evaluation.evaluate is evaluate
-    assert callable(hce.evaluation.evaluate)
+    assert hce.evaluate is evaluate
+    assert callable(hce.evaluate)
     assert str(hce.Report({"R@1": 0.25, "AP": 1.0}, {})) == "R@1 0.2500  AP 1.0000"
 
 

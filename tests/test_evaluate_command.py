@@ -12,10 +12,12 @@ import pytest
 import hce.cli
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset
+from hce.encoding.encoder import Encoder
 from hce.evaluation.dense import DenseSearcher
 from hce.evaluation.evaluate import evaluate
 from hce.evaluation.runs import read_run
 from hce.evaluation.significance import compare_paired, holm
+from hce.index.index import Index
 from hce.training.adapting import train
 from hce.training.recipe import Recipe
 
@@ -148,6 +150,21 @@ def test_against_another_model_or_run(run, folder, encoder_folder, other_folder,
     assert f"{paired['nDCG@10'].difference:+.4f}" in table
 
 
+def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
+    """Searched exactly, through its own store; a judged document that was removed is told, and cannot be found."""
+    index = Index.create(tmp_path / "index", Corpus.load(folder), Encoder.load(encoder_folder))
+    model = json.loads(run(folder, "-m", encoder_folder, "--json").out)
+    answer = run(folder, "-m", tmp_path / "index", "--against", encoder_folder, "--json")
+    assert json.loads(answer.out)["measures"] == pytest.approx(model["measures"], abs=1e-6)
+    assert "not there" not in answer.err
+    assert run(folder, "-m", tmp_path / "index", "--by-level").code == 1
+    judged = next(iter(Dataset.load(folder).qrels.positives("q1")))
+    index.remove([judged])
+    fewer = run(folder, "-m", tmp_path / "index", "--json")
+    assert f"1 judged documents are not there ('{judged}' …)" in fewer.err
+    assert json.loads(fewer.out)["measures"]["R@100"] < model["measures"]["R@100"]
+
+
 def test_by_level_grows_a_tree_or_takes_the_models_own(run, folder, encoder_folder, tmp_path):
     grown = run(folder, "-m", encoder_folder, "--by-level")
     assert "holds no tree of this corpus; growing one" in grown.err
@@ -202,7 +219,7 @@ def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_fo
         ((), "give either --model, or --run-file"),
         (("-m", "static", "--run-file", "{tmp}/r"), "give either --model, or --run-file"),
         (("-m", "static", "--against", "x", "--against-run", "y"), "either --against or --against-run"),
-        (("--run-file", "{tmp}/r", "--by-level"), "--by-level needs --model"),
+        (("--run-file", "{tmp}/r", "--by-level"), "--by-level needs a model"),
         (("--run-file", "{tmp}/nowhere"), "nowhere: cannot be read"),
         (("--run-file", "{tmp}/empty"), "an empty run"),
         (("--run-file", "{tmp}/short"), "short, line 1: 3 columns; a line of a TREC run has 6"),

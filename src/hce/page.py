@@ -10,8 +10,13 @@ from hce.errors import MissingPackageError
 try:
     import plotly.graph_objects as go
     from plotly.offline import get_plotlyjs
+    from plotly.subplots import make_subplots
 except ImportError as error:
-    raise MissingPackageError("no page with pictures: plotly is not installed; pip install plotly") from error
+    raise MissingPackageError(
+        "no page with pictures: plotly is not installed; pip install 'hierarchical-corpus-encoder[web]'"
+    ) from error
+
+__all__ = ["GREY", "OURS", "RIVAL", "definitions", "go", "html_page", "html_table", "make_subplots", "picture"]
 
 OURS, RIVAL, GREY = "#c0392b", "#2c3e50", "#95a5a6"
 PAGE = """<!doctype html>

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
     from hce.evaluation.dense import DenseSearcher
     from hce.evaluation.diagnostics import Diagnosis
-    from hce.evaluation.evaluate import Report
+    from hce.evaluation.evaluate import Report, Searcher
     from hce.evaluation.runs import Run
     from hce.evaluation.significance import Paired
+    from hce.index.index import Index
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 PER_QUERY_SUFFIXES = (".tsv", ".jsonl")
@@ -50,7 +51,10 @@ class System(NamedTuple):
 def evaluate(
     dataset: Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what to measure: a model or encoder")
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="DIR|NAME|HUB-ID", help="what to measure: a model, an encoder or an index"
+        ),
     ] = None,
     run_file: Annotated[Path | None, typer.Option(help="measure this TREC run instead of a model")] = None,
     split: Annotated[str, typer.Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
@@ -75,6 +79,7 @@ def evaluate(
 
     Examples:
       hce evaluate scifact -m my-model
+      hce evaluate scifact -m my-index --against my-model
       hce evaluate scifact -m my-model --against minilm --measures ndcg@10,mrr@10
       hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
       hce evaluate scifact --run-file my.trec --against-run bm25.trec
@@ -89,7 +94,7 @@ def evaluate(
     asked = _load(dataset, split, bool(model or against), deepest, drop_self)
     given = [(model, run_file), (against, against_run)]
     sources = [_open(*each) for each in given if any(each)]  # all of them first: a wrong one is found before the work
-    systems = [source if isinstance(source, System) else _search(asked, source) for source in sources]
+    systems = [_answered(asked, source) for source in sources]
     reports = [score_run(system.run, asked.qrels, names, drop_self=drop_self) for system in systems]
     _tell_what_is_missing(systems, reports)
     paired = _paired(reports, seed) if len(reports) == 2 else {}
@@ -113,8 +118,8 @@ def _check_options(
         raise InputError("give either --model, or --run-file with a run to measure")
     if against and against_run:
         raise InputError("give either --against or --against-run, not both")
-    if by_level and not model:
-        raise InputError("--by-level needs --model: a run does not tell how a query went down the tree")
+    if by_level and (not model or _is_index(model)):
+        raise InputError("--by-level needs a model for --model: a run or an index does not tell how a query went down")
 
 
 def _check_outputs(run: Path | None, per_query: Path | None) -> None:
@@ -142,24 +147,52 @@ def _load(folder: Path, split: str, with_corpus: bool, depth: int, drop_self: bo
     return Asked(folder, split, qrels, queries, corpus, depth, drop_self)
 
 
-def _open(model: str | None, run_file: Path | None) -> System | Encoder:
-    """A run from its file, or a model that has yet to search."""
+def _open(model: str | None, run_file: Path | None) -> System | Encoder | Index:
+    """A run from its file, or a model or an index that has yet to search."""
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
+    from hce.index.index import Index
 
-    return Encoder.load(model) if model else System(str(run_file), read_run(str(run_file)), None)
+    if model is None:
+        return System(str(run_file), read_run(str(run_file)), None)
+    return Index.open(model) if _is_index(model) else Encoder.load(model)
 
 
-def _search(asked: Asked, encoder: Encoder) -> System:
-    from hce.evaluation.dense import DenseSearcher
+def _is_index(model: str) -> bool:
+    from hce.index.manifest import FILE
+
+    return (Path(model) / FILE).is_file()
+
+
+def _answered(asked: Asked, source: System | Encoder | Index) -> System:
+    """What a source finds: a run has found it already."""
+    from hce.encoding.encoder import Encoder
+
+    if isinstance(source, System):
+        return source
+    if isinstance(source, Encoder):
+        searcher = _dense(asked, source)
+        return System(source.name, _ranking(asked, searcher), searcher)
+    judged = dict.fromkeys(judgment.document_id for judgment in asked.qrels.judgments())
+    lacking = [document_id for document_id in judged if document_id not in source]
+    if lacking:
+        err.print(f"{source.path}: {len(lacking):,} judged documents are not there ({lacking[0]!r} …)", soft_wrap=True)
+    return System(str(source.path), _ranking(asked, source), None)
+
+
+def _ranking(asked: Asked, searcher: Searcher) -> Run:
     from hce.evaluation.evaluate import rank
+
+    return rank(searcher, asked.queries, asked.qrels, asked.depth, drop_self=asked.drop_self)
+
+
+def _dense(asked: Asked, encoder: Encoder) -> DenseSearcher:
+    from hce.evaluation.dense import DenseSearcher
 
     corpus = cast("Corpus", asked.corpus)  # it was read, as there is a model
     if encoder.name == "static":
         err.print("static is measured as it was distilled: not fitted to this corpus, not trained", soft_wrap=True)
-    searcher = DenseSearcher(encoder, corpus.ids, encoder.encode(list(corpus.texts()), progress=True))
-    run = rank(searcher, asked.queries, asked.qrels, asked.depth, drop_self=asked.drop_self)
-    return System(encoder.name, run, searcher)
+    return DenseSearcher(encoder, corpus.ids, encoder.encode(list(corpus.texts()), progress=True))
 
 
 def _tell_what_is_missing(systems: list[System], reports: list[Report]) -> None:

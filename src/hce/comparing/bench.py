@@ -22,8 +22,7 @@ from hce.baselines.systems import SYSTEMS
 from hce.comparing.comparison import Result
 from hce.data.judgments import Dataset
 from hce.errors import FormatError, InputError
-from hce.evaluation.dense import Scored
-from hce.evaluation.evaluate import Searcher, evaluate
+from hce.evaluation.evaluate import Ranked, Searcher, evaluate
 
 
 class Finished(NamedTuple):
@@ -95,7 +94,7 @@ class _Timed:
         self.searcher = searcher
         self.seconds, self.queries = 0.0, 0
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
         start = time.perf_counter()
         found = self.searcher.search(queries, k)
         self.seconds += time.perf_counter() - start

@@ -71,7 +71,7 @@ def compare(
         parse_measure(measure)
     dataset = Dataset.load(folder, split)
     fresh = Encoder.load(encoder)
-    task = _task(Path(folder), dataset, fresh, split, generated, settings or {})
+    task = task_of(Path(folder), dataset, fresh, split, generated, settings or {})
     names = choose(list(systems), replace(task, progress=progress), static=fresh.is_static)
     bench = Bench(Path(output), dataset, task, _identity(dataset, task, fresh, measures), tuple(measures))
     results = []
@@ -90,7 +90,7 @@ def compare(
     )
 
 
-def _task(
+def task_of(
     folder: Path,
     dataset: Dataset,
     encoder: Encoder,
@@ -98,6 +98,7 @@ def _task(
     generated: str | Path | None,
     settings: Mapping[str, Any],
 ) -> Task:
+    """What every system is given that is to be measured on `dataset`, the split of that name of the folder."""
     recipe = _budget(len(dataset.corpus), settings, static=encoder.is_static)
     pairs = dev = None
     if split != "train" and "train" in splits(folder):

@@ -9,64 +9,32 @@ from itertools import cycle, islice
 import numpy as np
 
 from hce.comparing.comparison import Comparison, Row, Table, cells, header, notes
-from hce.errors import MissingPackageError
 from hce.evaluation.significance import bootstrap_interval
-
-try:
-    import plotly.graph_objects as go
-    from plotly.offline import get_plotlyjs
-    from plotly.subplots import make_subplots
-except ImportError as error:
-    raise MissingPackageError(
-        "no page with pictures: plotly is not installed; pip install 'hierarchical-corpus-encoder[web]'"
-    ) from error
+from hce.page import GREY, OURS, RIVAL, definitions, go, html_page, html_table, make_subplots, picture
 
 AROUND = ("top center", "bottom center", "middle right", "middle left")  # so that few names cover each other
-OURS, RIVAL, GREY = "#c0392b", "#2c3e50", "#95a5a6"
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em; color: #222; }}
-table {{ border-collapse: collapse; width: 100%; }}
-td, th {{ padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }}
-td:first-child, th:first-child {{ text-align: left; }}
-tr.ours td:first-child {{ color: {ours}; font-weight: 600; }}
-.scroll {{ overflow-x: auto; }}
-dt {{ font-weight: 600; float: left; clear: left; margin-right: .6em; }}
-dd {{ margin-left: 8em; }}
-h2 {{ margin-top: 2em; font-size: 1.15em; }}
-</style>
-<script>{plotly}</script>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
-"""
 
 
 def page(table: Table) -> str:
     """The whole page; whatever comes from the user's files is escaped."""
     comparison, rows, _ = table
     parts = [
-        _definitions(comparison.about),
-        _html_table(comparison, rows),
+        definitions(comparison.about),
+        html_table(
+            header(comparison.measures),
+            [cells(row, comparison.measures) for row in rows],
+            [row.system in comparison.ours for row in rows],
+        ),
         *(f"<p>{escape(note)}</p>" for note in notes(table)),
         "<h2>Quality</h2><p>Means over queries, with 95 % bootstrap intervals.</p>",
-        _picture(quality_figure(comparison, rows)),
+        picture(quality_figure(comparison, rows)),
         "<h2>Quality against cost</h2>",
-        _picture(cost_figure(comparison, rows)),
+        picture(cost_figure(comparison, rows)),
         *_differences(comparison),
         "<h2>The systems</h2>",
-        _definitions(comparison.systems),
+        definitions(comparison.systems),
     ]
-    title = escape(f"Comparison on {comparison.about['collection']}")
-    return PAGE.format(title=title, ours=OURS, plotly=get_plotlyjs(), body="\n".join(parts))
+    return html_page(f"Comparison on {comparison.about['collection']}", parts)
 
 
 def quality_figure(comparison: Comparison, rows: Sequence[Row]) -> go.Figure:
@@ -144,27 +112,7 @@ def _differences(comparison: Comparison) -> Iterator[str]:
         )
     for one, other in pairs:
         yield f"<h2>{escape(one)} less {escape(other)}, query by query</h2>"
-        yield _picture(difference_figure(comparison, one, other))
-
-
-def _picture(figure: go.Figure) -> str:
-    figure.update_layout(template="plotly_white")
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False}))
-
-
-def _html_table(comparison: Comparison, rows: Sequence[Row]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header(comparison.measures))
-    body = "".join(
-        f'<tr class="{"ours" if row.system in comparison.ours else "rival"}">'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row, comparison.measures))
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _definitions(items: dict[str, str]) -> str:
-    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in items.items()) + "</dl>"
+        yield picture(difference_figure(comparison, one, other))
 
 
 def _interval(comparison: Comparison, system: str, measure: str) -> tuple[float, float]:

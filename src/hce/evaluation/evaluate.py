@@ -19,10 +19,24 @@ DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
 
 
-class Searcher(Protocol):
-    """Anything that ranks documents for queries."""
+class Ranked(Protocol):
+    """A hit, such as `Scored` or the index's `Hit`."""
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+    @property
+    def id(self) -> str:
+        """Of the document."""
+        ...
+
+    @property
+    def score(self) -> float:
+        """The higher, the better."""
+        ...
+
+
+class Searcher(Protocol):
+    """Anything that ranks documents for queries, an `Index` too."""
+
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
         """The k best documents of each query, best first."""
         ...
 
@@ -94,7 +108,8 @@ def rank(
     for query_id, hits in zip(qrels, answers, strict=True):
         if len({hit.id for hit in hits}) < len(hits):
             raise InputError(f"the searcher finds a document twice for query {query_id!r}, so ranks mean nothing")
-        run[query_id] = (without_self(query_id, hits) if drop_self else hits)[:depth]
+        scored = [Scored(hit.id, hit.score) for hit in hits]
+        run[query_id] = (without_self(query_id, scored) if drop_self else scored)[:depth]
     return run
 
 
