@@ -103,7 +103,6 @@ ORDER = [
     "web.packages",
     "web.limits",
     "web.errors",
-    "web.inside",
     "web.passages",
     "web.lanes",
     "web.together",

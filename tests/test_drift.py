@@ -60,7 +60,7 @@ def drift_of(texts: dict[str, list[str]], new: str, encoder: Encoder, count: int
     is_new = np.arange(len(vectors)) >= len(base)
     tree = Grown(Hierarchy.build(base, 16, seed=1), np.arange(len(base)))
     return measure_drift(
-        tree, vectors, is_new, np.arange(60), lambda rows: [everything[row] for row in rows.tolist()], encoder
+        tree, vectors, is_new, np.arange(60), lambda rows: [everything[row] for row in rows.tolist()], encoder.encode
     )
 
 

@@ -437,6 +437,13 @@ def test_bad_input_is_one_line(concept_corpus, static_encoder, concept_labels, t
         train(concept_corpus, static_encoder, pairs=few, recipe=SMALL)
 
 
+def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
+    monkeypatch.setattr("hce.training.optimise.process_count", lambda: 3)
+    Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))
+    with pytest.raises(InputError, match="2 pairs cannot be shared out to 3 processes"):
+        Sources(unsupervised=InverseCloze(concept_corpus, np.arange(2)))
+
+
 def test_warnings_before_training_on_what_cannot_help(static_encoder, caplog):
     tiny = Corpus.from_documents(Document(f"d{i}", f"star w{i} w{i + 1} red w{i + 2}") for i in range(40))
     train(tiny, static_encoder, recipe=replace(SMALL, epochs=1, batch_size=8))

@@ -652,11 +652,14 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_another_writer_is_a_conflict(client, index, monkeypatch):
+def test_another_writer_is_a_reason_to_try_again(client, index, monkeypatch):
     monkeypatch.setattr(Store.writing.__wrapped__, "__defaults__", (0.05,))  # seconds to wait
     with Index.open(index.path) as other, other._store.writing():
-        said = error_of(client.post("/api/documents", json={"documents": [{"id": "x", "text": "y"}]}), 409)
-    assert "another process is writing" in said
+        answers = [client.post("/api/documents", json={"documents": [{"id": "x", "text": "y"}]})]
+        answers.append(client.delete("/api/documents/d0"))
+    for answer in answers:
+        assert "another process is writing" in error_of(answer, 503)
+        assert answer.headers["retry-after"] == "1"
 
 
 @pytest.fixture

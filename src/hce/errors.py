@@ -9,6 +9,10 @@ class InputError(HceError):
     """A file, a value or an option is not what it has to be."""
 
 
+class WriterBusyError(InputError):
+    """Someone else is writing just now; the same call may succeed a little later."""
+
+
 class MissingPackageError(HceError):
     """An optional package is needed; the message holds the command that installs it."""
 

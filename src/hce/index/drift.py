@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hce.encoding.encoder import Encoder
+from hce.encoding.encoder import Kind
 from hce.training.pairs import cut_span
 from hce.tree.hierarchy import Hierarchy
 
@@ -101,7 +101,7 @@ def measure_drift(
     is_new: np.ndarray,
     held_out: np.ndarray,
     texts: Callable[[np.ndarray], Sequence[str]],
-    encoder: Encoder,
+    encode: Callable[[Sequence[str], Kind], np.ndarray],
     seed: int = 0,
 ) -> Drift:
     """Compare the documents that came after training with the others.
@@ -112,7 +112,7 @@ def measure_drift(
         is_new: which of them were not trained on, of shape (N,), bool.
         held_out: rows of old documents that were not trained on either.
         texts: the texts of some rows.
-        encoder: that made the vectors.
+        encode: as the vectors were made: texts of a kind to unit rows.
         seed: of the samples.
     """
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def measure_drift(
         sample = np.sort(rng.choice(rows, min(len(rows), SAMPLE), replace=False))
         cosine, went_to, astray = leaves.place(vectors[sample], sample)
         asked = np.sort(rng.choice(unread, min(len(unread), SPANS), replace=False))
-        found = _found(asked, texts(asked), vectors, pool, encoder, rng) if len(asked) >= LEAST else None
+        found = _found(asked, texts(asked), vectors, pool, encode, rng) if len(asked) >= LEAST else None
         populations.append(
             Population(len(rows), float(cosine.mean()), float(cosine.std()), float(astray.mean()), found, len(asked))
         )
@@ -177,13 +177,13 @@ def _found(
     texts: Sequence[str],
     vectors: np.ndarray,
     pool: np.ndarray,
-    encoder: Encoder,
+    encode: Callable[[Sequence[str], Kind], np.ndarray],
     rng: np.random.Generator,
 ) -> float:
     """The share of documents that a piece cut out of them finds among the first ten, itself without the piece."""
     spans = [cut_span(text, SPAN_LENGTH, place) for text, place in zip(texts, rng.random(len(texts)), strict=True)]
-    asked = encoder.encode([span.inside for span in spans], "query")
-    own = np.einsum("ij,ij->i", asked, encoder.encode([span.outside for span in spans]))
+    asked = encode([span.inside for span in spans], "query")
+    own = np.einsum("ij,ij->i", asked, encode([span.outside for span in spans], "document"))
     scores = asked @ np.asarray(vectors[pool]).T
     scores[rows[:, None] == pool[None, :]] = -np.inf  # its whole text
     return float(((scores >= own[:, None]).sum(axis=1) < 10).mean())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -133,7 +133,7 @@ class Index:
             How many were added.
 
         Raises:
-            InputError: an id is there already, a document is not sound, or someone else is writing.
+            InputError: an id is there already, a document is not sound, or (`WriterBusyError`) someone else is writing.
         """
         sound = [checked(batch) for batch in batches]
         with self._writing(sound, progress) as (writer, advance):
@@ -154,7 +154,7 @@ class Index:
             How many were written.
 
         Raises:
-            InputError: a document is not sound or empty, or someone else is writing.
+            InputError: a document is not sound or empty, or (`WriterBusyError`) someone else is writing.
         """
         sound = [checked(batch) for batch in batches]
         for batch in sound:
@@ -174,7 +174,7 @@ class Index:
             How many were removed.
 
         Raises:
-            InputError: an id is not there, or someone else is writing.
+            InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
         if isinstance(ids, str):
             raise InputError("remove takes a list of ids; put the single id into a list")
@@ -220,6 +220,10 @@ class Index:
         with self._store.reading() as reader:
             return reader.vectors(after)
 
+    def reading(self) -> AbstractContextManager[Reader]:
+        """One moment of the store, whatever is written meanwhile: all that is read through it fits together."""
+        return self._store.reading()
+
     # ------------------------------------------------------------------------------------------------- search
 
     @overload
@@ -245,9 +249,12 @@ class Index:
         if k < 1:
             raise InputError(f"k = {k}: ask for 1 hit or more")
         texts = [queries] if isinstance(queries, str) else list(queries)
-        vectors = self._for_queries.encode(texts, "query")
-        hits = self.search_vectors(vectors, k, filter)
+        hits = self.search_vectors(self.encode_queries(texts), k, filter)
         return hits[0] if isinstance(queries, str) else hits
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """The unit vectors of queries, of shape (texts, n)."""
+        return self._for_queries.encode(texts, "query")
 
     def search_vectors(
         self,
@@ -334,7 +341,7 @@ class Index:
                     numbers,
                 ),
                 texts,
-                self._for_documents.get(),
+                self._for_documents.encode,
                 seed,
             )
 
@@ -348,7 +355,7 @@ class Index:
             dtype: what the engine keeps vectors in from now on.
 
         Raises:
-            InputError: no such engine or dtype, or someone else is writing.
+            InputError: no such engine or dtype, or (`WriterBusyError`) someone else is writing.
         """
         if engine is not None and engine not in ENGINES:
             raise InputError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hce.errors import FormatError, InputError
+from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.tables import SCHEMA, Reader, Writer, now
 
 FILE = "documents.sqlite"
@@ -125,7 +125,7 @@ class Store:
             yield
         except sqlite3.OperationalError as error:
             if "locked" in str(error) or "busy" in str(error):
-                raise InputError(
+                raise WriterBusyError(
                     f"{folder}: another process is writing to this index; try again when it is done"
                 ) from error
             raise InputError(

@@ -48,6 +48,9 @@ class Sources:
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
             raise InputError("there is nothing to train on: no labelled pairs and no pseudo-queries")
+        fewest = min(len(source) for source in (self.supervised, self.unsupervised) if source is not None)
+        if fewest < process_count():
+            raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
 
 
 class _Part(NamedTuple):

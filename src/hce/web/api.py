@@ -8,7 +8,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 
 from hce._version import __version__
 from hce.data.documents import Document
-from hce.errors import InputError
+from hce.errors import InputError, WriterBusyError
 from hce.web.answers import (
     DocumentAnswer,
     ErrorAnswer,
@@ -22,7 +22,6 @@ from hce.web.answers import (
     WayAnswer,
     Written,
 )
-from hce.web.inside import display_name
 from hce.web.limits import (
     CHILDREN_AT_ONCE,
     CONDITION_CHARACTERS,
@@ -35,6 +34,7 @@ from hce.web.limits import (
 from hce.web.live_tree import LiveTree
 from hce.web.searching import answer_search
 from hce.web.site import Site
+from hce.web.untrained import display_name
 
 router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
 
@@ -85,7 +85,9 @@ async def add_documents(request: Request, new: NewDocuments) -> Json:
     _check(documents)
     try:
         count = await site.writes.run(site.index.update if new.update else site.index.add, documents)
-    except InputError as error:  # an id is there already, or someone else is writing
+    except WriterBusyError:
+        raise
+    except InputError as error:  # an id is there already
         raise HTTPException(409, one_line(error, site)) from error
     return Json(Written(await site.looks.run(len, site.index), added=count), 201)
 
@@ -116,9 +118,10 @@ async def remove_document(request: Request, doc_id: str) -> Json:
     site = site_of(request)
     try:
         count = await site.writes.run(site.index.remove, [doc_id])
+    except WriterBusyError:
+        raise
     except InputError as error:
-        is_there = await site.looks.run(site.index.get, doc_id) is not None
-        raise HTTPException(409 if is_there else 404, one_line(error, site)) from error
+        raise HTTPException(404, one_line(error, site)) from error
     return answer(Written(await site.looks.run(len, site.index), removed=count))
 
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from hce._version import __version__
-from hce.errors import HceError, InputError
+from hce.errors import HceError, InputError, WriterBusyError
 from hce.index.index import Index
 from hce.web.answers import Json
 from hce.web.api import one_line
@@ -79,6 +79,10 @@ def _add_errors(app: FastAPI, site: Site) -> None:
     @app.exception_handler(BusyError)
     async def busy(request: Request, error: BusyError) -> Json:
         return _error(503, "too many requests are waiting; try again in a moment", {"retry-after": "1"})
+
+    @app.exception_handler(WriterBusyError)
+    async def writing(request: Request, error: WriterBusyError) -> Json:
+        return _error(503, one_line(error, site), {"retry-after": "1"})
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Json:

@@ -9,7 +9,6 @@ from typing import Literal
 
 from hce.errors import HceError
 from hce.index.index import Index
-from hce.web.inside import reading
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class DriftWatch:
 
     def now(self) -> DriftState:
         """The last verdict; a newer one is measured in the background if documents were written since."""
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             change = reader.state().change
         with self._lock:
             outdated = self._measured_at != change

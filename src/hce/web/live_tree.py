@@ -19,7 +19,6 @@ from hce.index.live_engine import Tree
 from hce.index.tables import Reader
 from hce.tree.hierarchy import Hierarchy
 from hce.web.errors import NotThereError
-from hce.web.inside import reading
 
 RIVALS = 3  # siblings that a step shows beside the one taken
 
@@ -133,7 +132,7 @@ class LiveTree:
         Raises:
             NotThereError: no such node, or no tree.
         """
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             places = self._now(reader)
         self._check(places, level, node)
         return _node(places, level, node, depth, most)
@@ -150,7 +149,7 @@ class LiveTree:
 
     def above(self, level: int, node: int) -> list[Node]:
         """The nodes from the root down to a node, itself left out."""
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             places = self._now(reader)
         self._check(places, level, node)
         path = path_to(places.tree.hierarchy, level, node)
@@ -162,7 +161,7 @@ class LiveTree:
         Raises:
             NotThereError: no such node, or no tree.
         """
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             places = self._now(reader)
             self._check(places, places.tree.hierarchy.depth - 1, node)
             numbers = places.documents_of(node)[offset : offset + most].tolist()
@@ -171,7 +170,7 @@ class LiveTree:
 
     def way_of_query(self, vector: np.ndarray) -> Way:
         """The way that a query takes down from the root, to the closest child at each level; from its vector, (n,)."""
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             places = self._now(reader)
         return Way(_steps(places, vector, walked(places.tree.hierarchy, vector)))
 
@@ -181,7 +180,7 @@ class LiveTree:
         Raises:
             NotThereError: no such document, or no tree.
         """
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             places = self._now(reader)
             present = reader.present([doc_id])
             if doc_id not in present:

@@ -13,7 +13,6 @@ from hce.index.filters import parse_clauses
 from hce.index.hits import Hit
 from hce.index.index import Index
 from hce.web.answers import Before, SearchAnswer, Shown
-from hce.web.inside import reading
 from hce.web.passages import best_passage, marks_in, query_words
 from hce.web.untrained import Ranking, Untrained
 
@@ -77,7 +76,7 @@ def shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
 
 def _with_ranks(index: Index, hits: list[Shown], ranking: Ranking) -> list[Shown]:
     """Hits with their ranks by the untrained encoder."""
-    with reading(index) as reader:
+    with index.reading() as reader:
         present = reader.present(hit.id for hit in hits)
     numbers = np.array([present[hit.id][0] if hit.id in present else -1 for hit in hits], dtype=np.int64)
     return [replace(hit, before=rank) for hit, rank in zip(hits, ranking.ranks_of(numbers), strict=True)]
@@ -85,7 +84,7 @@ def _with_ranks(index: Index, hits: list[Shown], ranking: Ranking) -> list[Shown
 
 def _first(index: Index, ranking: Ranking, k: int, words: re.Pattern[str] | None) -> list[Shown]:
     best = ranking.first(k)
-    with reading(index) as reader:
+    with index.reading() as reader:
         documents = reader.documents(number for number, _ in best)
     hits = []
     for rank, (number, score) in enumerate(best, start=1):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 from hce.index.index import Index
 from hce.web.drift_watch import DriftWatch
-from hce.web.inside import encode_queries
 from hce.web.lanes import Lane
 from hce.web.limits import SEARCHES_WAITING, WRITES_WAITING
 from hce.web.live_tree import LiveTree
@@ -40,7 +38,7 @@ class Site:
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
         self.training = read_training(index.path)
-        self.queries = Together(partial(encode_queries, index), SEARCHES_WAITING)
+        self.queries = Together(index.encode_queries, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
         self.looks = Lane(4, SEARCHES_WAITING)

@@ -24,7 +24,6 @@ from hce.errors import HceError
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.tables import Entry, Reader
-from hce.web.inside import display_name, reading
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ class Untrained:
     def readiness(self) -> Readiness:
         """Whether there is a ranking now; asking makes it catch up with what was added since."""
         if self._readiness.state == "ready":
-            with reading(self.index) as reader:
+            with self.index.reading() as reader:
                 change = reader.state().change
             if self._rows is None or self._rows.change != change:
                 self._readiness = Readiness("preparing", self.name, total=len(self.index))
@@ -138,7 +137,7 @@ class Untrained:
             vector = encoder.encode([query], "query")[0]
         numbers, vectors = rows.numbers, rows.vectors
         if conditions is not None:
-            with reading(self.index) as reader:
+            with self.index.reading() as reader:
                 kept = np.isin(numbers, reader.numbers_where(conditions))
             numbers, vectors = numbers[kept], vectors[kept]
         scores = vectors @ vector
@@ -170,7 +169,7 @@ class Untrained:
             self._encoder = Encoder.load(str(self.spec))
         encoder = self._encoder
         known = self._rows or _read(self.index.path / FILE, encoder)
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             known, total = _without_removed(known, reader), reader.state().documents
         parts, fresh = [known], 0
         while not self._stop.is_set():
@@ -193,7 +192,7 @@ class Untrained:
             _write(self.index.path / FILE, rows, encoder)
         if self._stop.is_set():
             return
-        with reading(self.index) as reader:
+        with self.index.reading() as reader:
             state = reader.state()
             rows = _without_removed(rows, reader)
         self._rows = rows._replace(change=state.change)
@@ -237,3 +236,8 @@ def _write(path: Path, rows: Rows, encoder: Encoder) -> None:
             file.write(save(tensors, {"encoder": encoder.fingerprint}))
     except (HceError, OSError) as error:
         logger.debug("the untrained encoder's vectors are not kept: %s", error)
+
+
+def display_name(encoder: str) -> str:
+    """An encoder's name without the folders above it, which are nobody else's business."""
+    return Path(encoder).name if Path(encoder).is_absolute() else encoder
