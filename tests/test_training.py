@@ -25,7 +25,8 @@ from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.adapting import Labels, improvement, train
-from hce.training.co_training import load_mix, weights_of
+from hce.training.co_training import load_mix, mixes, weights_of
+from hce.training.devset import labelled_dev, pseudo_dev
 from hce.training.false_negatives import false_negatives
 from hce.training.history import mean_over_kinds
 from hce.training.optimise import Sources, Trainer
@@ -185,6 +186,15 @@ def test_same_seed_same_weights(concept_corpus, bert_folder):
     first, second = (train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe) for _ in range(2))
     assert [epoch.dev for epoch in first.history] == [epoch.dev for epoch in second.history]
     assert first.encoder.fingerprint == second.encoder.fingerprint
+
+
+def test_pseudo_queries_may_choose_up_to_the_limit_and_labelled_ones_all(concept_corpus, concept_labels):
+    recipe = Recipe.for_encoder(static=False)
+    pseudo = pseudo_dev(concept_corpus, np.arange(40), 200, seed=0)
+    labelled = labelled_dev(concept_corpus, *concept_labels, 200, seed=0)
+    assert mixes(recipe, pseudo) == [0.25, 0.5]
+    assert mixes(recipe, labelled) == mixes(Recipe(), pseudo) == [0.25, 0.5, 0.75, 1.0]
+    assert mixes(Recipe(interpolate=False), pseudo) == [1.0]
 
 
 def test_mixing_weights_by_hand(static_encoder):

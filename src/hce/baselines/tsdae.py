@@ -25,7 +25,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.adapting import prepare
-from hce.training.co_training import MIXES, load_mix
+from hce.training.co_training import load_mix, mixes
 from hce.training.devset import DevSet
 from hce.training.history import mean_over_kinds
 from hce.training.pairs import TOKEN, batch_count
@@ -43,7 +43,7 @@ def build_tsdae(task: Task) -> Built:
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)
-    mix = _load_best_mix(encoder, first, weights_of(encoder), dev)
+    mix = _load_best_mix(encoder, first, weights_of(encoder), dev, task.recipe)
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix})
 
 
@@ -109,9 +109,11 @@ def _endless_batches(corpus: Corpus, recipe: Recipe) -> Iterator[list[str]]:
             yield [corpus[number].full_text for number in numbers.tolist()]
 
 
-def _load_best_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet) -> float:
+def _load_best_mix(
+    encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet, recipe: Recipe
+) -> float:
     measured = {}
-    for mix in (0.0, *MIXES):
+    for mix in (0.0, *mixes(recipe, dev)):
         load_mix(encoder, first, trained, mix)
         measured[mix] = mean_over_kinds(dev.measure(encoder))
     best = max(measured, key=measured.__getitem__)

@@ -22,6 +22,7 @@ from hce.evaluation.dense import nearest
 from hce.training.pairs import Span, cut_span, equal_texts
 
 CUTOFF = 10
+LABELLED = "labelled"
 LEAST_QUERIES = 20
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -59,6 +60,11 @@ class DevSet:
     pool: np.ndarray
     panel: tuple[DevQueries, ...]
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the queries are people's, and not made of the documents."""
+        return self.panel[0].kind == LABELLED
+
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
         """NDCG@10 for each kind; the arguments are those of `scores`."""
         return {kind: float(values.mean()) for kind, values in self.scores(encoder, vectors).items()}
@@ -92,7 +98,7 @@ def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, poo
     place = {number: index for index, number in enumerate(chosen.tolist())}
     local = [np.array([place[number] for number in right.tolist()]) for right in answers]
     return DevSet(
-        f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (DevQueries("labelled", texts, local),)
+        f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (DevQueries(LABELLED, texts, local),)
     )
 
 

@@ -61,6 +61,9 @@ def cut_span(text: str, length: int, place: float) -> Span:
     """Take `length` tokens out of a text, the first of them `place` (0 … 1) of the way to the last possible start.
 
     A text of fewer than 2·`length` tokens gives up half of them, so that something is left to be found.
+
+    >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
+    Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
     """
     tokens = [match.span() for match in TOKEN.finditer(text)]
     length = min(length, len(tokens) // 2)

@@ -1,0 +1,206 @@
+"""Seconds of clustering against the number of documents N, which is doubled: k-means, whole trees, and faiss.
+
+python experiments/clustering_cost.py data/wordnet_examples --threads 1 --output docs/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+import faiss
+import numpy as np
+import torch
+from charts import Panel, Series, svg
+from results import Page, Runs, command_line, run_name, run_script, seeds_note, spread, table
+from threadpoolctl import threadpool_limits
+
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.training.co_training import encode_corpus
+from hce.tree.hierarchy import Hierarchy
+from hce.tree.kmeans import spherical_kmeans
+
+ABOUT = """
+Time to cluster N documents into N/b clusters, as the lowest level of a tree with branching factor b needs it, and to
+grow whole trees, as N doubles. Comparing every document with every centroid makes that quadratic in N, four times the
+seconds for each doubling, as faiss shows; near two times is what a large corpus can afford. Look at the slope (the
+power of N that the seconds grow with), and at the cosine of documents to their centroid: fast has to be as good.
+"""
+FAISS_ROUNDS = 25
+
+
+class Clustered(NamedTuple):
+    """What a clustering took, and the mean cosine of a document to its centroid, or to its leaf's in a tree."""
+
+    seconds: float
+    cosine: float
+
+
+def fast(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
+    """Our k-means in its fast mode, into N/b clusters."""
+    start = time.perf_counter()
+    result = spherical_kmeans(vectors, -(-len(vectors) // branching), seed=seed, mode="fast")
+    return Clustered(time.perf_counter() - start, result.objective[-1])
+
+
+def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
+    """The k-means of faiss on all points, into as many; the last search, which only measures, is not counted."""
+    kmeans = faiss.Kmeans(
+        vectors.shape[1],
+        -(-len(vectors) // branching),
+        spherical=True,
+        niter=FAISS_ROUNDS,
+        seed=seed,
+        max_points_per_centroid=len(vectors),
+        min_points_per_centroid=1,
+    )
+    start = time.perf_counter()
+    kmeans.train(vectors)
+    seconds = time.perf_counter() - start
+    return Clustered(seconds, float(kmeans.index.search(vectors, 1)[0].mean(dtype=np.float64)))
+
+
+def agglomerative(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
+    """The whole tree bottom-up, Alg. 1."""
+    return _tree(vectors, branching, seed, "agglomerative")
+
+
+def divisive(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
+    """The whole tree top-down."""
+    return _tree(vectors, branching, seed, "divisive")
+
+
+def _tree(vectors: np.ndarray, branching: int, seed: int, method: Literal["agglomerative", "divisive"]) -> Clustered:
+    start = time.perf_counter()
+    tree = Hierarchy.build(vectors, branching, method=method, seed=seed)
+    return Clustered(time.perf_counter() - start, tree.mean_cosines[-1] if tree.levels else 0.0)
+
+
+METHODS: dict[str, Callable[[np.ndarray, int, int], Clustered]] = {
+    "k-means, fast": fast,
+    "tree, agglomerative": agglomerative,
+    "tree, divisive": divisive,
+    "k-means, faiss": faiss_kmeans,
+}
+
+
+def sizes_of(documents: int, doublings: int) -> list[int]:
+    """The numbers of documents, each twice the one before, the last being all of them."""
+    return [documents >> shift for shift in range(doublings, -1, -1)]
+
+
+def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The power of N that the seconds grow with: of the straight line through all points, both axes logarithmic."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def load_vectors(folder: Path, encoder: str) -> np.ndarray:
+    """The documents' vectors in random order; a static encoder is fitted to the corpus first, as training does."""
+    corpus = Corpus.load(folder)
+    fresh = Encoder.load(encoder)
+    vectors = encode_corpus(fresh.fitted_to(corpus) if fresh.is_static else fresh, corpus)
+    return vectors[np.random.default_rng(0).permutation(len(vectors))]
+
+
+@contextmanager
+def limited_to(threads: int) -> Iterator[None]:
+    """Let every library compute in so many threads."""
+    before = torch.get_num_threads(), faiss.omp_get_max_threads()
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    try:
+        with threadpool_limits(threads):
+            yield
+    finally:
+        torch.set_num_threads(before[0])
+        faiss.omp_set_num_threads(before[1])
+
+
+# -------------------------------------------------------------------------------------------------------------- showing
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is not there yet, then show all."""
+    parser = command_line("clustering_cost", __doc__ or "", seeds=1, trains=False)
+    parser.add_argument("--branching", type=int, default=8, help="documents a cluster, b")
+    parser.add_argument("--doublings", type=int, default=4, help="how often N is doubled, up to the whole collection")
+    parser.add_argument("--methods", type=_methods, default=list(METHODS), help="with semicolons between")
+    parser.add_argument("--threads", type=int, default=1, help="that each method computes in")
+    arguments = parser.parse_args(argv)
+    vectors = load_vectors(arguments.folder, arguments.encoder)
+    sizes = sizes_of(len(vectors), arguments.doublings)
+    if sizes[0] < 2 * arguments.branching:
+        raise InputError(f"--doublings {arguments.doublings}: {sizes[0]} documents are too few to begin with")
+    with limited_to(arguments.threads):
+        found = run_all_sizes(Runs(arguments.results), vectors, sizes, arguments)
+    notes = [
+        f"{arguments.folder.absolute().name}, {vectors.shape[1]} dimensions, b = {arguments.branching}, "
+        f"{arguments.threads} {'thread' if arguments.threads == 1 else 'threads'}. {seeds_note(arguments)}",
+        "Growth is the factor at the last doubling; slope is the power of N over all sizes: 1 is linear, 2 quadratic.",
+        f"faiss runs {FAISS_ROUNDS} rounds, its default; ours stop when nothing moves. A tree's cosine is that of "
+        "documents to their leaf.",
+    ]
+    picture = svg([_panel(found, sizes)])
+    page = Page("clustering_cost", "What clustering costs", ABOUT, {"": _table(found, sizes)}, notes, picture)
+    page.show(parser, arguments)
+
+
+def _methods(text: str) -> list[str]:
+    chosen = [item.strip() for item in text.split(";")]
+    unknown = [name for name in chosen if name not in METHODS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}; there are {'; '.join(METHODS)}")
+    return chosen
+
+
+def run_all_sizes(
+    runs: Runs, vectors: np.ndarray, sizes: Sequence[int], arguments: argparse.Namespace
+) -> dict[str, list[list[Clustered]]]:
+    """For each method and each size, a clustering with each seed; the cheap sizes come first."""
+    found: dict[str, list[list[Clustered]]] = {method: [] for method in arguments.methods}
+    for size in sizes:
+        for method in arguments.methods:
+            found[method].append(
+                [_kept(runs, vectors[:size], method, seed, arguments) for seed in range(arguments.seeds)]
+            )
+    return found
+
+
+def _kept(runs: Runs, vectors: np.ndarray, method: str, seed: int, arguments: argparse.Namespace) -> Clustered:
+    kind = f"b={arguments.branching} threads={arguments.threads}"
+    name = run_name(arguments.folder.absolute().name, arguments.encoder, kind, method, len(vectors), seed)
+    return Clustered(**runs.get(name, lambda: METHODS[method](vectors, arguments.branching, seed)._asdict()))
+
+
+def _seconds(clustered: Sequence[Sequence[Clustered]]) -> list[list[float]]:
+    return [[each.seconds for each in runs] for runs in clustered]
+
+
+def _table(found: dict[str, list[list[Clustered]]], sizes: Sequence[int]) -> str:
+    rows = []
+    for method, clustered in found.items():
+        means = [fmean(each) for each in _seconds(clustered)]
+        growth = f"× {means[-1] / means[-2]:.2f}" if len(means) > 1 else "–"
+        shown_slope = f"{slope(sizes, means):.2f}" if len(means) > 1 else "–"
+        cosine = fmean(each.cosine for each in clustered[-1])
+        rows.append([method, *(f"{mean:.2f} s" for mean in means), growth, shown_slope, f"{cosine:.4f}"])
+    return table(["", *(f"N = {size:,}" for size in sizes), "growth", "slope", "cosine"], rows)
+
+
+def _panel(found: dict[str, list[list[Clustered]]], sizes: Sequence[int]) -> Panel:
+    series = [
+        Series(method, [fmean(each) for each in _seconds(clustered)], [spread(each) for each in _seconds(clustered)])
+        for method, clustered in found.items()
+    ]
+    return Panel("Seconds of clustering", "documents", "seconds", [f"{size:,}" for size in sizes], series, log=True)
+
+
+if __name__ == "__main__":
+    run_script(main)
