@@ -1,20 +1,34 @@
-"""The docs say what the code does: the README's example session, links, and the generated page."""
+"""The docs say what the code does.
+
+Run: README's Python, every example in a docstring (with a small random table for the encoder `static`). Parsed only:
+every `hce …` line of every page and of every command's help; those of README and tutorial are run by test_tutorial.py.
+Looked up: links, the modules and functions that pages name, and that each command is on the generated page (CI makes
+that page anew and fails where it was stale).
+"""
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
+import typer
+from small_static import small_static
 
 import hce
 from hce.cli import app
-from hce.errors import HceError
+from hce.errors import HceError, MissingPackageError
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
+PACKAGE = Path(hce.__file__).parent
+COMMANDS = typer.main.get_command(app)
+WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
 
 
 def test_the_readmes_error_is_what_is_printed(tmp_path, monkeypatch):
@@ -46,9 +60,10 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
-def test_named_functions_exist():
-    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    for name in set(re.findall(r"`(hce\.[\w.]+)", text)) - {"hce.json"}:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_functions_exist(page):
+    names = set(re.findall(r"`(hce\.[a-z_]\w*(?:\.\w+)*)", page.read_text(encoding="utf-8"))) - {"hce.json"}
+    for name in sorted(names):
         parts = name.split(".")
         split = next(i for i in range(len(parts), 0, -1) if _is_module(".".join(parts[:i])))
         target = importlib.import_module(".".join(parts[:split]))
@@ -67,3 +82,49 @@ def test_every_command_is_on_the_generated_page():
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert names == set(re.findall(r"^## `hce ([\w-]+)`$", page, flags=re.MULTILINE))
+
+
+def test_every_command_has_json_and_examples():
+    for name, command in COMMANDS.commands.items():
+        assert "--json" in {option for parameter in command.params for option in parameter.opts}, name
+        assert re.search(r"Examples?:\n\s+.*\bhce ", command.help), name
+
+
+def documented_commands() -> list[str]:
+    """Every line that begins with `hce`, or a launcher and then `hce`, in consoles of the pages and in the helps."""
+    pages = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES]
+    consoles = [block for page in pages for block in re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL)]
+    lines = [line[2:] for block in consoles for line in block.splitlines() if line.startswith("$ ")]
+    lines += [line.strip() for command in COMMANDS.commands.values() for line in command.help.splitlines()]
+    return sorted(
+        {line for line in lines if re.match(r"(\S+=\S+ |[^`]*\| |(accelerate|torchrun) .*-m )?hce [a-z]", line)}
+    )
+
+
+@pytest.mark.parametrize("line", documented_commands())
+def test_documented_commands_parse(line):
+    line = re.sub(r"\s+\(several .*|\s[<>]\s.*", "", line)  # a remark, redirections
+    words = shlex.split(line, comments=True)
+    name, *arguments = words[words.index("hce") + 1 :]
+    if "…" not in arguments:
+        COMMANDS.commands[name].make_context(name, arguments, parent=click.Context(COMMANDS))
+
+
+def test_there_are_examples():
+    assert len(WITH_EXAMPLES) >= 10
+    assert len(documented_commands()) >= 60
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_examples_in_docstrings(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path / "cache"))
+    small_static(tmp_path / "cache", ["red shoes", "blue hats", "shoes of 2022 2023 2024"])
+    name = ".".join(["hce", *path.relative_to(PACKAGE).with_suffix("").parts])
+    try:
+        module = importlib.import_module(name)
+    except MissingPackageError as error:
+        pytest.skip(str(error))
+    found = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False)
+    assert found.attempted
+    assert not found.failed

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -37,8 +38,12 @@ NEWCOMER = Document(
 QUESTION = "move something somewhere else at once"
 
 
-def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> None:
-    """Run the demo and print it; progress goes to `err`, model and index to `folder`."""
+def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Run the demo and print it; progress goes to `err`, model and index to `folder`.
+
+    Returns:
+        Where model and index are, and what was measured, for JSON.
+    """
     start = time.perf_counter()
     folder = _free_name(folder)
     dataset = python_docstrings()
@@ -46,7 +51,8 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
     searchers = _searchers(dataset, encoder_spec, seed, folder, err)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
-    out.print(_table(reports))
+    chances = _chances(reports)
+    out.print(_table(reports, chances))
     out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomisation test, Holm's correction)")
 
     with Index.create(folder / "index", dataset.corpus, folder / "model") as index:
@@ -57,11 +63,19 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
             out.print(f"\n[bold]{question}[/]")
             out.print(_side_by_side(question, searchers))
         _come_and_go(out, index)
-    out.print(
-        f"\nAll of this took {time.perf_counter() - start:.0f} s. Look around in it, and do the same with yours:\n"
-    )
-    out.print(f"  hce serve {folder / 'index'}", highlight=False)
-    out.print("  hce train docs.jsonl -o my-model && hce index docs.jsonl -m my-model -o my-index", highlight=False)
+    seconds = time.perf_counter() - start
+    out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
+    out.print(f"  hce serve {folder / 'index'}", soft_wrap=True)
+    out.print("  hce train docs.jsonl -o my-model", soft_wrap=True)
+    out.print("  hce index docs.jsonl -m my-model -o my-index", soft_wrap=True)
+    return {
+        "model": str(folder / "model"),
+        "index": str(folder / "index"),
+        "documents": len(dataset.corpus),
+        "measures": {name: report.means for name, report in reports.items()},
+        "p": chances,
+        "seconds": seconds,
+    }
 
 
 def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
@@ -88,17 +102,21 @@ def _dense(encoder: Encoder, dataset: Dataset) -> DenseSearcher:
     return DenseSearcher(encoder, dataset.corpus.ids, encoder.encode(list(dataset.corpus.texts())))
 
 
-def _table(reports: Mapping[str, Report]) -> Table:
+def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table:
     """Means, and for each rival whether the difference to hce could be chance."""
-    values = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
-    rivals = [name for name in values if name != "hce"]
-    chances = dict(zip(rivals, holm([compare_paired(values["hce"], values[name]).p for name in rivals]), strict=True))
     table = Table("", *MEASURES, "p", box=None)
     for name, report in reports.items():
         means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
         chance = "" if name == "hce" else f"{chances[name]:.4f}"
         table.add_row(name, *means, chance, style="bold" if name == "hce" else None)
     return table
+
+
+def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
+    """For each rival the p of its difference to hce, corrected for the number of rivals."""
+    values = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
+    rivals = [name for name in values if name != "hce"]
+    return dict(zip(rivals, holm([compare_paired(values["hce"], values[name]).p for name in rivals]), strict=True))
 
 
 def _side_by_side(question: str, searchers: Mapping[str, Searcher]) -> Table:

@@ -74,7 +74,12 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document], name: str = "documents") -> Corpus:
-        """Make a corpus of documents that are in memory already; they are checked as a file's would be."""
+        """Make a corpus of documents that are in memory already; they are checked as a file's would be.
+
+        >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats", title="Hats")])
+        >>> len(corpus), corpus.ids, list(corpus.texts())
+        (2, ['a', 'b'], ['red shoes', 'Hats blue hats'])
+        """
         check, kept, places = _Checker(name), [], []
         for number, document in enumerate(documents, start=1):
             where = f"{name}, number {number}"
@@ -88,6 +93,9 @@ class Corpus(Sequence[Document]):
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], name: str = "records") -> Corpus:
         """Make a corpus of mappings, such as the rows of a Hugging Face dataset: fields as in a JSONL file.
+
+        >>> Corpus.from_records([{"id": 7, "text": "red shoes", "year": 2024}])[0]
+        Document(id='7', text='red shoes', title='', metadata={'year': 2024})
 
         Raises:
             InputError: at the first fault, with the record's number; nothing is kept then.

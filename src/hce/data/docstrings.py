@@ -48,7 +48,7 @@ def _docstrings(library: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).with_suffix("").parts
         if SKIPPED_FOLDERS.isdisjoint(parts):
-            module = ".".join(part for part in parts if part != "__init__")
+            module = ".".join(part for part in parts if part != "__init__") or library.name
             yield from _file_docstrings(path, module)
 
 

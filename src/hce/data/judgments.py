@@ -40,7 +40,12 @@ class Judgment(NamedTuple):
 
 
 class Qrels(Mapping[str, Mapping[str, int]]):
-    """Judgments by query: `qrels["q1"]["d7"]` is the grade of document d7 for query q1."""
+    """Judgments by query: `qrels["q1"]["d7"]` is the grade of document d7 for query q1.
+
+    >>> qrels = Qrels([Judgment("q1", "d7", 2), Judgment("q1", "d8", 0)])
+    >>> qrels["q1"]["d7"], qrels.positives("q1"), qrels
+    (2, ['d7'], Qrels(1 queries, 2 judgments))
+    """
 
     def __init__(self, judgments: Iterable[Judgment]) -> None:
         self._grades: dict[str, dict[str, int]] = {}

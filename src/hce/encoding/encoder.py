@@ -132,6 +132,11 @@ class Encoder:
         A text of which the encoder knows no token (to a static one, the empty text is such) has no direction of its
         own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero.
 
+        >>> encoder = Encoder.load("static")
+        >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
+        >>> vectors.shape == (3, encoder.dim), round(float(vectors[0] @ vectors[2]), 4)
+        (True, 1.0)
+
         Raises:
             InputError: a text is not a string, or `kind` is unknown.
             FormatError: the model gives infinities or NaN.

@@ -72,6 +72,16 @@ def evaluate(
 ) -> Report:
     """Search for every judged query and measure the rankings.
 
+    >>> from hce.baselines.bm25 import BM25Searcher
+    >>> from hce.data.judgments import Judgment
+    >>> searcher = BM25Searcher.index(["a", "b"], ["red shoes", "blue hats"])
+    >>> queries = {"q": Query("q", "a hat that is blue"), "r": Query("r", "socks")}
+    >>> report = evaluate(searcher, queries, Qrels([Judgment("q", "b", 1), Judgment("r", "a", 1)]), ["RR@10"])
+    >>> report.per_query
+    {'RR@10': {'q': 1.0, 'r': 0.0}}
+    >>> print(report)
+    RR@10 0.5000
+
     Args:
         searcher: what is measured.
         queries: by id; those without a judgment are not asked.

@@ -49,6 +49,9 @@ class Measure(NamedTuple):
 def parse_measure(name: str) -> Measure:
     """Read a measure's name, of any of the usual spellings, in capitals or not.
 
+    >>> [str(parse_measure(name)) for name in ("ndcg@10", "MRR@10", "hit@5", "recall@100", "map")]
+    ['nDCG@10', 'RR@10', 'Success@5', 'R@100', 'AP']
+
     Raises:
         InputError: there is no such measure; the message lists those that there are.
     """

@@ -46,6 +46,10 @@ class Paired(NamedTuple):
 def compare_paired(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0, *, draws: int = DRAWS) -> Paired:
     """Compare what two systems scored on the same queries; the same seed gives the same answer.
 
+    >>> paired = compare_paired({"q1": 1.0, "q2": 0.5, "q3": 0.5}, {"q1": 0.5, "q2": 0.5, "q3": 0.0})
+    >>> paired.p, paired.better, paired.worse, paired.equal  # two queries differ: 2 of 4 signs are as far from 0
+    (0.5, 2, 0, 1)
+
     Raises:
         InputError: the queries are not the same, or there are none.
     """
@@ -119,6 +123,9 @@ def holm(ps: Sequence[float]) -> list[float]:
 
     Below α, an adjusted p rejects; the chance that any true null hypothesis is among those rejected is then at most α,
     however the comparisons hang together.
+
+    >>> holm([0.25, 0.125])
+    [0.25, 0.25]
     """
     adjusted, highest = [1.0] * len(ps), 0.0
     for rank, number in enumerate(sorted(range(len(ps)), key=lambda index: ps[index])):

@@ -36,6 +36,9 @@ class Condition(NamedTuple):
 def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
     """Read conditions as they are written on the command line: 'lang=en', 'year>=2000', 'tag in a,b'.
 
+    >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr"])
+    {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr']}
+
     Raises:
         InputError: a clause that is none of these, or two for one field that are not the ends of a range.
     """

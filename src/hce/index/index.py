@@ -76,6 +76,12 @@ class Index:
 
         Stopped half-way, it leaves only the vectors encoded so far, in `PATH.unfinished`; the same call goes on there.
 
+        >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
+        >>> with Index.create("my-index", [shoes], Encoder.load("static")) as index:
+        ...     _ = index.add([hats])
+        ...     [hit.id for hit in index.search("blue hats")], [hit.id for hit in index.search("red shoes", k=1)]
+        (['b', 'a'], ['a'])
+
         Args:
             path: the new folder.
             corpus: its first documents.
@@ -237,6 +243,13 @@ class Index:
         filter: Filter | None = None,  # noqa: A002
     ) -> list[Hit] | list[list[Hit]]:
         """The k best documents for a text, best first, or for each of several texts.
+
+        >>> index = Index.create("shop", [Document(str(year), f"shoes {year}", metadata={"year": year}) for year in
+        ...     (2022, 2023, 2024)], Encoder.load("static"))
+        >>> sorted(hit.id for hit in index.search("shoes", filter={"year": {"gte": 2023}}))
+        ['2023', '2024']
+        >>> len(index.search(["shoes", "shoes of 2022"], k=1))
+        2
 
         Args:
             queries: a text or a list of texts.

@@ -42,7 +42,11 @@ class Grown(NamedTuple):
 
 
 def branching_for_depth(count: int, depth: int) -> int:
-    """The paper's rule for BEIR: the smallest power of two b with b^depth ≥ count, 1M documents → 128 at depth 3."""
+    """The paper's rule for BEIR: the smallest power of two b with b^depth ≥ count.
+
+    >>> branching_for_depth(1_000_000, 3)
+    128
+    """
     branching = 2
     while branching**depth < count:
         branching *= 2
@@ -54,6 +58,9 @@ def level_sizes(count: int, branching: int) -> list[int]:
 
     The depth L is one more than their number, found by counting divisions: ⌈log_b N⌉ in floating point is off by one
     for some powers of b.
+
+    >>> level_sizes(1_000_000, 128)
+    [62, 7813]
     """
     sizes = []
     nodes = -(-count // branching)

@@ -84,6 +84,13 @@ class Hierarchy:
     ) -> Hierarchy:
         """Grow the tree of `vectors`.
 
+        >>> around = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+        >>> tree = Hierarchy.build(np.stack([np.cos(around), np.sin(around)], axis=1).astype(np.float32), branching=4)
+        >>> tree, tree.depth, len(tree.path(0))
+        (Hierarchy(4 → 16 → 64 documents), 3, 3)
+        >>> int(tree.children(tree.depth - 1, tree.path(0)[-2])[0])  # of documents that share a leaf, the first
+        0
+
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
             branching: expected number of children b, or "auto": the smallest power of two with which `depth` levels

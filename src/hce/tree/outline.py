@@ -34,6 +34,14 @@ def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, 
 def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
     """The top of the tree for a terminal: the largest nodes first, with their names and sizes.
 
+    >>> import rich
+    >>> tree = Hierarchy.build(np.repeat(np.eye(2, dtype=np.float32), [3, 1], axis=0), branching=3)
+    >>> tree.labels = [[["shoes", "boots"], ["hats"]]] if tree.path(0)[0] == 0 else [[["hats"], ["shoes", "boots"]]]
+    >>> rich.print(outline(tree))
+    4 documents, 2 levels
+    ├── shoes · boots  3
+    └── hats  1
+
     Args:
         hierarchy: the tree, with or without names.
         levels: how many levels to show.
