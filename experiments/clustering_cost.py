@@ -111,7 +111,7 @@ def load_vectors(folder: Path, encoder: str) -> np.ndarray:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let every library compute in one thread: the time of the processor is then that of the work, whatever else runs."""
+    """Let every library compute in one thread; processor time then means the work, whatever else is running."""
     before = torch.get_num_threads(), faiss.omp_get_max_threads()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)

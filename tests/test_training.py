@@ -447,6 +447,13 @@ def test_bad_input_is_one_line(concept_corpus, static_encoder, concept_labels, t
         train(concept_corpus, static_encoder, pairs=few, recipe=SMALL)
 
 
+def test_a_batch_of_few_documents_is_a_quarter_of_them_unless_set():
+    assert Recipe.for_encoder(static=True, documents=100).batch_size == 25
+    assert Recipe.for_encoder(static=True, documents=3).batch_size == 2
+    assert Recipe.for_encoder(static=True, documents=100, batch_size=64).batch_size == 64
+    assert Recipe.for_encoder(static=True, documents=10_000).batch_size == 256
+
+
 def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
     monkeypatch.setattr("hce.training.optimise.process_count", lambda: 3)
     Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))

@@ -82,7 +82,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     """The rivals, in the order of the table; the trained model is written to `folder`."""
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
-    recipe = replace(Recipe.for_encoder(static=untrained.is_static), seed=seed)
+    recipe = Recipe.for_encoder(static=untrained.is_static, documents=len(corpus), seed=seed)
     searchers: dict[str, Searcher] = {
         "BM25": BM25Searcher.index(corpus.ids, corpus.texts()),
         "untrained": _dense(untrained, dataset),

@@ -63,7 +63,7 @@ def train(
     device = join_processes()
     documents = Corpus.load(corpus)
     start = Encoder.load(encoder, device=device)
-    recipe = Recipe.for_encoder(static=start.is_static, **_chosen(settings))
+    recipe = Recipe.for_encoder(static=start.is_static, documents=len(documents), **_chosen(settings))
     labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), recipe.mode)
     first = is_first_process()
     with (

@@ -114,9 +114,7 @@ def task_of(
 
 def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Recipe:
     """What every trained system may spend: as given, else an epoch as long as the corpus and no batch too big."""
-    recipe = Recipe.for_encoder(static=static, **{"epoch_pairs": documents, **settings})
-    if "batch_size" not in settings:
-        return replace(recipe, batch_size=min(recipe.batch_size, max(2, documents // 4)))
+    recipe = Recipe.for_encoder(static=static, documents=documents, **{"epoch_pairs": documents, **settings})
     if recipe.batch_size > documents:
         raise InputError(
             f"batch_size {recipe.batch_size} is larger than the corpus ({documents} documents); "

@@ -90,7 +90,7 @@ def train(
     if len(corpus) < 2:
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
-    recipe = recipe or Recipe.for_encoder(static=encoder.is_static)
+    recipe = recipe or Recipe.for_encoder(static=encoder.is_static, documents=len(corpus))
     recipe = replace(recipe, mode=_mode(recipe, pairs or generated))
     _check(corpus, encoder, recipe)
     sources, devset = prepare(corpus, pairs, generated, dev, recipe)

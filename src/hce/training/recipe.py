@@ -57,7 +57,9 @@ class Recipe:
         0,
         "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
     )
-    batch_size: int = _option(256, "pairs in a step, over all processes")
+    batch_size: int = _option(
+        256, "pairs in a step, over all processes; at most a quarter of few documents"
+    )
     chunk_size: int = _option(
         0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"
     )
@@ -114,8 +116,13 @@ class Recipe:
             raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more tokens")
 
     @classmethod
-    def for_encoder(cls, *, static: bool, **settings: Any) -> Recipe:
+    def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
         """The measured defaults for a kind of encoder, with some settings replaced.
+
+        Args:
+            static: whether it is a token table.
+            documents: how many there are; of few, a batch is no more than a quarter, unless its size is set.
+            settings: fields of the recipe.
 
         Raises:
             InputError: a setting that does not exist, or a value that cannot be.
@@ -124,7 +131,10 @@ class Recipe:
         if unknown:
             known = ", ".join(each.name for each in fields(cls))
             raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
-        return replace(cls() if static else cls(**TRANSFORMER), **settings)
+        recipe = replace(cls() if static else cls(**TRANSFORMER), **settings)
+        if documents is None or "batch_size" in settings:
+            return recipe
+        return replace(recipe, batch_size=min(recipe.batch_size, max(2, documents // 4)))
 
     @classmethod
     def explain(cls, name: str) -> str:
