@@ -147,7 +147,7 @@ class Index:
                 known = writer.present(document.id for document in chunk)
                 if known:
                     raise InputError(
-                        f"{self.path}: id {next(iter(known))!r} is there already; --update replaces documents, "
+                        f"{self.path}: id {next(iter(known))!r} is there already; update replaces documents, "
                         "or leave it out"
                     )
             insert_documents(writer, chunks_of(sound), self._encode_documents, advance)
