@@ -28,6 +28,12 @@ bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEI
 	$(BIN)/python benchmarks/cluster.py trees $(DATA)/wordnet_examples
 	$(BIN)/python benchmarks/cluster.py --branching 128 memory
 	$(BIN)/python benchmarks/train_step.py $(DATA)/scifact
+	$(BIN)/python benchmarks/index.py $(DATA)/wordnet_examples
+	$(BIN)/python benchmarks/crash.py --trials 300
+	test -d bench-output/squad || $(BIN)/hce train $(DATA)/squad -o bench-output/squad
+	$(BIN)/python benchmarks/search.py engines $(DATA)/squad bench-output/squad --page bench-output/search.html
+	test -d bench-output/demo || $(BIN)/hce demo --output bench-output/demo
+	$(BIN)/python benchmarks/serve.py bench-output/demo/index
 
 # constraints.txt pins what was tested. torch is installed first and alone, so that where pip
 # is offered a CPU build of that version, no other package pulls in another one.
@@ -39,4 +45,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) hce-demo bench-output
