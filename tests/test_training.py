@@ -24,7 +24,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.training.adapting import Labels, improvement, train
+from hce.training.adapting import Labels, improvement, prepare, train
 from hce.training.co_training import load_mix, mixes, weights_of
 from hce.training.devset import labelled_dev, pseudo_dev
 from hce.training.false_negatives import false_negatives
@@ -147,12 +147,15 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
     assert trainer.steps_per_epoch == 8
 
 
-def test_few_labelled_pairs_have_no_level_loss(concept_corpus, static_encoder, concept_labels):
+def test_labelled_queries_have_level_losses_if_they_stand_for_topics(concept_corpus, static_encoder, concept_labels):
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
-    for given, expected in ((-1, [0, 2]), (1, [1, 1])):
-        recipe = replace(SMALL, levels=given)
-        trainer = Trainer(concept_corpus, static_encoder, Sources(few, InverseCloze(concept_corpus)), recipe)
+    topics = Labels(
+        concept_labels.queries, Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(q % 3 + 3))
+    )
+    for labels, given, expected in ((concept_labels, -1, [0, 2]), (concept_labels, 1, [1, 1]), (topics, -1, [2, 2])):
+        recipe = replace(SMALL, levels=given, mode="joint")
+        sources, _ = prepare(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
+        trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.grow(vectors, recipe, static_encoder, 0), vectors)
         assert [len(objective.centroids) for objective in trainer.objectives] == expected
 

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 SMALL_CORPUS = 200
 SHORT_DOCUMENT = 16  # tokens; the median below that leaves nothing to cut a span from
 LEAST_DEV_QUERIES = 20
+MANY_ANSWERS = 4  # right documents a query, on average; from so many on, a query stands for a topic
 
 
 class Labels(NamedTuple):
@@ -224,7 +225,8 @@ def prepare(
         supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), recipe)
-    return Sources(supervised, unsupervised, held_out), devset
+    topical = supervised is not None and len(supervised) >= MANY_ANSWERS * len(supervised.texts)
+    return Sources(supervised, unsupervised, held_out, topical), devset
 
 
 def _without(pairs: Labels, dev: Labels) -> Labels:

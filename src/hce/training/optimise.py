@@ -38,12 +38,13 @@ class Sources:
     """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
 
     `held_out` are documents kept for measuring: they are not drawn as negatives either, or training would only ever
-    push them away.
+    push them away. `topical` says that a labelled query has many right documents, and so stands for a topic.
     """
 
     supervised: PairSource | None = None
     unsupervised: PairSource | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    topical: bool = False
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
@@ -88,11 +89,14 @@ class Trainer:
         self.encoder = encoder
         self.recipe = recipe
         alpha = recipe.alpha if sources.supervised is not None else 1.0
-        # Labelled pairs fewer than documents are gone through again and again, and learn the tree's nodes by heart:
-        # measured, their level losses cost more than they gain (docs/LOG.md).
+        # A query that one document answers is about that document and not about a region of the tree: measured, level
+        # losses of such pairs cost much more than they gain (docs/LOG.md).
         self.parts = [
-            (weight, source, labelled and len(source) < len(corpus))
-            for weight, source, labelled in ((1.0, sources.supervised, True), (alpha, sources.unsupervised, False))
+            (weight, source, pointed)
+            for weight, source, pointed in (
+                (1.0, sources.supervised, not sources.topical),
+                (alpha, sources.unsupervised, False),
+            )
             if source is not None
         ]
         available = max(len(source) for _, source, _ in self.parts)
@@ -113,7 +117,7 @@ class Trainer:
         recipe = self.recipe
         self.tree = tree
         self.vectors = vectors  # may be a memory map: rows are read as they are drawn
-        self.objectives = [self._objective(tree, few) for _, _, few in self.parts]
+        self.objectives = [self._objective(tree, pointed) for _, _, pointed in self.parts]
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = torch.optim.AdamW(
@@ -127,11 +131,11 @@ class Trainer:
         """Those of all objectives, as training has moved them."""
         return [centroids for objective in self.objectives for centroids in objective.centroids]
 
-    def _objective(self, tree: Hierarchy, few_pairs: bool) -> HCELoss:
+    def _objective(self, tree: Hierarchy, pointed: bool) -> HCELoss:
         recipe = self.recipe
         levels = min(recipe.levels, tree.depth - 1)
         if recipe.levels < 0:
-            levels = 0 if few_pairs else tree.depth - 1
+            levels = 0 if pointed else tree.depth - 1
         return HCELoss(
             self.encoder.model,
             tree,

@@ -57,9 +57,7 @@ class Recipe:
         0,
         "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
     )
-    batch_size: int = _option(
-        256, "pairs in a step, over all processes; at most a quarter of few documents"
-    )
+    batch_size: int = _option(256, "pairs in a step, over all processes; at most a quarter of few documents")
     chunk_size: int = _option(
         0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"
     )
@@ -73,7 +71,9 @@ class Recipe:
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
     branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
     levels: int = _option(
-        -1, "levels with a level loss, M; -1: all above the documents, but none for labelled pairs fewer than documents"
+        -1,
+        "levels with a level loss, M; -1: all above the documents, but none for labelled queries that have few right "
+        "documents each",
     )
     negatives: Negatives = _option(
         "siblings",
