@@ -105,9 +105,8 @@ def tree_rival(task: Task, hierarchy: Hierarchy | None, name: str) -> Rival:
         return engine.search(queries, K).scores
 
     def counted(queries: int) -> float:
-        tree = engine._tree  # faiss does not count the nodes that the beam starts from
-        whole = len(tree.layers[tree.start(engine._work(K))])
-        return whole + faiss.cvar.indexIVF_stats.ndis / queries
+        # faiss does not count the nodes that the beam starts from.
+        return engine._descent().whole + faiss.cvar.indexIVF_stats.ndis / queries
 
     return Rival(name, search, np.geomspace(0.5, 16, 61), counted)
 

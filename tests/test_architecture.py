@@ -65,6 +65,7 @@ ORDER = [
     "engines.exact",
     "engines.lists",
     "engines.growing",
+    "engines.descent",
     "engines.balance",
     "engines.flat",
     "engines.hnsw",

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.engines.lists import Lists
-from hce.engines.quantise import ROWS_AT_ONCE
-from hce.tree.clustering import Grown, Level, agglomerative, k_means
+from hce.tree.clustering import Grown, Level
 from hce.tree.hierarchy import Hierarchy
 
-LEAF = 8  # documents in a leaf, on average
+LEAF = 12  # documents in a leaf, on average
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
 
 
@@ -58,27 +57,12 @@ def grow(
     """Lay a hierarchy of `vectors` out as lists; without one, grow it first."""
     if not len(vectors):
         return _tree(dim, [], numbers, vectors, np.empty(0, np.int64), dtype)
-    if hierarchy is None:
+    # A trained tree is broad: its leaves hold dozens of documents, which is good for training and too coarse for
+    # searching. Finer leaves under its nodes were tried, and a tree grown anew finds more at less work (docs/LOG.md).
+    if hierarchy is None or len(vectors) > 2 * LEAF * len(np.unique(hierarchy.document_parent)):
         hierarchy = Hierarchy.build(vectors, LEAF, seed=seed)
-    levels, leaf = hierarchy.levels, hierarchy.document_parent
-    if levels and len(vectors) > 2 * LEAF * len(levels[-1].centroids):
-        levels, leaf = _finer(vectors, levels[-1].centroids, seed)
-    return _tree(dim, list(levels), numbers, vectors, leaf, dtype)
-
-
-def _finer(vectors: np.ndarray, nodes: np.ndarray, seed: int) -> Grown:
-    """Smaller leaves under the nearest of the given ones, and Alg. 1 above them, all with a branching of `LEAF`.
-
-    A trained tree is broad: its leaves hold dozens of documents, which is good for training and too coarse for
-    searching. Its leaves become nodes, each at the mean of the new leaves under it: that stands for the region and
-    not for where it is dense, and a beam finds the right nodes more often by it than by the mean of the documents.
-    """
-    cluster = k_means("auto", None)
-    cells = cluster(vectors, -(-len(vectors) // LEAF), seed)
-    used, parent = np.unique(_nearest(cells.centroids, nodes), return_inverse=True)
-    nodes = _means_of_children(nodes[used], parent, cells.centroids)
-    above = agglomerative(nodes, LEAF, seed, cluster)
-    return in_order([*above.levels, Level(above.document_parent, nodes), Level(parent, cells.centroids)], cells.labels)
+    grown = in_order(list(hierarchy.levels), hierarchy.document_parent)
+    return _tree(dim, list(grown.levels), numbers, vectors, grown.document_parent, dtype)
 
 
 def in_order(levels: list[Level], leaf: np.ndarray) -> Grown:
@@ -91,14 +75,6 @@ def in_order(levels: list[Level], leaf: np.ndarray) -> Grown:
         new_number = np.empty_like(order)
         new_number[order] = np.arange(len(order))
     return Grown(tuple(ordered), new_number[leaf])
-
-
-def _means_of_children(nodes: np.ndarray, parent: np.ndarray, children: np.ndarray) -> np.ndarray:
-    """The unit mean of each node's children; where they cancel out, the node stays where it is."""
-    means = np.zeros_like(nodes)
-    np.add.at(means, parent, children)
-    lengths = np.linalg.norm(means, axis=1, keepdims=True)
-    return np.where(lengths > 0, means / np.maximum(lengths, np.finfo(np.float32).tiny), nodes)
 
 
 def _tree(
@@ -117,9 +93,3 @@ def _tree(
     above = [1, *(len(layer) for layer in layers[:-1])]
     branching = [max(LEAF, round(len(layer) / lists)) for layer, lists in zip(layers, above, strict=True)]
     return Tree([*layers, documents], [*branching, LEAF])
-
-
-def _nearest(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """The nearest centroid of each row, of shape (rows,), int64."""
-    blocks = range(0, len(rows), ROWS_AT_ONCE // 16)
-    return np.concatenate([(rows[start : start + ROWS_AT_ONCE // 16] @ centroids.T).argmax(axis=1) for start in blocks])

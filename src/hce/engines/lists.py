@@ -37,7 +37,6 @@ class Lists:
         self.index = index
         self.ids = ids
         self.home = home
-        self._side_by_side: faiss.IndexFlat | None = None
 
     @classmethod
     def new(cls, dim: int, count: int, dtype: str, vectors: np.ndarray) -> Lists:
@@ -85,7 +84,6 @@ class Lists:
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
             self._append(ids[rows], np.ascontiguousarray(vectors[rows], dtype=np.float32), home[rows])
-        self._side_by_side = None
         ids, home = np.concatenate([self.ids, ids]), np.concatenate([self.home, home])
         order = np.argsort(ids, kind="stable")
         self.ids, self.home = ids[order], home[order]
@@ -95,7 +93,6 @@ class Lists:
         """Take ids out that are there."""
         if not len(ids):
             return
-        self._side_by_side = None
         self.index.remove_ids(faiss.IDSelectorBatch(np.ascontiguousarray(ids, dtype=np.int64)))
         kept = ~np.isin(self.ids, ids)
         self.ids, self.home = self.ids[kept], self.home[kept]
@@ -134,15 +131,18 @@ class Lists:
         parts = [_search_lists(self.index, queries[block], k, lists[block], only) for block in blocks]
         return Found(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def search_whole(self, queries: np.ndarray, k: int) -> Found:
-        """The k best of all lists, in any order, by a matrix product: for few vectors, of which a copy is kept."""
-        rows = self._side_by_side
-        if rows is None:  # several threads may do this at once, to the same end
-            rows = faiss.IndexFlatIP(self.index.d)
-            rows.add(self.everything().vectors)
-            self._side_by_side = rows
-        scores, found = rows.search(queries, k)
-        return Found(scores, self.ids[found])
+    def under(self, quantizer: faiss.Index) -> faiss.IndexIVF:
+        """The same lists as an index of their own, for which `quantizer` chooses among them.
+
+        It sees what is put into lists, but not a list that is made: make it anew after changes. Keep this object while
+        that one is in use.
+        """
+        index = inverted_file(self.index.d, self.index.nlist, self.dtype, None, quantizer)
+        if self.dtype != "float32":
+            index.sq = self.index.sq
+        index.replace_invlists(self.index.invlists, False)
+        index.ntotal = len(self)
+        return index
 
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """The k best of all lists, or of the allowed ids (rising), ties settled by id."""
@@ -200,22 +200,26 @@ class Lists:
         more.this.disown()
 
 
-def inverted_file(dim: int, lists: int, dtype: str, vectors: np.ndarray) -> faiss.IndexIVF:
-    """Empty lists, with a quantiser that knows no centroids.
+def inverted_file(
+    dim: int, lists: int, dtype: str, vectors: np.ndarray | None, quantizer: faiss.Index | None = None
+) -> faiss.IndexIVF:
+    """Empty lists.
 
     Args:
         dim: the length n of a vector.
         lists: how many.
         dtype: what the vectors are kept in.
-        vectors: of shape (N, n); the codes are made for their range.
+        vectors: of shape (N, n); the codes are made for their range. None: the caller brings the codes' ranges.
+        quantizer: chooses lists; by default one that knows no centroids.
     """
-    quantizer = faiss.IndexFlatIP(dim)
+    quantizer = quantizer or faiss.IndexFlatIP(dim)
     if codec_of(dtype) == "Flat":
         index = faiss.IndexIVFFlat(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
     else:
         # Not of residuals: a vector keeps its code when it moves to another list.
         index = faiss.IndexIVFScalarQuantizer(quantizer, dim, lists, KINDS[dtype], faiss.METRIC_INNER_PRODUCT, False)
-        index.sq.train(range_sample(vectors, dim))
+        if vectors is not None:
+            index.sq.train(range_sample(vectors, dim))
     index.is_trained = True
     return index
 

@@ -2,12 +2,11 @@
 
 A beam of nodes goes down the levels by inner product with their centroids, and the documents in the leaves under the
 last of it are compared with the query. All is done in faiss's inverted lists, one set a level: what a level finds is
-which lists of the next one to look into.
+which lists of the next one to look into (`hce.engines.descent`).
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,13 +14,14 @@ import numpy as np
 
 from hce.engines.balance import balance, settle
 from hce.engines.base import Found
+from hce.engines.descent import Descent
 from hce.engines.exact import SPARE, completed, ranked
 from hce.engines.files import Parts, read_parts, reading, require, write_parts
 from hce.engines.growing import Tree, grow
 from hce.engines.lists import Lists
 from hce.tree.hierarchy import Hierarchy
 
-EFFORT = 6.0
+EFFORT = 8.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
 
 
@@ -39,6 +39,7 @@ class TreeEngine:
         self._tree = tree
         self._seed = seed
         self.effort = effort
+        self._way: Descent | None = None
 
     @classmethod
     def build(
@@ -68,23 +69,25 @@ class TreeEngine:
             numbers, vectors = np.concatenate([known.ids, numbers]), np.concatenate([known.vectors, vectors])
             self._tree = grow(vectors.shape[1], numbers, vectors, documents.dtype, None, self._seed)
         else:
-            leaves = self._descend(vectors, ROUTING * self._work(1), 1)[:, 0]
+            leaves = self._descent().leaves(vectors, ROUTING * self._work(1))
             documents.put(numbers, vectors, leaves)
             settle(self._tree, np.unique(leaves))
         balance(self._tree)
+        self._way = None
 
     def remove(self, numbers: np.ndarray) -> None:
         """Take vectors out of their leaves."""
         documents = self._tree.documents
         documents.drop(np.intersect1d(documents.ids, numbers))
         balance(self._tree)
+        self._way = None
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """The k vectors of about the largest inner product; exactly these among `allowed`."""
         documents = self._tree.documents
         if allowed is not None or k + SPARE >= len(self) or not len(queries):
             return documents.search_exactly(queries, k, allowed)
-        found = documents.search(queries, k + SPARE, self._descend(queries, self._work(k)))
+        found = self._descent().search(queries, k + SPARE, self._work(k))
         return completed(ranked(found, k), queries, lambda few: documents.search_exactly(few, k))
 
     def save(self, folder: Path) -> None:
@@ -118,18 +121,10 @@ class TreeEngine:
         """How many vectors to compare with a query at each level."""
         return max(self.effort * len(self) ** 0.5, 4 * k)
 
-    def _descend(self, queries: np.ndarray, work: float, leaves: int | None = None) -> np.ndarray:
-        """The leaves to look into, of shape (Q, leaves): by default as many as `work` allows.
-
-        The beam starts at the lowest level that has no more nodes than that, all of which are looked at.
-        """
-        layers, start = self._tree.layers, self._tree.start(work)
-        lists = np.empty(0, np.int64)
-        for number in range(start, len(layers) - 1):
-            layer, below = layers[number], layers[number + 1]
-            beam = math.ceil(min(len(layer), work * len(layer) / max(1, len(below))))
-            if leaves is not None and number == len(layers) - 2:
-                beam = leaves
-            found = layer.search_whole(queries, beam) if number == start else layer.search(queries, beam, lists)
-            lists = found.numbers
-        return lists
+    def _descent(self) -> Descent:
+        """The way down the tree as it is now."""
+        usual = self.effort * len(self) ** 0.5
+        descent = self._way
+        if descent is None or descent.usual != usual:  # several threads may do this at once, to the same end
+            descent = self._way = Descent(self._tree, usual)
+        return descent
