@@ -135,23 +135,23 @@ def test_a_broad_tree_is_grown_anew_with_smaller_leaves():
 
 def test_a_fine_tree_is_taken_as_it_is():
     vectors = unit(2000, 0)
-    tree = Hierarchy.build(vectors, 12)
+    tree = Hierarchy.build(vectors, 8)
     layers = built(vectors, hierarchy=tree)._tree.layers
     assert abs(len(layers[-2]) - len(tree.levels[-1].centroids)) < 0.1 * len(layers[-2])
     assert len(layers) == tree.depth
 
 
 def test_grown_from_nothing_by_small_steps():
-    vectors, queries = unit(9000, 0, topics=300), unit(200, 1, topics=300)
+    vectors, queries = unit(6000, 0, topics=300), unit(200, 1, topics=300)
     engine = built(vectors[:0])
     engine.add(np.arange(10), vectors[:10])
     assert len(engine._tree.layers) == 2
-    for start in range(10, 9000, 40):
-        numbers = np.arange(start, min(start + 40, 9000))
+    for start in range(10, 6000, 40):
+        numbers = np.arange(start, min(start + 40, 6000))
         engine.add(numbers, vectors[numbers])
     assert_is_a_tree(engine, dict(enumerate(vectors)))
     assert engine._tree.branching == [ROOT, INNER, LEAF]  # the root has been raised
-    exact = engine.search(queries, 10, allowed=np.arange(9000)).numbers
+    exact = engine.search(queries, 10, allowed=np.arange(6000)).numbers
     found = engine.search(queries, 10).numbers
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.tolist(), strict=True)]) > 0.95
 

@@ -14,7 +14,7 @@ from hce.engines.lists import Lists
 from hce.tree.clustering import Grown, Level
 from hce.tree.hierarchy import Hierarchy
 
-LEAF = 12  # documents in a leaf, on average
+LEAF = 8  # documents in a leaf, on average
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
 
 

@@ -21,7 +21,7 @@ from hce.engines.growing import Tree, grow
 from hce.engines.lists import Lists
 from hce.tree.hierarchy import Hierarchy
 
-EFFORT = 8.0
+EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
 
 
