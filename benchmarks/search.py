@@ -242,7 +242,8 @@ def draw(task: Task, rivals: Sequence[Rival], page: Path) -> None:
     figure.update_xaxes(type="log")
     figure.update_yaxes(title_text="recall@10", range=[0.7, 1.005])
     figure.update_layout(
-        title=f"{task.dataset.corpus.name}: {len(task.documents):,} documents", template="simple_white"
+        title=f"{Path(task.dataset.corpus.name).parent.name}: {len(task.documents):,} documents",
+        template="simple_white",
     )
     figure.write_html(page, include_plotlyjs=True)
 

@@ -77,7 +77,7 @@ def _table(found: dict[str, list[Record]], documents: int, arguments: argparse.N
 
 
 def _panel(name: str, found: dict[str, list[Record]], arguments: argparse.Namespace) -> Panel:
-    measure = arguments.measures[0]
+    measure = arguments.measures[-1]  # by default recall, as in the paper
     values = [means(found[str(branching)], arguments.splits[0], measure) for branching in arguments.branching]
     flat = fmean(means(found[NO_TREE], arguments.splits[0], measure))
     series = [
