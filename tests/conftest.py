@@ -20,6 +20,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.data.judgments import Judgment, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -153,3 +154,27 @@ def save_model(folder: Path, network: torch.nn.Module, name: str, *, pooling: st
     model = SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
     model.save(str(folder / name), create_model_card=False)
     return folder / name
+
+
+def write_concept_dataset(root: Path, corpus: Corpus, splits: dict[str, int]) -> Path:
+    """A BEIR folder of the concept corpus: query n is three of document n's concepts in other words.
+
+    Args:
+        root: the new folder.
+        corpus: `concept_corpus`.
+        splits: how many queries each has; they follow one another.
+    """
+    (root / "qrels").mkdir(parents=True)
+    (root / "corpus.jsonl").write_text("\n".join(document.to_json() for document in corpus))
+    rng = np.random.default_rng(5)
+    queries = []
+    for number in range(sum(splits.values())):
+        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
+        queries.append(Query(f"q{number}", " ".join(f"w{5 * c + rng.integers(5)}" for c in concepts)))
+    write_queries(root / "queries.jsonl", queries)
+    first = 0
+    for name, count in splits.items():
+        judgments = [Judgment(f"q{number}", f"d{number}", 1) for number in range(first, first + count)]
+        Qrels(judgments).write(root / "qrels" / f"{name}.tsv")
+        first += count
+    return root

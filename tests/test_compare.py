@@ -10,6 +10,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from conftest import write_concept_dataset
 
 from hce.baselines.base import Built, System
 from hce.baselines.systems import SYSTEMS
@@ -30,7 +31,7 @@ from hce.comparing.comparison import (
     notes,
     table,
 )
-from hce.data.judgments import Judgment, Qrels, Query, write_queries
+from hce.data.judgments import Judgment, Qrels
 from hce.errors import FormatError, InputError
 from hce.evaluation.dense import Scored
 from hce.evaluation.significance import compare_paired, holm
@@ -41,19 +42,9 @@ BUDGET = {"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "dev_queries": 24}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, concept_corpus):
     """A BEIR folder: 60 queries to train on, 40 to test with."""
-    root = tmp_path_factory.mktemp("data") / "concepts"
-    (root / "qrels").mkdir(parents=True)
-    (root / "corpus.jsonl").write_text("\n".join(document.to_json() for document in concept_corpus))
-    rng = np.random.default_rng(5)
-    queries, splits = [], {"train": [], "test": []}
-    for number in range(100):
-        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
-        queries.append(Query(f"q{number}", " ".join(f"w{5 * c + rng.integers(5)}" for c in concepts)))
-        splits["train" if number < 60 else "test"].append(Judgment(f"q{number}", f"d{number}", 1))
-    write_queries(root / "queries.jsonl", queries)
-    for name, judgments in splits.items():
-        Qrels(judgments).write(root / "qrels" / f"{name}.tsv")
-    return root
+    return write_concept_dataset(
+        tmp_path_factory.mktemp("data") / "concepts", concept_corpus, {"train": 60, "test": 40}
+    )
 
 
 @pytest.fixture(scope="module")

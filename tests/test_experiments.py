@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
+from conftest import write_concept_dataset
 
-from hce.data.judgments import Judgment, Qrels, Query, write_queries
 from hce.errors import FormatError, InputError
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -35,20 +34,9 @@ BUDGET = [f"--set={item}" for item in ("epochs=1", "epoch_pairs=32", "batch_size
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, concept_corpus):
     """A BEIR folder of 240 documents: 60 queries to train on, 40 to test with, 20 more as another split."""
-    root = tmp_path_factory.mktemp("data") / "concepts"
-    (root / "qrels").mkdir(parents=True)
-    (root / "corpus.jsonl").write_text("\n".join(document.to_json() for document in concept_corpus))
-    rng = np.random.default_rng(5)
-    queries, splits = [], {"train": [], "test": [], "test_seen": []}
-    for number in range(120):
-        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
-        queries.append(Query(f"q{number}", " ".join(f"w{5 * c + rng.integers(5)}" for c in concepts)))
-        split = "train" if number < 60 else "test" if number < 100 else "test_seen"
-        splits[split].append(Judgment(f"q{number}", f"d{number}", 1))
-    write_queries(root / "queries.jsonl", queries)
-    for name, judgments in splits.items():
-        Qrels(judgments).write(root / "qrels" / f"{name}.tsv")
-    return root
+    return write_concept_dataset(
+        tmp_path_factory.mktemp("data") / "concepts", concept_corpus, {"train": 60, "test": 40, "test_seen": 20}
+    )
 
 
 @pytest.fixture(scope="module")

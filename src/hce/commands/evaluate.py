@@ -176,7 +176,10 @@ def _answered(asked: Asked, source: System | Encoder | Index) -> System:
     judged = dict.fromkeys(judgment.document_id for judgment in asked.qrels.judgments())
     lacking = [document_id for document_id in judged if document_id not in source]
     if lacking:
-        err.print(f"{source.path}: {len(lacking):,} judged documents are not there ({lacking[0]!r} …)", soft_wrap=True)
+        err.print(
+            f"{source.path}: not all judged documents are there (missing: {len(lacking):,}, {lacking[0]!r} …)",
+            soft_wrap=True,
+        )
     return System(str(source.path), _ranking(asked, source), None)
 
 
