@@ -18,6 +18,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+import hce.training.adapting
 import hce.training.co_training
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -147,17 +148,17 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
     assert trainer.steps_per_epoch == 8
 
 
-def test_labelled_queries_have_level_losses_if_they_stand_for_topics(concept_corpus, static_encoder, concept_labels):
+def test_level_losses_unless_labelled_queries_are_pointed(concept_corpus, static_encoder, concept_labels):
     vectors = static_encoder.encode(list(concept_corpus.texts()))
     topics = Labels(
         concept_labels.queries, Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(q % 3 + 3))
     )
-    for labels, given, expected in ((concept_labels, -1, [0, 2]), (concept_labels, 1, [1, 1]), (topics, -1, [2, 2])):
+    for labels, given, expected in ((None, -1, 2), (concept_labels, -1, 0), (concept_labels, 1, 1), (topics, -1, 2)):
         recipe = replace(SMALL, levels=given, mode="joint")
         sources, _ = prepare(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.grow(vectors, recipe, static_encoder, 0), vectors)
-        assert [len(objective.centroids) for objective in trainer.objectives] == expected
+        assert len(trainer.objective.centroids) == expected
 
 
 def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
@@ -170,6 +171,29 @@ def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
     result = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=supervised)
     assert result.recipe.mode == "supervised"
     assert len(result.history) == 2
+
+
+def test_a_transformer_is_trained_in_bfloat16_if_asked_and_used_as_before(concept_corpus, bert_folder):
+    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        encoder = Encoder.load(bert_folder, device="cpu")
+        result = train(concept_corpus, encoder, recipe=replace(recipe, precision=precision))
+        assert result.recipe.precision == precision
+        assert result.encoder.dtype == torch.float32
+        assert {weight.dtype for weight in weights_of(result.encoder).values()} == {torch.float32}
+        losses[precision] = result.history[1].loss["document"]
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+
+
+def test_precision_is_bfloat16_by_itself_where_it_is_fast(concept_corpus, bert_folder, static_encoder, monkeypatch):
+    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=24)
+    for fast in (torch.bfloat16, torch.float32):
+        monkeypatch.setattr(hce.training.adapting, "fast_dtype", lambda device, fast=fast: fast)
+        result = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe)
+        assert result.recipe.precision == str(fast).removeprefix("torch.")
+        assert train(concept_corpus, static_encoder, recipe=SMALL).recipe.precision == "float32"
 
 
 def test_a_transformer_trains_with_simcse_and_ict(concept_corpus, bert_folder):
@@ -224,7 +248,7 @@ def test_learning_rate_rises_and_falls(concept_corpus, static_encoder):
 
 def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder):
     other = copy.deepcopy(static_encoder)
-    plain = train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1, interpolate=False))
+    plain = train(concept_corpus, copy.deepcopy(static_encoder), recipe=replace(SMALL, epochs=1, interpolate=False))
     cached = train(concept_corpus, other, recipe=replace(SMALL, epochs=1, interpolate=False, chunk_size=7))
     for name, tensor in weights_of(plain.encoder).items():
         torch.testing.assert_close(tensor, weights_of(cached.encoder)[name], atol=1e-4, rtol=1e-4)
@@ -353,8 +377,8 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     vectors = static_encoder.encode(list(corpus.texts()))
     trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
     numbers = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
-    own = trainer.objectives[0]._documents(numbers[:, 0], torch.zeros(2, 32))
-    sampled = trainer.objectives[0]._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
+    own = trainer.objective._documents(numbers[:, 0], torch.zeros(2, 32))
+    sampled = trainer.objective._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
     assert false_negatives(own, sampled).tolist() == [[True], [False]]
 
 

@@ -85,7 +85,7 @@ class Encoder:
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if dtype is None:
-            dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+            dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
         model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec))
         if not isinstance(model[-1], Normalize):
             model.append(Normalize())
@@ -202,6 +202,15 @@ class Encoder:
         finally:
             self._words = None
 
+    @contextmanager
+    def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
+        """Compute in another type for a while."""
+        usual, self.dtype = self.dtype, dtype
+        try:
+            yield
+        finally:
+            self.dtype = usual
+
     @property
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
@@ -257,6 +266,19 @@ class Encoder:
         limit = self.model.max_seq_length or tokenizer.model_max_length
         encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
         return np.array([len(ids) for ids in encoded])
+
+
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 on a GPU or a processor that has instructions for it, else float32.
+
+    Elsewhere bfloat16 is emulated, which is slower than float32.
+    """
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    # PyTorch asks the processor, but only under private names; without them it is float32, which is always right.
+    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    has_instructions = device.type == "cpu" and any(ask() for ask in asked if ask)
+    return torch.bfloat16 if has_instructions else torch.float32
 
 
 def _load_model(spec: str) -> SentenceTransformer:

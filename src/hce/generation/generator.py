@@ -78,7 +78,7 @@ class Generator:
         self.name = name
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.batch_size = 8 if self.device.type == "cpu" else 64
+        self.batch_size = 16 if self.device.type == "cpu" else 64
         self.is_seq2seq = bool(model.config.is_encoder_decoder)
         tokenizer.padding_side = "right" if self.is_seq2seq else "left"
         if tokenizer.pad_token_id is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ import torch
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Judgment, Qrels, Query
-from hce.encoding.encoder import Encoder
+from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
 from hce.processes import is_first_process, process_count
 from hce.training.checkpoint import CheckpointFolder
@@ -29,7 +30,7 @@ from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, save_model
 from hce.training.optimise import Sources
 from hce.training.pairs import TOKEN, DropoutTwins, InverseCloze, LabelledPairs, PairSource
-from hce.training.recipe import Mode, Recipe
+from hce.training.recipe import Mode, Precision, Recipe
 from hce.tree.labels import label_nodes
 
 logger = logging.getLogger(__name__)
@@ -92,17 +93,17 @@ def train(
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     recipe = recipe or Recipe.for_encoder(static=encoder.is_static, documents=len(corpus))
-    recipe = replace(recipe, mode=_mode(recipe, pairs or generated))
+    recipe = replace(recipe, mode=_mode(recipe, pairs or generated), precision=_precision(recipe, encoder))
     _check(corpus, encoder, recipe)
     sources, devset = prepare(corpus, pairs, generated, dev, recipe)
-    with encoder.remembering_words():
+    with _at_work(encoder, recipe):
         first_scores = devset.scores(encoder)
         given = {kind: float(values.mean()) for kind, values in first_scores.items()}
         encoder = start_encoder(corpus, encoder, devset, given, recipe)
     checkpoints = None
     if state_folder is not None:
         checkpoints = CheckpointFolder(state_folder, _identity(corpus, encoder, (pairs, generated, dev), recipe))
-    with encoder.remembering_words():
+    with _at_work(encoder, recipe):
         result = co_train(
             corpus,
             encoder,
@@ -113,13 +114,20 @@ def train(
             progress=progress,
             on_epoch=on_epoch,
         )
-    result = replace(result, before=given)
-    if output is not None and checkpoints is not None and is_first_process():
-        if result.hierarchy.levels:
-            result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
-        save_model(result, corpus, output, _queries_before_and_after(devset, first_scores, result.encoder))
-        checkpoints.remove()
+        result = replace(result, before=given)
+        if output is not None and checkpoints is not None and is_first_process():
+            if result.hierarchy.levels:
+                result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
+            save_model(result, corpus, output, _queries_before_and_after(devset, first_scores, result.encoder))
+            checkpoints.remove()
     return result
+
+
+@contextmanager
+def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
+    """An encoder that reads the same texts again and again, in the precision of the recipe."""
+    with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_words():
+        yield
 
 
 def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
@@ -176,6 +184,14 @@ def _mode(recipe: Recipe, labels: Labels | None) -> Mode:
     return recipe.mode
 
 
+def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
+    """What to compute in; a token table has no products that would be faster in bfloat16."""
+    if recipe.precision != "auto":
+        return recipe.precision
+    is_fast = not encoder.is_static and fast_dtype(encoder.device) == torch.bfloat16
+    return "bfloat16" if is_fast else "float32"
+
+
 def _check(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None:
     """Refuse what cannot work; warn of what hardly will."""
     if recipe.batch_size > len(corpus):
@@ -225,8 +241,8 @@ def prepare(
         supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), recipe)
-    topical = supervised is not None and len(supervised) >= MANY_ANSWERS * len(supervised.texts)
-    return Sources(supervised, unsupervised, held_out, topical), devset
+    pointed = supervised is not None and len(supervised) < MANY_ANSWERS * len(supervised.texts)
+    return Sources(supervised, unsupervised, held_out, pointed), devset
 
 
 def _without(pairs: Labels, dev: Labels) -> Labels:

@@ -143,6 +143,11 @@ class HCELoss(nn.Module):
             batch=self._in_batch(queries, documents, numbers, own, known),
         )
 
+    @property
+    def document_terms(self) -> int:
+        """How many document losses there are, L − M."""
+        return self.depth - len(self.centroids)
+
     def _numbers(self, labels: Tensor | None, sampled: int) -> Tensor:
         """The labels as (B, 1 + sampled + P), checked."""
         if labels is None:
@@ -179,7 +184,7 @@ class HCELoss(nn.Module):
     def _sampled(
         self, columns: Sequence[Tensor], ids: Tensor, own: Documents, known: Tensor
     ) -> Sequence[Sampled | None]:
-        terms = self.depth - len(self.centroids)  # L − M
+        terms = self.document_terms
         if not columns:
             return [None] * terms
         if len(columns) % terms:

@@ -38,13 +38,13 @@ class Sources:
     """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
 
     `held_out` are documents kept for measuring: they are not drawn as negatives either, or training would only ever
-    push them away. `topical` says that a labelled query has many right documents, and so stands for a topic.
+    push them away. `pointed` says that labelled queries have few right documents each.
     """
 
     supervised: PairSource | None = None
     unsupervised: PairSource | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    topical: bool = False
+    pointed: bool = False
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
@@ -55,10 +55,9 @@ class Sources:
 
 
 class _Part(NamedTuple):
-    """One source's batch in a step: how much its loss weighs, its loss, pairs, and numbers of sampled negatives."""
+    """One source's batch in a step: how much its loss weighs, its pairs, and the numbers of sampled negatives."""
 
     weight: float
-    objective: HCELoss
     batch: Batch
     sampled: np.ndarray  # (B, S); the document's own number stands for "none", and the mask then drops it
 
@@ -71,15 +70,15 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimiser, and the objectives of the present tree.
+    """An encoder, its optimiser, and the objective of the present tree.
 
     Attributes:
-        objectives: L_HCE for the present tree, for each source of pairs its own.
+        objective: L_HCE for the present tree.
         optimizer: of the encoder.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
     """
 
-    objectives: list[HCELoss]
+    objective: HCELoss
     centroid_optimizer: torch.optim.Optimizer | None
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
@@ -89,17 +88,13 @@ class Trainer:
         self.encoder = encoder
         self.recipe = recipe
         alpha = recipe.alpha if sources.supervised is not None else 1.0
-        # A query that one document answers is about that document and not about a region of the tree: measured, level
-        # losses of such pairs cost much more than they gain (docs/LOG.md).
         self.parts = [
-            (weight, source, pointed)
-            for weight, source, pointed in (
-                (1.0, sources.supervised, not sources.topical),
-                (alpha, sources.unsupervised, False),
-            )
+            (weight, source)
+            for weight, source in ((1.0, sources.supervised), (alpha, sources.unsupervised))
             if source is not None
         ]
-        available = max(len(source) for _, source, _ in self.parts)
+        self.pointed = sources.pointed
+        available = max(len(source) for _, source in self.parts)
         turns = min(TURNS, max(1, len(corpus) // available))
         wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
         self.steps_per_epoch = batch_count(wanted, recipe.batch_size)
@@ -117,7 +112,7 @@ class Trainer:
         recipe = self.recipe
         self.tree = tree
         self.vectors = vectors  # may be a memory map: rows are read as they are drawn
-        self.objectives = [self._objective(tree, pointed) for _, _, pointed in self.parts]
+        self.objective = self._objective(tree)
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = torch.optim.AdamW(
@@ -128,14 +123,17 @@ class Trainer:
 
     @property
     def centroids(self) -> list[Tensor]:
-        """Those of all objectives, as training has moved them."""
-        return [centroids for objective in self.objectives for centroids in objective.centroids]
+        """Those of the objective, as training has moved them."""
+        return list(self.objective.centroids)
 
-    def _objective(self, tree: Hierarchy, pointed: bool) -> HCELoss:
+    def _objective(self, tree: Hierarchy) -> HCELoss:
         recipe = self.recipe
         levels = min(recipe.levels, tree.depth - 1)
         if recipe.levels < 0:
-            levels = 0 if pointed else tree.depth - 1
+            # A query that one document answers is about that document and not about a region of the tree. Where people
+            # ask such queries, level losses cost more than they gain, those of pseudo-queries too (docs/LOG.md); and
+            # both sources need the same M, or the number of document losses, L − M, would outweigh α.
+            levels = 0 if self.pointed else tree.depth - 1
         return HCELoss(
             self.encoder.model,
             tree,
@@ -150,7 +148,7 @@ class Trainer:
     def steps(self, progress: Progress) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
         self.encoder.model.train()
-        streams = [self._endless(source, progress.step) for _, source, _ in self.parts]
+        streams = [self._endless(source, progress.step) for _, source in self.parts]
         for number in range(progress.batch, self.steps_per_epoch):
             self._set_learning_rate(progress.step)
             seed_step(self.recipe.seed, progress.step)  # dropout, so that a continued run draws what it would have
@@ -222,16 +220,15 @@ class Trainer:
                 negatives = torch.from_numpy(drawn).to(self.encoder.device)  # (B, S, n), no gradient
             numbers = np.concatenate([part.batch.numbers[:, None], sampled, part.batch.known], axis=1)
             labels = torch.from_numpy(numbers).to(self.encoder.device)
-            found.append(part.objective.terms([queries, documents, *negatives.unbind(1)], labels))
+            found.append(self.objective.terms([queries, documents, *negatives.unbind(1)], labels))
         return found
 
     def _part(self, index: int, batch: Batch, seed: list[int]) -> _Part:
         """A process's share of a batch, with negatives drawn for the whole batch, so that all shares fit together."""
-        weight, objective = self.parts[index][0], self.objectives[index]
         sampled = np.empty((len(batch.numbers), 0), dtype=np.int64)
         if self.recipe.negatives.endswith("siblings") and self.recipe.tree:
             rng = np.random.default_rng(seed)
-            used = len(objective.centroids)
+            used = len(self.objective.centroids)
             levels = range(used + 1, self.tree.depth + 1)  # each term's samples come from under its own prefix
             drawn = [
                 self.tree.sample_siblings(batch.numbers, self.recipe.negative_count, rng, level) for level in levels
@@ -240,12 +237,12 @@ class Trainer:
             sampled = np.where((sampled < 0) | np.isin(sampled, self.held_out), batch.numbers[:, None], sampled)
         share = own_share(len(batch.numbers))
         own = Batch(batch.queries[share], batch.documents[share], batch.numbers[share], batch.known[share])
-        return _Part(weight, objective, own, sampled[share])
+        return _Part(self.parts[index][0], own, sampled[share])
 
     def _mine(self, queries: Tensor, part: _Part) -> np.ndarray:
         """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
         batch = part.batch
-        count = self.recipe.negative_count * (self.tree.depth - len(part.objective.centroids))  # for each term its own
+        count = self.recipe.negative_count * self.objective.document_terms  # for each term its own
         depth = max(MINED_FROM, count) + batch.known.shape[1] + len(self.held_out)
         found = nearest(queries.float().cpu().numpy(), self.vectors, min(depth, len(self.vectors)))[1]
         wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)

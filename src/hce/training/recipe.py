@@ -15,6 +15,7 @@ Mode = Literal["auto", "unsupervised", "supervised", "joint"]
 Pseudo = Literal["ict", "simcse"]
 Negatives = Literal["siblings", "fresh-siblings", "mined", "none"]
 Optimizer = Literal["adamw", "adafactor"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 ABOVE_ZERO = (
@@ -61,6 +62,11 @@ class Recipe:
     chunk_size: int = _option(
         0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"
     )
+    precision: Precision = _option(
+        "auto",
+        "what a transformer computes in while it is trained, with weights in float32; auto: bfloat16 where the GPU or "
+        "the processor has instructions for it",
+    )
     learning_rate: float = _option(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
     centroid_learning_rate: float = _option(0.0, "of the tree's centroids; 0 keeps them where clustering put them")
     warmup: float = _option(0.0, "share of all steps over which the learning rate rises")
@@ -72,7 +78,7 @@ class Recipe:
     branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
     levels: int = _option(
         -1,
-        "levels with a level loss, M; -1: all above the documents, but none for labelled queries that have few right "
+        "levels with a level loss, M; -1: all above the documents, but none where labelled queries have few right "
         "documents each",
     )
     negatives: Negatives = _option(
