@@ -1,9 +1,10 @@
 """New documents without training: train on nine tenths, add the rest bit by bit, and ask for old and new ones.
 
-    python experiments/incremental.py data/squad --splits test,test_seen --output docs/results
+    python experiments/incremental.py data/squad data/wordnet_examples --splits test,test_seen --output docs/results
 
-Held-out documents take no part in training, nor does any query whose right document is one of them. Queries of train
-and dev splits that were dropped for that reason are asked for too: nobody has learned from them.
+Splits that a collection lacks are passed over. Held-out documents take no part in training, nor does any query
+whose right document is one of them. Queries of train and dev splits that were dropped for that reason are asked for
+too: nobody has learned from them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from results import (
     table,
     with_spread,
 )
-from running import Collection, loaded
+from running import Collection, loaded, splits_of
 
 from hce.baselines.base import Task
 from hce.baselines.bm25 import BM25Searcher
@@ -154,25 +155,29 @@ def _grown(parts: Parts, system: str, engine: str) -> Iterator[tuple[int, Search
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is not there yet, then show all."""
-    parser = command_line("incremental", __doc__ or "", seeds=3)
+    parser = command_line("incremental", __doc__ or "", seeds=3, several=True)
     parser.add_argument("--splits", type=names, default=["test"], help="whose queries are asked")
     parser.add_argument("--systems", type=names, default=["hce", "fitted", "bm25"], help="encoders, or bm25")
     parser.add_argument("--held-out", type=float, default=0.1, help="share of the documents that are added later")
     parser.add_argument("--engine", default="flat", help="what the index searches with")
     arguments = parser.parse_args(argv)
     _check(arguments)
-    found = run_all_systems(Runs(arguments.results), loaded(arguments, arguments.folder), arguments)
-    last = found[arguments.systems[0]][0]["steps"][-1]
-    notes = [
-        f"{last['added']:,} documents are added in all; {last['old_queries']:,} queries of old documents, "
-        f"{last['new_queries']:,} of new ones (seed 0). Queries with right documents on both sides are left out.",
-        f"{seeds_note(arguments)} Each seed holds out other documents.",
-        *(f"{system}: {SYSTEMS[system].about}" for system in found),
-    ]
-    panels = [_panel(found, measure) for measure in MEASURES]
-    Page("incremental", "Adding documents without training", ABOUT, {"": _table(found)}, notes, svg(panels)).show(
-        parser, arguments
-    )
+    runs = Runs(arguments.results)
+    tables, panels, notes = {}, [], [f"{seeds_note(arguments)} Each seed holds out other documents."]
+    for folder in arguments.folders:
+        tested = splits_of(folder, arguments.splits)
+        collection = loaded(arguments, folder, tested)
+        found = run_all_systems(runs, collection, arguments)
+        last = found[arguments.systems[0]][0]["steps"][-1]
+        tables[f"{collection.name}: {len(collection.task.corpus):,} documents"] = _table(found)
+        panels += [_panel(found, collection.name, measure) for measure in MEASURES]
+        notes.append(
+            f"{collection.name}: {last['added']:,} documents are added in all; {last['old_queries']:,} queries of old "
+            f"documents, {last['new_queries']:,} of new ones (seed 0). Queries with right documents on both sides are "
+            "left out."
+        )
+    notes += [f"{system}: {SYSTEMS[system].about}" for system in arguments.systems]
+    Page("incremental", "Adding documents without training", ABOUT, tables, notes, svg(panels)).show(parser, arguments)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -185,7 +190,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def run_all_systems(runs: Runs, collection: Collection, arguments: argparse.Namespace) -> dict[str, list[Record]]:
     """The records of each system, one a seed."""
-    kind = f"{'+'.join(arguments.splits)} {arguments.held_out} {arguments.engine}"
+    kind = f"{'+'.join(collection.tested)} {arguments.held_out} {arguments.engine}"
     found: dict[str, list[Record]] = {system: [] for system in arguments.systems}
     for seed in range(arguments.seeds):
         task = replace(collection.task, recipe=replace(collection.task.recipe, seed=seed))
@@ -216,7 +221,7 @@ def _table(found: dict[str, list[Record]]) -> str:
     return table(["system", "added", *columns, "new queries"], rows)
 
 
-def _panel(found: dict[str, list[Record]], measure: str) -> Panel:
+def _panel(found: dict[str, list[Record]], collection: str, measure: str) -> Panel:
     entries = next(iter(found.values()))[0]["steps"]
     series = []
     for system, records in found.items():
@@ -224,7 +229,9 @@ def _panel(found: dict[str, list[Record]], measure: str) -> Panel:
             values = [_values(records, step, kind, measure) for step in range(len(entries))]
             line = [float(np.mean(each)) if each else None for each in values]
             series.append(Series(f"{system}, {kind}", line, dashed=kind == "new"))
-    return Panel(measure, "documents added", measure, [f"{entry['added']:,}" for entry in entries], series)
+    return Panel(
+        f"{collection}, {measure}", "documents added", measure, [f"{entry['added']:,}" for entry in entries], series
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hce.baselines.systems import SYSTEMS, WITHOUT_TREE
 from hce.comparing.compare import task_of
 from hce.comparing.comparison import Comparison, Result, Table
 from hce.comparing.comparison import table as compared
-from hce.data.judgments import Dataset
+from hce.data.judgments import Dataset, splits
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
@@ -45,22 +45,22 @@ class Collection:
 
 
 def load(
-    folder: Path, splits: Sequence[str], encoder: str, settings: Mapping[str, Any], generated: Path | None = None
+    folder: Path, tested: Sequence[str], encoder: str, settings: Mapping[str, Any], generated: Path | None = None
 ) -> Collection:
     """Read a collection.
 
     Raises:
         InputError: a file is missing or malformed.
     """
-    tested = {split: Dataset.load(folder, split) for split in splits}
-    if not tested:
+    datasets = {split: Dataset.load(folder, split) for split in tested}
+    if not datasets:
         raise InputError("no split to measure on; give --splits test")
     fresh = Encoder.load(encoder)
-    task = task_of(folder, tested[splits[0]], fresh, splits[0], generated, settings)
-    measured = {query_id for dataset in tested.values() for query_id in dataset.qrels}
+    task = task_of(folder, datasets[tested[0]], fresh, tested[0], generated, settings)
+    measured = {query_id for dataset in datasets.values() for query_id in dataset.qrels}
     pairs, dev = (_without(labels, measured) for labels in (task.pairs, task.dev))
     return Collection(
-        folder.absolute().name, replace(task, encoder=encoder, pairs=pairs, dev=dev), tested, fresh.is_static
+        folder.absolute().name, replace(task, encoder=encoder, pairs=pairs, dev=dev), datasets, fresh.is_static
     )
 
 
@@ -171,6 +171,20 @@ def significance(found: Mapping[str, Sequence[Record]], split: str, measure: str
     return compared(comparison)
 
 
-def loaded(arguments: argparse.Namespace, folder: Path, generated: Path | None = None) -> Collection:
-    """The collection of a folder, as the command line asks for it."""
-    return load(folder, arguments.splits, arguments.encoder, settings_of(arguments), generated)
+def splits_of(folder: Path, wanted: Sequence[str]) -> list[str]:
+    """Those of the splits that a collection has, where several collections have different ones.
+
+    Raises:
+        InputError: it has none of them.
+    """
+    there = [split for split in wanted if split in splits(folder)]
+    if not there:
+        raise InputError(f"{folder}: none of the splits {', '.join(wanted)} is there")
+    return there
+
+
+def loaded(
+    arguments: argparse.Namespace, folder: Path, tested: Sequence[str] | None = None, generated: Path | None = None
+) -> Collection:
+    """The collection of a folder, as the command line asks for it; measured on all splits asked for, or on these."""
+    return load(folder, tested or arguments.splits, arguments.encoder, settings_of(arguments), generated)

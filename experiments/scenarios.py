@@ -30,13 +30,12 @@ from results import (
     table,
     with_spread,
 )
-from running import MODES, has_all, means
+from running import MODES, has_all, means, splits_of
 
 from hce.baselines.base import Task
 from hce.baselines.systems import SYSTEMS
 from hce.data.judgments import Dataset, splits
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError
 from hce.evaluation.evaluate import DEFAULT_MEASURES, evaluate
 from hce.training.adapting import Labels
 from hce.training.history import mean_over_kinds
@@ -124,9 +123,7 @@ def run_all(runs: Runs, arguments: argparse.Namespace) -> Found:
     """The records of every collection, scenario and system, one a seed."""
     found: Found = {}
     for folder in arguments.folders:
-        tested = [split for split in arguments.splits if split in splits(folder)]
-        if not tested:
-            raise InputError(f"{folder}: none of the splits {', '.join(arguments.splits)} is there")
+        tested = splits_of(folder, arguments.splits)
         for mode in arguments.mode:
             if mode != "unsupervised" and "train" not in splits(folder):
                 continue

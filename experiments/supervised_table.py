@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--generated", type=Path, help="a file of generated queries")
     parser.add_argument("--measures", type=names, default=MEASURES, help="tested by the first")
     arguments = parser.parse_args(argv)
-    collection = loaded(arguments, arguments.folder, arguments.generated)
+    collection = loaded(arguments, arguments.folder, generated=arguments.generated)
     if collection.task.pairs is None:
         raise InputError(f"{arguments.folder}: no train split; this table is of systems that learn from labels")
     found = run_systems(Runs(arguments.results), collection, arguments)

@@ -48,7 +48,8 @@ def status(
 
 def _lines(found: IndexStatus) -> dict[str, str]:
     base = f", trained from {found.base_encoder}" if found.base_encoder else ""
-    pending = f", its snapshot {found.pending:,} changes behind" if found.pending else ""
+    changes = "change" if found.pending == 1 else "changes"
+    pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
     return {
         "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
