@@ -21,7 +21,7 @@ import hce.encoding.bundled
 import hce.encoding.encoder
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.encoding.encoder import Encoder
+from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import FormatError, InputError, MissingPackageError
 
 TEXTS = ["star red w1", "cell", "w5 w6 w7 " * 30, "law law blue w9", "ship green w100 w101", "star"]
@@ -406,3 +406,23 @@ def test_minilm_on_real_abstracts_is_sentence_transformers_own():
     texts = [corpus[i].full_text for i in range(8)]
     expected = SentenceTransformer(modules=list(encoder.model), device="cpu").encode(texts)
     np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-6)
+
+
+def test_bfloat16_is_for_processors_that_have_it(monkeypatch):
+    cpu = torch.device("cpu")
+    for name in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False, raising=False)
+    assert fast_dtype(cpu) == torch.float32
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert fast_dtype(cpu) == torch.bfloat16
+    assert fast_dtype(torch.device("mps")) == torch.float32
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert fast_dtype(cpu) == torch.float32
+
+
+def test_another_type_for_a_while(static_encoder):
+    with pytest.raises(KeyError), static_encoder.computing_in(torch.bfloat16):
+        assert static_encoder.dtype == torch.bfloat16
+        raise KeyError
+    assert static_encoder.dtype == torch.float32
