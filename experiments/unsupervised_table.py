@@ -20,8 +20,8 @@ from hce.comparing.comparison import BETTER, REFERENCE, WORSE
 ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
 Each is trained on each collection by itself, then asked that collection's test queries. Look at HCE (hce-u) beside
-ict, which is the same training without the tree, and beside ct, which has mined negatives in its place; and at BM25,
-which an encoder that knows nothing of the subject does not easily beat.
+ict, which is the same training without the tree, and beside ct, where it is in the table, which has mined negatives in
+its place; and at BM25, which an encoder that knows nothing of the subject does not easily beat.
 """
 DEFAULT = ["bm25", "untrained", "fitted", "ict", "ct", "hce-u"]
 MARKS = (
