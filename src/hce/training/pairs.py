@@ -74,13 +74,16 @@ def cut_span(text: str, length: int, place: float) -> Span:
     return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
 
 
-def cut_window(text: str, length: int, place: float) -> str:
-    """`length` tokens of a text, from `place` (0 … 1) of the way to the last possible start; all of a shorter one."""
-    tokens = [match.span() for match in TOKEN.finditer(text)]
-    if len(tokens) <= length:
-        return text
-    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
-    return text[tokens[start][0] : tokens[start + length - 1][1]]
+def first_tokens(text: str, count: int) -> str:
+    """The first `count` tokens of a text; all of a shorter one.
+
+    >>> first_tokens("one two three, four", 4)
+    'one two three,'
+    """
+    for number, match in enumerate(TOKEN.finditer(text), start=1):
+        if number == count:
+            return text[: match.end()]
+    return text
 
 
 class InverseCloze:
@@ -92,8 +95,9 @@ class InverseCloze:
         lengths: span lengths in tokens, one drawn for each pair; the paper has 64.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
-        window: take a window of so many tokens, another in each turn, for the document; 0 takes all of it. A
-            transformer's step costs by the token, and it would not read the end of a long document anyway.
+        window: take so many tokens from the document's start for the document; 0 takes all of it. A transformer's step
+            costs by the token. The start, with the title, is what a search will see too: windows from anywhere
+            measured worse.
         seed: same seed, same pairs.
     """
 
@@ -125,8 +129,7 @@ class InverseCloze:
             cut = rng.random(len(chosen)) < self.cut_share
             texts = [self.corpus[number].full_text for number in chosen.tolist()]
             if self.window:
-                starts = rng.random(len(chosen)).tolist()
-                texts = [cut_window(text, self.window, start) for text, start in zip(texts, starts, strict=True)]
+                texts = [first_tokens(text, self.window) for text in texts]
             spans = [cut_span(*draw) for draw in zip(texts, lengths.tolist(), places.tolist(), strict=True)]
             documents = [span.outside if out else text for span, text, out in zip(spans, texts, cut, strict=True)]
             yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None])

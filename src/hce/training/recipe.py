@@ -92,7 +92,7 @@ class Recipe:
     pseudo: Pseudo = _option("ict", "pseudo-queries: spans of the document (ict), or the document again (simcse)")
     span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans in tokens; the paper has 64")
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
-    window: int = _option(0, "tokens of a document that an ICT pair is taken from, others in each turn; 0: all")
+    window: int = _option(0, "tokens from a document's start that an ICT pair is taken from; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     interpolate: bool = _option(
         True, "return the best mix of the first and the trained weights on dev, not the trained"
