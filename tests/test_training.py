@@ -148,13 +148,22 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
     assert trainer.steps_per_epoch == 8
 
 
-def test_level_losses_unless_labelled_queries_are_pointed(concept_corpus, static_encoder, concept_labels):
+def test_level_losses_unless_questions_are_pointed_or_training_is_long(concept_corpus, static_encoder, concept_labels):
     vectors = static_encoder.encode(list(concept_corpus.texts()))
     topics = Labels(
         concept_labels.queries, Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(q % 3 + 3))
     )
-    for labels, given, expected in ((None, -1, 2), (concept_labels, -1, 0), (concept_labels, 1, 1), (topics, -1, 2)):
-        recipe = replace(SMALL, levels=given, mode="joint")
+    long = {"epoch_pairs": 60_000, "epochs": 2}
+    for labels, settings, expected in (
+        (None, {}, 2),
+        (None, long, 0),
+        (None, {**long, "levels": 1}, 1),
+        (concept_labels, {}, 0),
+        (concept_labels, {"levels": 1}, 1),
+        (topics, {}, 2),
+        (topics, long, 2),
+    ):
+        recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
         sources, _ = prepare(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.grow(vectors, recipe, static_encoder, 0), vectors)

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 SMALL_CORPUS = 200
 SHORT_DOCUMENT = 16  # tokens; the median below that leaves nothing to cut a span from
 LEAST_DEV_QUERIES = 20
+SHORT_TRAINING = 100_000  # pairs in all epochs
 MANY_ANSWERS = 4  # right documents a query, on average; from so many on, a query stands for a topic
 
 
@@ -241,8 +242,20 @@ def prepare(
         supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), recipe)
-    pointed = supervised is not None and len(supervised) < MANY_ANSWERS * len(supervised.texts)
-    return Sources(supervised, unsupervised, held_out, pointed), devset
+    return Sources(supervised, unsupervised, held_out, _wants_level_losses(supervised, len(corpus), recipe)), devset
+
+
+def _wants_level_losses(labelled: LabelledPairs | None, documents: int, recipe: Recipe) -> bool:
+    """Whether pulling queries towards regions of the tree is likely to pay (docs/LOG.md).
+
+    A query that one document answers is about that document and not about a region of the tree. Where people ask such
+    queries, level losses cost more than they gain, those of pseudo-queries too. Without labels nobody knows what will
+    be asked: then level losses gain recall in a short training, and in a long one wear away what tells the documents of
+    a region apart.
+    """
+    if labelled is not None:
+        return len(labelled) >= MANY_ANSWERS * len(labelled.texts)
+    return recipe.epochs * (recipe.epoch_pairs or documents) <= SHORT_TRAINING
 
 
 def _without(pairs: Labels, dev: Labels) -> Labels:

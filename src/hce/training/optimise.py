@@ -38,13 +38,13 @@ class Sources:
     """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
 
     `held_out` are documents kept for measuring: they are not drawn as negatives either, or training would only ever
-    push them away. `pointed` says that labelled queries have few right documents each.
+    push them away. `level_losses` says whether to have any where the recipe leaves that open.
     """
 
     supervised: PairSource | None = None
     unsupervised: PairSource | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    pointed: bool = False
+    level_losses: bool = True
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
@@ -93,7 +93,7 @@ class Trainer:
             for weight, source in ((1.0, sources.supervised), (alpha, sources.unsupervised))
             if source is not None
         ]
-        self.pointed = sources.pointed
+        self.level_losses = sources.level_losses
         available = max(len(source) for _, source in self.parts)
         turns = min(TURNS, max(1, len(corpus) // available))
         wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
@@ -130,10 +130,8 @@ class Trainer:
         recipe = self.recipe
         levels = min(recipe.levels, tree.depth - 1)
         if recipe.levels < 0:
-            # A query that one document answers is about that document and not about a region of the tree. Where people
-            # ask such queries, level losses cost more than they gain, those of pseudo-queries too (docs/LOG.md); and
-            # both sources need the same M, or the number of document losses, L − M, would outweigh α.
-            levels = 0 if self.pointed else tree.depth - 1
+            # Both sources have the same M, or the number of document losses, L − M, would outweigh α.
+            levels = tree.depth - 1 if self.level_losses else 0
         return HCELoss(
             self.encoder.model,
             tree,

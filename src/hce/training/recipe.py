@@ -79,7 +79,7 @@ class Recipe:
     levels: int = _option(
         -1,
         "levels with a level loss, M; -1: all above the documents, but none where labelled queries have few right "
-        "documents each",
+        "documents each, or where training without labels is long",
     )
     negatives: Negatives = _option(
         "siblings",
