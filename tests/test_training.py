@@ -26,8 +26,7 @@ from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.adapting import Labels, improvement, prepare, train
-from hce.training.co_training import load_mix, mixes, weights_of
-from hce.training.devset import labelled_dev, pseudo_dev
+from hce.training.co_training import weights_of
 from hce.training.false_negatives import false_negatives
 from hce.training.history import mean_over_kinds
 from hce.training.optimise import Sources, Trainer
@@ -93,7 +92,7 @@ def test_no_harm_where_nothing_can_be_learned(concept_corpus, static_encoder):
     result = train(concept_corpus, static_encoder, recipe=replace(SMALL, learning_rate=1e-12, epochs=1))
     assert result.mix == 0
     assert result.encoder.fingerprint == before
-    assert "did not beat" in improvement(result)
+    assert "did not clearly beat" in improvement(result)
     assert result.after == result.before
 
 
@@ -222,23 +221,6 @@ def test_same_seed_same_weights(concept_corpus, bert_folder):
     first, second = (train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe) for _ in range(2))
     assert [epoch.dev for epoch in first.history] == [epoch.dev for epoch in second.history]
     assert first.encoder.fingerprint == second.encoder.fingerprint
-
-
-def test_pseudo_queries_may_choose_up_to_the_limit_and_labelled_ones_all(concept_corpus, concept_labels):
-    recipe = Recipe.for_encoder(static=False)
-    pseudo = pseudo_dev(concept_corpus, np.arange(40), 200, seed=0)
-    labelled = labelled_dev(concept_corpus, *concept_labels, 200, seed=0)
-    assert mixes(recipe, pseudo) == [0.25, 0.5]
-    assert mixes(recipe, labelled) == mixes(Recipe(), pseudo) == [0.25, 0.5, 0.75, 1.0]
-    assert mixes(Recipe(interpolate=False), pseudo) == [1.0]
-
-
-def test_mixing_weights_by_hand(static_encoder):
-    first = weights_of(static_encoder)
-    trained = {name: tensor + 2.0 for name, tensor in first.items()}
-    load_mix(static_encoder, first, trained, 0.25)
-    for name, tensor in weights_of(static_encoder).items():
-        torch.testing.assert_close(tensor, first[name] + 0.5)
 
 
 def test_learning_rate_rises_and_falls(concept_corpus, static_encoder):

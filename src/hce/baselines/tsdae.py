@@ -25,9 +25,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.adapting import prepare
-from hce.training.co_training import load_mix, mixes
-from hce.training.devset import DevSet
-from hce.training.history import mean_over_kinds
+from hce.training.mixing import load_best_mix
 from hce.training.pairs import TOKEN, batch_count
 from hce.training.recipe import Recipe
 from hce.training.run_state import weights_of
@@ -43,7 +41,7 @@ def build_tsdae(task: Task) -> Built:
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)
-    mix = _load_best_mix(encoder, first, weights_of(encoder), dev, task.recipe)
+    mix, _ = load_best_mix(encoder, first, weights_of(encoder), dev, task.recipe)
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix})
 
 
@@ -107,15 +105,3 @@ def _endless_batches(corpus: Corpus, recipe: Recipe) -> Iterator[list[str]]:
         order = np.random.default_rng([recipe.seed, 0, turn]).permutation(len(corpus))
         for numbers in np.array_split(order, batch_count(len(order), recipe.batch_size)):
             yield [corpus[number].full_text for number in numbers.tolist()]
-
-
-def _load_best_mix(
-    encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet, recipe: Recipe
-) -> float:
-    measured = {}
-    for mix in (0.0, *mixes(recipe, dev)):
-        load_mix(encoder, first, trained, mix)
-        measured[mix] = mean_over_kinds(dev.measure(encoder))
-    best = max(measured, key=measured.__getitem__)
-    load_mix(encoder, first, trained, best)
-    return best

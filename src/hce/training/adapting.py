@@ -25,7 +25,7 @@ from hce.errors import InputError
 from hce.processes import is_first_process, process_count
 from hce.training.checkpoint import CheckpointFolder
 from hce.training.co_training import TrainResult, co_train
-from hce.training.devset import DevSet, labelled_dev, pseudo_dev
+from hce.training.devset import LABELLED, DevSet, labelled_dev, pseudo_dev
 from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, save_model
 from hce.training.optimise import Sources
@@ -296,7 +296,11 @@ def improvement(result: TrainResult) -> str:
     """One sentence on what training did to the dev measure."""
     before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
     if result.mix == 0 and result.after == result.before:
-        return f"training did not beat the encoder it started from ({before:.4f}), so that one is returned unchanged"
+        clearly = "" if LABELLED in result.after else " clearly"
+        return (
+            f"training did not{clearly} beat the encoder it started from ({before:.4f}), "
+            "so that one is returned unchanged"
+        )
     if result.mix == 0:
         return f"{result.metric}: {before:.4f} → {after:.4f} by fitting the table alone; training did not add to it"
     share = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hce.data.corpus import Corpus
@@ -34,7 +33,8 @@ from hce.processes import (
 from hce.progress import progress_bar
 from hce.training.checkpoint import CheckpointFolder
 from hce.training.devset import DevSet
-from hce.training.history import Epoch, mean_over_kinds
+from hce.training.history import Epoch
+from hce.training.mixing import load_best_mix
 from hce.training.optimise import Sources, Trainer
 from hce.training.recipe import Recipe
 from hce.training.run_state import Run, resume, save, vector_file, weights_of
@@ -42,7 +42,6 @@ from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
 
-MIXES = (0.25, 0.5, 0.75, 1.0)
 SECONDS_BETWEEN_CHECKPOINTS = 900.0
 TEXTS_AT_ONCE = 16_384
 
@@ -177,36 +176,16 @@ def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run
     """
     recipe, before = run.trainer.recipe, run.history[0]
     trained = run.best if run.best_metric > before.metric else weights_of(encoder)
-    best_epoch = max(run.history, key=lambda epoch: epoch.metric)
-    chosen, after = 0.0, before.dev
-    for mix in mixes(recipe, dev) if len(run.history) > 1 else ():
-        measured = best_epoch.dev
-        if mix < 1:
-            load_mix(encoder, first, trained, mix)
-            measured = _measure(dev, encoder)
-        if mean_over_kinds(measured) > mean_over_kinds(after):
-            chosen, after = mix, measured
-    load_mix(encoder, first, trained, chosen)
+    best = max(run.history, key=lambda epoch: epoch.metric).epoch
+    chosen, measured = load_best_mix(encoder, first, trained, dev, recipe)
+    after = measured if chosen else before.dev
     tree = run.tree
-    if {0.0: 0, 1.0: best_epoch.epoch}.get(chosen) != run.tree_epoch:  # the present tree is of other weights
+    if {0.0: 0, 1.0: best or len(run.history) - 1}.get(
+        chosen
+    ) != run.tree_epoch:  # the present tree is of other weights
         file = run.folder and vector_file(run.folder, recipe.epochs + 1)
         tree = grow(encode_corpus(encoder, corpus, file), recipe, encoder, epoch=recipe.epochs + 1)
     return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)
-
-
-def mixes(recipe: Recipe, dev: DevSet) -> list[float]:
-    """The λ to choose from; pseudo-queries call more of the way good than people's queries do."""
-    limit = 1.0 if dev.is_labelled else recipe.mix_limit
-    return [mix for mix in MIXES if mix <= limit] if recipe.interpolate else [1.0]
-
-
-def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:
-    """Set the encoder's weights to F0·(1 − λ) + F′·λ."""
-    mixed = {}
-    for name, start in first.items():
-        mixed[name] = torch.lerp(start, trained[name], mix) if start.is_floating_point() else start
-    encoder.model.load_state_dict(mixed)
-    encoder.model.eval()
 
 
 def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
