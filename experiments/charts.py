@@ -86,10 +86,16 @@ def _panel(panel: Panel, colours: dict[str, str]) -> Iterator[str]:
         yield f'<line x1="0" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>'
         yield _text(-6, y + 4, f"{tick:g}", "end")
     for number, label in enumerate(panel.x):
-        yield _text(_x(panel, number), HEIGHT + 18, label, "middle")
+        yield _text(_x(panel, number), HEIGHT + 18, _fitting(label, WIDTH / len(panel.x)), "middle")
     for number, series in enumerate(panel.series):
         draw = _bars(panel, number, scale) if panel.bars else _line(panel, series, scale)
         yield f'<g stroke="{colours[series.name]}" fill="{colours[series.name]}">' + "".join(draw) + "</g>"
+
+
+def _fitting(label: str, width: float) -> str:
+    """As much of a label as does not run into its neighbours."""
+    letters = int(width / LETTER)
+    return label if len(label) <= letters else f"{label[: max(1, letters - 1)]}…"
 
 
 def _x(panel: Panel, number: int) -> float:
@@ -156,7 +162,7 @@ def _legend(colours: dict[str, str], width: float) -> Iterator[tuple[int, str]]:
     """The line that each name stands on, and how it is drawn."""
     line, x = 0, float(LEFT)
     for name, colour in colours.items():
-        needed = 30 + LETTER * len(name)
+        needed = 36 + LETTER * len(name)
         if x + needed > width and x > LEFT:
             line, x = line + 1, float(LEFT)
         yield (

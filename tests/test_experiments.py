@@ -289,6 +289,14 @@ def test_a_logarithmic_axis_has_decades():
     assert scale.y(1.0) == pytest.approx(charts.HEIGHT * 2 / 3)
 
 
+def test_long_labels_are_cut_where_they_would_overlap():
+    names = ["wordnet_examples", *"abcde"]
+    drawn = charts.svg([charts.Panel("t", "x", "y", names, [charts.Series("s", [1.0] * 6)], bars=True)])
+    assert "wordnet_examples" not in drawn
+    assert "wordnet_e…" in drawn
+    assert "wordnet_examples" in charts.svg([charts.Panel("t", "x", "y", names[:2], [charts.Series("s", [1.0] * 2)])])
+
+
 @pytest.mark.parametrize("values", [[0.5], [0.0], [None, None], [0.3, None, 0.30001]])
 @pytest.mark.parametrize("bars", [True, False])
 def test_any_values_make_a_picture(values, bars):
