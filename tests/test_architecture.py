@@ -52,6 +52,7 @@ ORDER = [
     "training.devset",
     "training.recipe",
     "training.history",
+    "training.mixing",
     "training.checkpoint",
     "training.optimise",
     "training.run_state",
