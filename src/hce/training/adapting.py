@@ -25,7 +25,7 @@ from hce.errors import InputError
 from hce.processes import is_first_process, process_count
 from hce.training.checkpoint import CheckpointFolder
 from hce.training.co_training import TrainResult, co_train
-from hce.training.devset import LABELLED, DevSet, labelled_dev, pseudo_dev
+from hce.training.devset import LABELLED, DevSet, labelled_dev, means, pseudo_dev
 from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, save_model
 from hce.training.optimise import Sources
@@ -99,8 +99,9 @@ def train(
     sources, devset = prepare(corpus, pairs, generated, dev, recipe)
     with _at_work(encoder, recipe):
         first_scores = devset.scores(encoder)
-        given = {kind: float(values.mean()) for kind, values in first_scores.items()}
-        encoder = start_encoder(corpus, encoder, devset, given, recipe)
+        given = means(first_scores)
+        start = start_encoder(corpus, encoder, devset, given, recipe)
+        is_fitted, encoder = start is not encoder, start
     checkpoints = None
     if state_folder is not None:
         checkpoints = CheckpointFolder(state_folder, _identity(corpus, encoder, (pairs, generated, dev), recipe))
@@ -115,7 +116,8 @@ def train(
             progress=progress,
             on_epoch=on_epoch,
         )
-        result = replace(result, before=given)
+        unchanged = not result.mix and not is_fitted
+        result = replace(result, before=given, after=given if unchanged else result.after)
         if output is not None and checkpoints is not None and is_first_process():
             if result.hierarchy.levels:
                 result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())

@@ -176,13 +176,11 @@ def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run
     """
     recipe, before = run.trainer.recipe, run.history[0]
     trained = run.best if run.best_metric > before.metric else weights_of(encoder)
-    best = max(run.history, key=lambda epoch: epoch.metric).epoch
+    trained_epoch = max(run.history, key=lambda epoch: epoch.metric).epoch or run.history[-1].epoch
     chosen, measured = load_best_mix(encoder, first, trained, dev, recipe)
     after = measured if chosen else before.dev
     tree = run.tree
-    if {0.0: 0, 1.0: best or len(run.history) - 1}.get(
-        chosen
-    ) != run.tree_epoch:  # the present tree is of other weights
+    if run.tree_epoch != {0.0: 0, 1.0: trained_epoch}.get(chosen):  # the present tree is of other weights
         file = run.folder and vector_file(run.folder, recipe.epochs + 1)
         tree = grow(encode_corpus(encoder, corpus, file), recipe, encoder, epoch=recipe.epochs + 1)
     return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)

@@ -67,7 +67,7 @@ class DevSet:
 
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
         """NDCG@10 for each kind; the arguments are those of `scores`."""
-        return {kind: float(values.mean()) for kind, values in self.scores(encoder, vectors).items()}
+        return means(self.scores(encoder, vectors))
 
     def scores(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """NDCG@10 for each query of each kind, of shape (queries,).
@@ -81,6 +81,11 @@ class DevSet:
         else:
             pool = np.asarray(vectors[self.pool])
         return {queries.kind: _ndcg(encoder, pool, queries) for queries in self.panel}
+
+
+def means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The mean over the queries of each kind."""
+    return {kind: float(values.mean()) for kind, values in scores.items()}
 
 
 def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:

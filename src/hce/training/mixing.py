@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first
-from hce.training.devset import DevSet
+from hce.training.devset import DevSet, means
 from hce.training.history import mean_over_kinds
 from hce.training.recipe import Recipe
 
@@ -29,11 +29,11 @@ def load_best_mix(
     for mix in mixes(recipe, dev):
         load_mix(encoder, first, trained, mix)
         scores = dev.scores(encoder)
-        if mean_over_kinds(_means(scores)) > mean_over_kinds(_means(best)):
+        if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
             chosen, best = mix, scores
     if recipe.interpolate and not dev.is_labelled and not is_clear_gain(start, best):
         chosen, best = 0.0, start
-    decided = of_the_first({"mix": chosen, **_means(best)}, encoder.device)
+    decided = of_the_first({"mix": chosen, **means(best)}, encoder.device)
     chosen = decided.pop("mix")
     load_mix(encoder, first, trained, chosen)
     return chosen, decided
@@ -65,7 +65,3 @@ def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -
     gain = np.mean([each.mean() for each in differences])
     variance = sum(each.var(ddof=1) / len(each) for each in differences if len(each) > 1)
     return bool(gain > CLEAR * np.sqrt(variance) / len(differences))
-
-
-def _means(scores: dict[str, np.ndarray]) -> dict[str, float]:
-    return {kind: float(values.mean()) for kind, values in scores.items()}
