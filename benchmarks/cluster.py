@@ -22,7 +22,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.tree.clustering import branching_for_depth
+from hce.tree.growing import branching_for_depth
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.kmeans import spherical_kmeans
 

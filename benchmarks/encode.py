@@ -18,9 +18,9 @@ from pathlib import Path
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.evaluation.dense import DenseSearcher
-from hce.evaluation.evaluate import evaluate
+from hce.evaluation.evaluate import DenseSearcher, evaluate
 
 TEXTS = 512
 ROUNDS = 2
@@ -68,7 +68,7 @@ def peak_memory(path: Path, static: Encoder) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     corpus = Corpus.load(path)
     with tempfile.TemporaryDirectory() as folder:
-        took = seconds(lambda: static.encode_to(Path(folder) / "vectors", corpus))
+        took = seconds(lambda: encode_corpus(static, corpus, Path(folder) / "vectors"))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{path.name}: {len(corpus):,} documents in {took:.1f} s, peak memory + {grown:.0f} MB")
 

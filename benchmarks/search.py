@@ -21,10 +21,9 @@ import torch
 
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
-from hce.engines.choose import ENGINES, new_engine
-from hce.engines.quantise import CODECS
-from hce.evaluation.dense import Scored
 from hce.evaluation.evaluate import evaluate
+from hce.evaluation.runs import Scored
+from hce.search.engine import CODECS, ENGINES, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 K = 10

@@ -19,12 +19,13 @@ import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from hce.data.corpus import Corpus
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.word_memo import WordMemo
-from hce.training.co_training import encode_corpus, grow
-from hce.training.optimise import Sources, Trainer
+from hce.encoding.static import WordMemo
+from hce.training.co_training import grow
 from hce.training.pairs import Batch, InverseCloze
 from hce.training.recipe import Recipe
+from hce.training.steps import Sources, Trainer
 
 RIVAL = "MultipleNegativesRankingLoss"
 

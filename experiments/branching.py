@@ -15,7 +15,7 @@ from charts import Panel, Series, svg
 from results import Page, Record, Runs, command_line, names, numbers, run_script, seeds_note, spread, table, with_spread
 from running import MODES, Collection, for_mode, loaded, means, run_all
 
-from hce.tree.clustering import level_sizes
+from hce.tree.growing import level_sizes
 
 ABOUT = """
 One tree for each branching factor b, everything else alike. A small b makes a deep tree with few siblings to tell

@@ -21,9 +21,9 @@ from results import Page, Runs, command_line, run_name, run_script, seeds_note, 
 from threadpoolctl import threadpool_limits
 
 from hce.data.corpus import Corpus
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.training.co_training import encode_corpus
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.kmeans import spherical_kmeans
 

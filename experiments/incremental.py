@@ -32,17 +32,15 @@ from results import (
 )
 from running import Collection, loaded, splits_of
 
-from hce.baselines.base import Task
-from hce.baselines.bm25 import BM25Searcher
-from hce.baselines.systems import SYSTEMS
+from hce.comparison.bm25 import BM25Searcher
+from hce.comparison.systems import SYSTEMS
+from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Qrels
+from hce.data.judgments import Judgment, Labels, Qrels
 from hce.errors import InputError
-from hce.evaluation.dense import DenseSearcher
-from hce.evaluation.evaluate import Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.index.index import Index
-from hce.training.adapting import Labels
 
 ABOUT = """
 A model is trained on nine tenths of the documents and an index is made of them; the other documents are then added

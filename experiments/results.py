@@ -17,8 +17,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from hce._version import __version__
-from hce.atomic import open_atomically, write_json
 from hce.errors import FormatError, HceError, InputError
+from hce.files import open_atomically, write_json
 from hce.training.recipe import Recipe
 
 Record = dict[str, Any]

@@ -1,6 +1,6 @@
 """Systems run on collections: built once for each seed, measured on all splits asked for, and kept.
 
-Every system is one of `hce.baselines.systems` and is given what `hce compare` would give it.
+Every system is one of `hce.comparison.systems` and is given what `hce compare` would give it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import Any
 
 from results import Record, Runs, run_name, settings_of
 
-from hce.baselines.base import Task
-from hce.baselines.systems import SYSTEMS, WITHOUT_TREE
-from hce.comparing.compare import task_of
-from hce.comparing.comparison import Comparison, Result, Table
-from hce.comparing.comparison import table as compared
-from hce.data.judgments import Dataset, splits
+from hce.comparison.run import task_of
+from hce.comparison.systems import SYSTEMS, WITHOUT_TREE
+from hce.comparison.table import Comparison, Result, Table
+from hce.comparison.table import table as compared
+from hce.comparison.task import Task
+from hce.data.judgments import Dataset, Labels, splits
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
-from hce.training.adapting import Labels
 
 MODES = ("unsupervised", "supervised", "joint")
 

@@ -32,14 +32,13 @@ from results import (
 )
 from running import MODES, has_all, means, splits_of
 
-from hce.baselines.base import Task
-from hce.baselines.systems import SYSTEMS
-from hce.data.judgments import Dataset, splits
+from hce.comparison.systems import SYSTEMS
+from hce.comparison.task import Task
+from hce.data.judgments import Dataset, Labels, splits
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DEFAULT_MEASURES, evaluate
-from hce.training.adapting import Labels
-from hce.training.history import mean_over_kinds
 from hce.training.recipe import Recipe
+from hce.training.heldout import mean_over_kinds
 
 ABOUT = """
 The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone

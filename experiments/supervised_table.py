@@ -17,9 +17,9 @@ from statistics import fmean
 from results import Page, Record, Runs, command_line, names, run_script, seeds_note, table, with_spread
 from running import Collection, loaded, means, run_all, significance
 
-from hce.baselines.systems import SYSTEMS, choose
-from hce.comparing.comparison import Table
-from hce.comparing.comparison import notes as notes_of
+from hce.comparison.systems import SYSTEMS, choose
+from hce.comparison.table import Table
+from hce.comparison.table import notes as notes_of
 from hce.errors import InputError
 
 ABOUT = """

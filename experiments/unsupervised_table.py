@@ -14,8 +14,8 @@ from charts import Panel, Series, svg
 from results import Page, Record, Runs, command_line, names, run_script, seeds_note, table, with_spread
 from running import for_mode, loaded, means, run_all, significance
 
-from hce.baselines.systems import SYSTEMS, choose
-from hce.comparing.comparison import BETTER, REFERENCE, WORSE
+from hce.comparison.systems import SYSTEMS, choose
+from hce.comparison.table import BETTER, REFERENCE, WORSE
 
 ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hce.atomic import new_folder, open_atomically, sync_folder, write_json
 from hce.errors import InputError
+from hce.files import new_folder, open_atomically, sync_folder, write_json
 
 
 def names(folder):
@@ -160,7 +160,7 @@ def test_sync_folder_accepts_a_folder_and_refuses_none(tmp_path):
 KILLED_WRITER = """
 import sys
 from pathlib import Path
-from hce.atomic import new_folder, open_atomically
+from hce.files import new_folder, open_atomically
 place = Path(sys.argv[1])
 print("ready", flush=True)
 number = 0
@@ -203,7 +203,7 @@ def test_kill_between_writing_and_renaming_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
     code = (
-        "import os, signal, sys\nfrom hce.atomic import open_atomically\n"
+        "import os, signal, sys\nfrom hce.files import open_atomically\n"
         "with open_atomically(sys.argv[1]) as file:\n"
         "    file.write('half')\n    file.flush()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -12,23 +12,22 @@ from conftest import real_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.baselines.base import Task, best_first
-from hce.baselines.bm25 import K1, B, BM25Searcher, expanded_texts
-from hce.baselines.by_recipe import trained
-from hce.baselines.pefa import LAMBDAS, NeighbourSearcher, averaged
-from hce.baselines.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose
-from hce.baselines.tas_b import TopicBatches, by_topic
-from hce.baselines.tsdae import damaged, denoise
+from hce.comparison.bm25 import K1, B, BM25Searcher, expanded_texts
+from hce.comparison.by_recipe import trained
+from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
+from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose
+from hce.comparison.tas_b import TopicBatches, by_topic
+from hce.comparison.task import Task, best_first
+from hce.comparison.tsdae import damaged, denoise
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Dataset, Judgment, Qrels, Query
+from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
+from hce.data.text import TOKEN
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluation.dense import DenseSearcher
-from hce.evaluation.evaluate import evaluate
+from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.training import co_training
-from hce.training.adapting import Labels
-from hce.training.pairs import TOKEN, LabelledPairs, batch_count
+from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
 
 SMALL = Recipe(epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05)
@@ -275,7 +274,7 @@ def test_labels_help_pefa_on_the_queries_they_come_from(task):
 def test_unsupervised_systems_never_see_labels(task, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.baselines.by_recipe.train",
+        "hce.comparison.by_recipe.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
     )
     for name in ("ict", "hce-u", "hce"):
@@ -290,7 +289,7 @@ def test_unsupervised_systems_never_see_labels(task, monkeypatch):
 def test_systems_with_and_without_the_tree_differ_in_the_tree_alone(task, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.baselines.by_recipe.train",
+        "hce.comparison.by_recipe.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
     )
     for one, other in WITHOUT_TREE.items():

@@ -12,29 +12,18 @@ import numpy as np
 import pytest
 from conftest import write_concept_dataset
 
-from hce.baselines.base import Built, System
-from hce.baselines.systems import SYSTEMS
-from hce.commands.compare import _save
-from hce.commands.compare import compare as command
-from hce.comparing import bench
-from hce.comparing.compare import compare
-from hce.comparing.compare_page import difference_figure, page
-from hce.comparing.comparison import (
-    BETTER,
-    REFERENCE,
-    WORSE,
-    Comparison,
-    Result,
-    as_json,
-    as_markdown,
-    cells,
-    notes,
-    table,
-)
+from hce.commands.evaluate import _save
+from hce.commands.evaluate import compare as command
+from hce.comparison import run as bench
+from hce.comparison.run import compare
+from hce.comparison.systems import SYSTEMS
+from hce.comparison.table import BETTER, REFERENCE, WORSE, Comparison, Result, as_json, as_markdown, cells, notes, table
+from hce.comparison.task import Built, System
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import FormatError, InputError
-from hce.evaluation.dense import Scored
+from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_paired, holm
+from hce.pages.comparison import difference_figure, page
 
 BUDGET = {"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "dev_queries": 24}
 
@@ -346,7 +335,7 @@ def test_the_help_names_every_system():
 
 def test_without_plotly_there_is_a_table_and_no_page(compared, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    for name in ("hce.page", "hce.comparing.compare_page"):
+    for name in ("hce.pages.page", "hce.pages.comparison"):
         monkeypatch.delitem(sys.modules, name)
     _save(table(compared[1]), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "comparison.md"]

@@ -9,9 +9,8 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.errors import InputError
-from hce.evaluation.dense import DenseSearcher
-from hce.evaluation.evaluate import evaluate
-from hce.training.devset import DevQueries, DevSet, _ndcg, labelled_dev, pseudo_dev
+from hce.evaluation.evaluate import DenseSearcher, evaluate
+from hce.training.heldout import DevQueries, DevSet, _ndcg, labelled_dev, pseudo_dev
 
 
 def test_labelled_measure_is_ndcg(static_encoder, planted_corpus):

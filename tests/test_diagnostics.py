@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import InputError
-from hce.evaluation.dense import nearest
 from hce.evaluation.diagnostics import descend, diagnose
-from hce.tree.clustering import Level
+from hce.search.exact import nearest
+from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
 

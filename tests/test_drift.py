@@ -11,7 +11,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.index.drift import LEAST, Drift, Grown, Population, _judge, _Leaves, measure_drift
 from hce.index.index import Index
-from hce.tree.clustering import Level
+from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
 

@@ -21,6 +21,7 @@ import hce.encoding.bundled
 import hce.encoding.encoder
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import FormatError, InputError, MissingPackageError
 
@@ -202,7 +203,7 @@ def file_hash(folder: Path) -> str:
 
 def test_encode_to_gives_the_vectors_of_encode(static_encoder, tmp_path):
     corpus = tiny_corpus()
-    vectors = static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
+    vectors = encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5)
     np.testing.assert_allclose(vectors, static_encoder.encode(list(corpus.texts())), atol=1e-6)
     assert isinstance(vectors, np.memmap)
     assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["manifest.json", "vectors.npy"]
@@ -217,7 +218,7 @@ class StopError(Exception):
 def test_encode_to_continues_to_the_same_bytes(static_encoder, tmp_path_factory, stops):
     corpus, encode = tiny_corpus(), Encoder.encode
     whole, broken = tmp_path_factory.mktemp("whole") / "v", tmp_path_factory.mktemp("broken") / "v"
-    static_encoder.encode_to(whole, corpus, chunk_size=5)
+    encode_corpus(static_encoder, corpus, whole, chunk_size=5)
     encoded = 0
     for stop in stops:
         calls = 0
@@ -232,33 +233,33 @@ def test_encode_to_continues_to_the_same_bytes(static_encoder, tmp_path_factory,
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Encoder, "encode", failing)
             try:
-                static_encoder.encode_to(broken, corpus, chunk_size=5)
+                encode_corpus(static_encoder, corpus, broken, chunk_size=5)
                 encoded += calls
             except StopError:
                 encoded += calls - 1
     with pytest.MonkeyPatch.context() as patch:
         counted = []
         patch.setattr(Encoder, "encode", lambda self, texts, *a, **o: counted.append(1) or encode(self, texts, *a, **o))
-        static_encoder.encode_to(broken, corpus, chunk_size=5)
+        encode_corpus(static_encoder, corpus, broken, chunk_size=5)
     assert file_hash(broken) == file_hash(whole)
     assert len(counted) == 5 - encoded  # nothing was encoded twice
 
 
 def encode_and_die(folder: Path, corpus_path: Path, encoder_path: Path, deaths: int) -> None:
     encoder, chunks = Encoder.load(encoder_path, device="cpu"), 0
-    original = hce.encoding.encoder.VectorFile.append
+    original = hce.encoding.corpus_vectors.VectorFile.acknowledge
 
-    def append_then_die(self, chunk):
+    def append_then_die(self, done):
         nonlocal chunks
         if chunks == deaths:
             with self._partial.open("ab") as file:
                 file.write(b"half a chunk")  # what a kill in the middle of a write leaves behind
             os.kill(os.getpid(), signal.SIGKILL)
         chunks += 1
-        original(self, chunk)
+        original(self, done)
 
-    hce.encoding.encoder.VectorFile.append = append_then_die
-    encoder.encode_to(folder, Corpus.load(corpus_path), chunk_size=5)
+    hce.encoding.corpus_vectors.VectorFile.acknowledge = append_then_die
+    encode_corpus(encoder, Corpus.load(corpus_path), folder, chunk_size=5)
 
 
 @pytest.mark.parametrize("chunks_before_death", [0, 2])
@@ -266,49 +267,49 @@ def test_encode_to_survives_kill_9(bert_folder, tmp_path, chunks_before_death):
     corpus_path = tmp_path / "docs.jsonl"
     corpus_path.write_text("\n".join(document.to_json() for document in tiny_corpus()))
     corpus, encoder = Corpus.load(corpus_path), Encoder.load(bert_folder, device="cpu")
-    encoder.encode_to(tmp_path / "whole", corpus, chunk_size=5)
+    encode_corpus(encoder, corpus, tmp_path / "whole", chunk_size=5)
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=encode_and_die, args=(tmp_path / "v", corpus_path, bert_folder, chunks_before_death))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert not (tmp_path / "v" / "vectors.npy").exists()
-    encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
+    encode_corpus(encoder, corpus, tmp_path / "v", chunk_size=5)
     assert file_hash(tmp_path / "v") == file_hash(tmp_path / "whole")
 
 
 def test_encode_to_finishes_after_a_stop_before_the_manifest(static_encoder, tmp_path, monkeypatch):
     corpus = tiny_corpus()
-    real = hce.encoding.vectors.write_json
+    real = hce.encoding.corpus_vectors.write_json
 
     def stop_at_manifest(path, value):
         if Path(path).name == "manifest.json":
             raise StopError
         real(path, value)
 
-    monkeypatch.setattr("hce.encoding.vectors.write_json", stop_at_manifest)
+    monkeypatch.setattr("hce.encoding.corpus_vectors.write_json", stop_at_manifest)
     with pytest.raises(StopError):
-        static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5)
+        encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5)
     monkeypatch.undo()
     monkeypatch.setattr(Encoder, "encode", lambda *a, **o: pytest.fail("all rows were there already"))
-    assert static_encoder.encode_to(tmp_path / "v", corpus, chunk_size=5).shape == (23, 32)
+    assert encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5).shape == (23, 32)
 
 
 def test_encode_to_refuses_vectors_of_another_encoder_or_corpus(static_encoder, tmp_path):
-    static_encoder.encode_to(tmp_path / "v", tiny_corpus())
+    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v")
     with pytest.raises(InputError, match=r"holds vectors with rows 23, not 22"):
-        static_encoder.encode_to(tmp_path / "v", tiny_corpus(22))
+        encode_corpus(static_encoder, tiny_corpus(22), tmp_path / "v")
     before = file_hash(tmp_path / "v")
     change_weights(static_encoder)
     with pytest.raises(InputError, match="holds vectors with encoder"):
-        static_encoder.encode_to(tmp_path / "v", tiny_corpus())
+        encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v")
     assert file_hash(tmp_path / "v") == before
 
 
 def test_encode_to_refuses_a_folder_with_other_files(static_encoder, tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(InputError, match="holds other files"):
-        static_encoder.encode_to(tmp_path, tiny_corpus())
+        encode_corpus(static_encoder, tiny_corpus(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

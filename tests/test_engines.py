@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hce.engines.base import Found
-from hce.engines.choose import ENGINES, load_engine, new_engine
-from hce.engines.exact import SPARE, ranked
-from hce.engines.quantise import CODECS
 from hce.errors import FormatError, InputError
+from hce.search.engine import CODECS, ENGINES, Found, load_engine, new_engine
+from hce.search.exact import SPARE, ranked
 
 DIM = 12
 NAMES = sorted(ENGINES)

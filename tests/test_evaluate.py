@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hce.data.judgments import Dataset, Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluation.dense import DenseSearcher, Scored, nearest
-from hce.evaluation.evaluate import check_documents, evaluate, rank, score_run
+from hce.evaluation.evaluate import DenseSearcher, check_documents, evaluate, rank, score_run
 from hce.evaluation.measures import FAMILIES, capped_recall, parse_measure
-from hce.evaluation.runs import read_run, write_run
+from hce.evaluation.runs import Scored, read_run, write_run
+from hce.search.exact import nearest
 
 
 class Fixed:

@@ -13,13 +13,12 @@ import hce.cli
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
-from hce.evaluation.dense import DenseSearcher
-from hce.evaluation.evaluate import evaluate
+from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import read_run
 from hce.evaluation.significance import compare_paired, holm
 from hce.index.index import Index
-from hce.training.adapting import train
 from hce.training.recipe import Recipe
+from hce.training.train import train
 
 
 class Outcome(NamedTuple):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
 from hce.errors import FormatError, InputError
-from hce.tree.clustering import branching_for_depth, level_sizes
+from hce.tree.growing import branching_for_depth, level_sizes
 from hce.tree.hierarchy import Hierarchy, Level
 
 

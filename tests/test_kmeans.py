@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.errors import InputError
-from hce.tree import kmeans, kmeans_fast, kmeans_screen, kmeans_steps
+from hce.tree import kmeans, kmeans_fast
+from hce.tree import kmeans_fast as kmeans_screen
+from hce.tree import rows as kmeans_steps
 from hce.tree.kmeans import spherical_kmeans
-from hce.tree.kmeans_steps import unit_rows
+from hce.tree.rows import unit_rows
 
 CPU = torch.device("cpu")
 MODES = ("exact", "fast")

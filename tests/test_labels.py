@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hce.tree.clustering import Level
+from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.labels import label_nodes
+from hce.tree.names import label_nodes
 from hce.tree.outline import document_counts, nested, outline
 
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from hce.data.judgments import Judgment, Qrels, Query
-from hce.training.devset import labelled_dev, pseudo_dev
-from hce.training.mixing import CLEAR, is_clear_gain, load_best_mix, load_mix, mixes
+from hce.training.heldout import labelled_dev, pseudo_dev
 from hce.training.recipe import Recipe
-from hce.training.run_state import weights_of
+from hce.training.weights import CLEAR, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
 
 
 class Judge:

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Qrels, Query
+from hce.data.judgments import Judgment, Qrels, Query, read_generated
+from hce.data.text import TOKEN, cut_span, first_tokens
 from hce.errors import InputError
-from hce.training.pairs import (
-    TOKEN,
-    DropoutTwins,
-    InverseCloze,
-    LabelledPairs,
-    batch_count,
-    cut_span,
-    first_tokens,
-    read_generated,
-)
+from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, batch_count
 
 
 def corpus_of(count: int) -> Corpus:

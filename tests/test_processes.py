@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 
 from hce.data.corpus import Corpus
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import is_shared_out, own_share, working_together
-from hce.training.adapting import train
-from hce.training.co_training import encode_corpus, grow
-from hce.training.history import Progress
-from hce.training.optimise import Sources, Trainer
+from hce.training.co_training import grow
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
+from hce.training.steps import Progress, Sources, Trainer
+from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy
 
 RECIPE = Recipe.for_encoder(
@@ -66,7 +66,7 @@ def member(rank: int, folder: Path, job: str) -> None:
     if job == "steps":
         result: object = two_steps(corpus, encoder, RECIPE)
     elif job == "trees":
-        result = trees(encode_corpus(encoder, corpus, folder / "vectors.npy"))
+        result = trees(encode_corpus(encoder, corpus, folder / "vectors"))
     else:
         trained = train(corpus, encoder, recipe=replace(RECIPE, batch_size=31, epochs=2))
         result = {"dev": [epoch.dev for epoch in trained.history], "weights": trained.encoder.fingerprint}

@@ -16,12 +16,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.data.judgments import read_generated
+from hce.encoding import bundled as smollm2
 from hce.errors import FormatError, InputError, MissingPackageError
-from hce.generation import querygen, smollm2
+from hce.generation import querygen
 from hce.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
-from hce.generation.journal import Journal
-from hce.generation.querygen import Written, drawn_documents, generate_queries, own_ranks
-from hce.training.pairs import LabelledPairs, read_generated
+from hce.generation.querygen import Journal, Written, drawn_documents, generate_queries, own_ranks
+from hce.training.pairs import LabelledPairs
 
 PASSAGES = ["star red w1 w2 w3", "cell green w40", "law blue w99 w98 w97 w96", "ship"]
 
@@ -339,7 +340,7 @@ def test_a_journal_grows_by_whole_lines(tmp_path):
 
 
 def test_the_command_line(concept_corpus, module_static_encoder, generator_folder, tmp_path, capsys):
-    from hce.commands.generate_queries import generate_queries as command
+    from hce.commands.generate import generate_queries as command
 
     (tmp_path / "docs.jsonl").write_text("\n".join(document.to_json() for document in list(concept_corpus)[:20]))
     module_static_encoder.save(tmp_path / "encoder")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hce.errors import FormatError
-from hce.report import command, report, training_figure, tree_figure
-from hce.training.adapting import train
+from hce.pages.report import command, report, training_figure, tree_figure
 from hce.training.model_folder import DevQuery, ModelFolder
 from hce.training.recipe import Recipe
+from hce.training.train import train
 
 SMALL = Recipe.for_encoder(
     static=True, epochs=2, batch_size=32, learning_rate=0.05, span_lengths=(4, 6), dev_queries=40, fit_static=False

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.errors import InputError
-from hce.evaluation.dense import Scored
-from hce.evaluation.runs import falling_scores, read_run, write_run
+from hce.evaluation.runs import Scored, falling_scores, read_run, write_run
 
 RUN = {"q1": [Scored("d7", 12.5), Scored("d2", 3.0)], "q2": [Scored("é", 0.1)], "empty": []}
 

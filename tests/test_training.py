@@ -18,21 +18,20 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-import hce.training.adapting
 import hce.training.co_training
+import hce.training.train
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Qrels, Query
+from hce.data.judgments import Judgment, Labels, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.training.adapting import Labels, improvement, prepare, train
 from hce.training.co_training import weights_of
-from hce.training.devset import DevSet
-from hce.training.false_negatives import false_negatives
-from hce.training.history import mean_over_kinds
-from hce.training.optimise import Sources, Trainer
+from hce.training.heldout import DevSet, mean_over_kinds
+from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
+from hce.training.steps import Sources, Trainer
+from hce.training.train import improvement, prepare, train
 from hce.tree.hierarchy import Hierarchy
 
 SMALL = Recipe.for_encoder(
@@ -214,7 +213,7 @@ def test_a_transformer_is_trained_in_bfloat16_if_asked_and_used_as_before(concep
 def test_precision_is_bfloat16_by_itself_where_it_is_fast(concept_corpus, bert_folder, static_encoder, monkeypatch):
     recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=24)
     for fast in (torch.bfloat16, torch.float32):
-        monkeypatch.setattr(hce.training.adapting, "fast_dtype", lambda device, fast=fast: fast)
+        monkeypatch.setattr(hce.training.train, "fast_dtype", lambda device, fast=fast: fast)
         result = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe)
         assert result.recipe.precision == str(fast).removeprefix("torch.")
         assert train(concept_corpus, static_encoder, recipe=SMALL).recipe.precision == "float32"
@@ -412,7 +411,7 @@ def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, neg
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.training.adapting.LabelledPairs",
+        "hce.training.train.LabelledPairs",
         lambda corpus, queries, qrels, seed: (
             seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
         ),
@@ -489,7 +488,7 @@ def test_a_batch_of_few_documents_is_a_quarter_of_them_unless_set():
 
 
 def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
-    monkeypatch.setattr("hce.training.optimise.process_count", lambda: 3)
+    monkeypatch.setattr("hce.training.steps.process_count", lambda: 3)
     Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))
     with pytest.raises(InputError, match="2 pairs cannot be shared out to 3 processes"):
         Sources(unsupervised=InverseCloze(concept_corpus, np.arange(2)))

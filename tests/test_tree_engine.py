@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hce.engines.balance import INNER, MOST, ROOT, bounds, parts
-from hce.engines.choose import load_engine, new_engine
-from hce.engines.growing import LEAF
-from hce.engines.lists import Lists
-from hce.engines.tree import TreeEngine
+from hce.search.balance import INNER, MOST, ROOT, bounds, parts
+from hce.search.engine import load_engine, new_engine
+from hce.search.lists import Lists
+from hce.search.tree_engine import LEAF, TreeEngine
 from hce.tree.hierarchy import Hierarchy
 
 DIM = 16

@@ -28,8 +28,8 @@ from plotly.offline import get_plotlyjs
 from pydantic import TypeAdapter
 
 import hce
+import hce.index.before
 import hce.web.guard
-import hce.web.untrained
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError, MissingPackageError
@@ -37,15 +37,11 @@ from hce.index.drift import Drift
 from hce.index.index import Index
 from hce.index.store import Store
 from hce.training.recipe import Recipe
-from hce.web import answers
-from hce.web.app import create_app
-from hce.web.guard import Guard
-from hce.web.lanes import BusyError
-from hce.web.packages import require_packages
+from hce.web import schemas as answers
+from hce.web.app import Server, create_app, listen, require_packages, rules_for, url_of
+from hce.web.background import BusyError, Together
+from hce.web.guard import LOOPBACK, Guard, Rules, refusal
 from hce.web.passages import best_passage, marks_in, query_words
-from hce.web.rules import LOOPBACK, Rules, refusal
-from hce.web.serving import Server, listen, rules_for, url_of
-from hce.web.together import Together
 
 HOME = "http://127.0.0.1:8080"
 ANYWHERE = "0.0.0.0"  # noqa: S104
@@ -173,13 +169,13 @@ def test_the_untrained_vectors_follow_and_are_kept(client, index, monkeypatch):
     assert len(ids) == 240
     assert ids[0] == "new"
     assert "d7" not in ids
-    monkeypatch.setattr(hce.web.untrained, "DOCUMENTS_AT_ONCE", 0)  # nothing can be encoded any more
+    monkeypatch.setattr(hce.index.before, "DOCUMENTS_AT_ONCE", 0)  # nothing can be encoded any more
     with TestClient(create_app(index), base_url=HOME) as another:
         assert [hit["id"] for hit in ready(another, "w0 w5", k=1000)["before"]["hits"]] == ids
 
 
 def test_a_damaged_file_of_untrained_vectors_is_made_anew(index):
-    (index.path / hce.web.untrained.FILE).write_bytes(b"nonsense")
+    (index.path / hce.index.before.FILE).write_bytes(b"nonsense")
     with TestClient(create_app(index), base_url=HOME) as client:
         assert len(ready(client)["before"]["hits"]) == 10
 
@@ -191,7 +187,7 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
             before = client.get("/api/search", params={"q": "star", "compare": True}).json()["before"]
             assert (before["readiness"]["state"], before["hits"]) == ("off", [])
             assert "not made from a model" in before["readiness"]["reason"]
-    monkeypatch.setattr(hce.web.untrained, "MOST_DOCUMENTS", 239)
+    monkeypatch.setattr(hce.index.before, "MOST_DOCUMENTS", 239)
     with TestClient(create_app(index), base_url=HOME) as client:
         assert "240 documents are more than the 239" in until_off(client)
     monkeypatch.undo()
@@ -731,7 +727,7 @@ def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
 
 
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
-    monkeypatch.setattr("hce.web.serving.SECONDS_TO_END", 0.2)
+    monkeypatch.setattr("hce.web.app.SECONDS_TO_END", 0.2)
     release = threading.Event()
     monkeypatch.setattr(Index, "search_vectors", lambda *arguments: release.wait(20))
     listener, listens = listen("127.0.0.1", 0), threading.Event()
@@ -779,7 +775,7 @@ def test_the_command_serves_and_stops(index, tmp_path):
 
 def test_missing_packages_are_named_with_the_command(monkeypatch):
     require_packages()
-    monkeypatch.setattr("hce.web.packages.NEEDED", ("json", "no_such_package", "nor_this"))
+    monkeypatch.setattr("hce.web.app.NEEDED", ("json", "no_such_package", "nor_this"))
     with pytest.raises(MissingPackageError, match=r"no_such_package and nor_this.*pip install '.*\[web\]'"):
         require_packages()
 

@@ -16,9 +16,8 @@ import hce
 from hce.data.documents import Document
 from hce.index.index import Index
 from hce.training.recipe import Recipe
-from hce.web.app import create_app
-from hce.web.rules import LOOPBACK, Rules
-from hce.web.serving import Server, listen, url_of
+from hce.web.app import Server, create_app, listen, url_of
+from hce.web.guard import LOOPBACK, Rules
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from hce.encoding.encoder import Encoder
-from hce.encoding.word_memo import WordMemo
+from hce.encoding.static import WordMemo
 
 PIECES = st.sampled_from(["Heat", "transfer", " ", "  ", "\n", "\t", "\x1c", "́", "中", "naïve", "[PAD]", ",", "-", " "])
 

@@ -8,14 +8,13 @@ from hce._version import __version__
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.documents import Document
-    from hce.data.judgments import Dataset, Qrels, Query
+    from hce.data.judgments import Dataset, Labels, Qrels, Query
     from hce.encoding.encoder import Encoder
     from hce.errors import HceError
     from hce.evaluation.evaluate import Report, evaluate
-    from hce.index.hits import Hit
-    from hce.index.index import Index
-    from hce.training.adapting import Labels, train
+    from hce.index.index import Hit, Index
     from hce.training.recipe import Recipe
+    from hce.training.train import train
     from hce.tree.hierarchy import Hierarchy
 
 # Names are fetched on first use: torch takes seconds to import, and `hce --version` should not.
@@ -26,15 +25,15 @@ _HOME = {
     "Encoder": "encoding.encoder",
     "HceError": "errors",
     "Hierarchy": "tree.hierarchy",
-    "Hit": "index.hits",
+    "Hit": "index.index",
     "Index": "index.index",
-    "Labels": "training.adapting",
+    "Labels": "data.judgments",
     "Qrels": "data.judgments",
     "Query": "data.judgments",
     "Recipe": "training.recipe",
     "Report": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
-    "train": "training.adapting",
+    "train": "training.train",
 }
 
 __all__ = [

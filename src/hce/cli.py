@@ -12,20 +12,12 @@ from typing import Annotated
 import typer
 
 from hce._version import __version__
-from hce.commands.add import add
 from hce.commands.common import err, out
-from hce.commands.compare import compare
-from hce.commands.demo import demo
-from hce.commands.evaluate import evaluate
-from hce.commands.generate_queries import generate_queries
-from hce.commands.index import index
-from hce.commands.rebuild import rebuild
-from hce.commands.remove import remove
-from hce.commands.report import report
-from hce.commands.search import search
+from hce.commands.evaluate import compare, evaluate
+from hce.commands.generate import generate_queries
+from hce.commands.index import add, index, rebuild, remove, search, status
 from hce.commands.serve import serve
-from hce.commands.status import status
-from hce.commands.train import train, with_recipe
+from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
 from hce.errors import HceError
 

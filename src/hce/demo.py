@@ -11,17 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hce.baselines.bm25 import BM25Searcher
+from hce.comparison.bm25 import BM25Searcher
 from hce.data.docstrings import python_docstrings
 from hce.data.documents import Document
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
-from hce.evaluation.dense import DenseSearcher
-from hce.evaluation.evaluate import Report, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, Report, Searcher, evaluate
 from hce.evaluation.significance import compare_paired, holm
 from hce.index.index import Index
-from hce.training.adapting import train
 from hce.training.recipe import Recipe
+from hce.training.train import train
 from hce.tree.outline import outline
 
 MEASURES = ("nDCG@10", "R@10", "R@100")

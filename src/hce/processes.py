@@ -36,6 +36,11 @@ def process_count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def process_rank() -> int:
+    """This process's number, from 0 on; 0 when alone."""
+    return dist.get_rank() if process_count() > 1 else 0
+
+
 class _Gather(torch.autograd.Function):
     """All processes' rows one below another; backward adds up what every process found for our rows."""
 
@@ -76,7 +81,7 @@ def shared(parameter: Tensor) -> Tensor:
 
 def is_first_process() -> bool:
     """Whether this is the one that writes files and speaks to the user."""
-    return process_count() == 1 or dist.get_rank() == 0
+    return process_rank() == 0
 
 
 def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
@@ -87,8 +92,7 @@ def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
 def own_share(count: int) -> slice:
     """This process's part of `count` rows; all parts are of one size, and up to (processes − 1) last rows in none."""
     each = count // process_count()
-    rank = dist.get_rank() if process_count() > 1 else 0
-    return slice(rank * each, (rank + 1) * each) if process_count() > 1 else slice(0, count)
+    return slice(process_rank() * each, (process_rank() + 1) * each) if process_count() > 1 else slice(0, count)
 
 
 @contextmanager
@@ -131,8 +135,7 @@ def wait_for_all() -> None:
 
 def seed_step(seed: int, step: int) -> None:
     """Seed torch's generators for a step: the same whenever it is taken, and different in each process."""
-    rank = dist.get_rank() if process_count() > 1 else 0
-    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, process_rank()]).generate_state(1)[0]))
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:

@@ -1,13 +1,14 @@
-"""`hce index`."""
+"""What is done to an index: `hce index`, `add`, `remove`, `search`, `status`, `rebuild`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
-from hce.commands.common import JsonOption, interruptible, out, print_json
+from hce.commands.common import IndexArgument, JsonOption, SeedOption, interruptible, out, print_json
 
 
 def index(
@@ -45,3 +46,203 @@ def index(
         else:
             line = f"{len(made):,} documents are in {output}; hce search {output} 'some text' looks there"
             out.print(line, markup=False, soft_wrap=True)
+
+
+def add(
+    index: IndexArgument,
+    files: Annotated[list[Path], typer.Argument(help="the documents, in any format that `hce index` takes, or -")],
+    update: Annotated[bool, typer.Option("--update", help="replace documents whose ids are there already")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Add documents to an index: all of them, or none if one of them is not sound.
+
+    Only texts that are new are encoded. When the command has ended, the documents survive a crash.
+
+    Examples:
+      hce add my-index new.jsonl
+      hce add my-index corrected.jsonl --update
+      cat new.jsonl | hce add my-index -
+    """
+    from hce.data.corpus import Corpus
+    from hce.index.index import Index
+
+    with Index.open(index) as opened, interruptible("nothing was added; the same command starts over"):
+        batches = [Corpus.load(file) for file in files]
+        count = (opened.update if update else opened.add)(*batches, progress=True)
+        if as_json:
+            print_json({"index": str(index), "added": count, "documents": len(opened)})
+        else:
+            out.print(f"added {count:,}; {len(opened):,} documents are in {index}", markup=False, soft_wrap=True)
+
+
+def remove(
+    index: IndexArgument,
+    ids: Annotated[list[str], typer.Argument(help="ids of documents, or - to read them from stdin, one a line")],
+    as_json: JsonOption = False,
+) -> None:
+    """Take documents out of an index: all that are named, or none if one of them is not there.
+
+    Examples:
+      hce remove my-index doc-17 doc-18
+      hce remove my-index - < ids.txt
+    """
+    from hce.data.records import STDIN, read_lines
+    from hce.index.index import Index
+
+    if ids == [STDIN]:
+        ids = [line.text for line in read_lines(STDIN) if line.text]
+    with Index.open(index) as opened, interruptible("nothing was removed; the same command starts over"):
+        count = opened.remove(ids)
+        if as_json:
+            print_json({"index": str(index), "removed": count, "documents": len(opened)})
+        else:
+            out.print(f"removed {count:,}; {len(opened):,} documents are in {index}", markup=False, soft_wrap=True)
+
+
+if TYPE_CHECKING:
+    from hce.index.index import Hit
+
+SNIPPET = 160  # characters
+
+
+def search(
+    index: IndexArgument,
+    text: Annotated[str, typer.Argument(help="what to look for, or - to read it from stdin", show_default=False)],
+    k: Annotated[int, typer.Option("-k", help="how many documents to show")] = 10,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the documents of an index that are closest in meaning to a text.
+
+    Several --where conditions must all hold.
+
+    Examples:
+      hce search my-index "how do plants make sugar" -k 5
+      hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
+      hce search my-index - --json < question.txt
+    """
+    from hce.data.records import STDIN, read_lines
+    from hce.index.filters import parse_clauses
+    from hce.index.index import Index
+
+    if text == STDIN:
+        text = "\n".join(line.text for line in read_lines(STDIN))
+    conditions = parse_clauses(where) if where else None
+    with Index.open(index) as opened:
+        hits = opened.search(text, k, conditions)
+    if as_json:
+        print_json({"query": text, "hits": [hit._asdict() for hit in hits]})
+        return
+    for hit in hits:
+        out.print(_line(hit), soft_wrap=True)
+    if not hits:
+        out.print("no document fulfils the conditions" if conditions else "the index is empty")
+
+
+def _line(hit: Hit) -> Text:
+    """Rank, score, id and title, and the beginning of the text below them."""
+    words = " ".join(hit.text.split())
+    snippet = words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …"
+    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ").append(hit.id, style="bold")
+    if hit.title:
+        line.append(f"  {' '.join(hit.title.split())}")
+    return line.append(f"\n     {snippet}", style="dim") if snippet else line
+
+
+if TYPE_CHECKING:
+    from hce.index.drift import Drift
+    from hce.index.manifest import IndexStatus
+
+ADVICE = {
+    "ok": "nothing to do",
+    "re-cluster": "hce rebuild grows the tree anew, without training",
+    "retrain": "hce train on the documents there are now, then index with the new model",
+    "unknown": "too little to go by",
+}
+
+
+def status(
+    index: IndexArgument,
+    drift: Annotated[
+        bool, typer.Option("--drift/--no-drift", help="also measure whether it is time to retrain")
+    ] = True,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is in an index, what has changed since it was made, and whether it is time to retrain.
+
+    Examples:
+      hce status my-index
+      hce status my-index --no-drift --json
+    """
+    from hce.index.index import Index
+
+    with Index.open(index) as opened:
+        found = opened.status()
+        verdict = opened.drift(seed) if drift else None
+    if as_json:
+        print_json({**found.as_dict(), "drift": verdict.as_dict() if verdict else None})
+        return
+    for name, value in {**_lines(found), **(_drift_lines(verdict) if verdict else {})}.items():
+        out.print(f"{name:<10} {value}", markup=False, soft_wrap=True)
+
+
+def _lines(found: IndexStatus) -> dict[str, str]:
+    base = f", trained from {found.base_encoder}" if found.base_encoder else ""
+    changes = "change" if found.pending == 1 else "changes"
+    pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
+    return {
+        "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
+        "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
+        "engine": f"{found.engine}, {found.dtype}{pending}",
+        "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
+        "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
+        "created": found.created,
+        "changed": found.changed,
+    }
+
+
+def _drift_lines(drift: Drift) -> dict[str, str]:
+    """The verdict, and the numbers behind it."""
+    lines = {"verdict": f"{drift.verdict}: {'; '.join(drift.reasons)} ({ADVICE[drift.verdict]})"}
+    for name, kind in (("old", drift.old), ("new", drift.new)):
+        if kind is not None:
+            found = "unknown" if kind.found is None else f"{kind.found:.0%}"
+            lines[f"  {name}"] = (
+                f"{kind.documents:,} documents: cosine to a leaf {kind.cosine:.3f} ± {kind.spread:.3f}, "
+                f"astray {kind.astray:.0%}, found by a piece of their text {found}"
+            )
+    return lines
+
+
+def rebuild(
+    index: IndexArgument,
+    engine: Annotated[str | None, typer.Option(help="from now on: flat, hnsw, ivf or tree", show_default=False)] = None,
+    dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make all that is derived from an index's documents anew: the tree is grown again, the engine is built again.
+
+    Documents, vectors and encoder stay as they are. The space of removed documents is given back.
+
+    Examples:
+      hce rebuild my-index
+      hce rebuild my-index --engine tree
+    """
+    from hce.index.index import Index
+
+    with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
+        opened.rebuild(engine, dtype)
+        found = opened.status()
+        if as_json:
+            print_json(found.as_dict())
+        else:
+            shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
+            out.print(
+                f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine",
+                markup=False,
+                soft_wrap=True,
+            )

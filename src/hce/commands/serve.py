@@ -31,15 +31,14 @@ def serve(
       hce serve my-index --port 0 --json
       HCE_TOKEN=… hce serve my-index --host 0.0.0.0
     """
-    from hce.web.packages import require_packages
+    from hce.web.app import require_packages
 
     require_packages()
 
     import webbrowser
 
     from hce.index.index import Index
-    from hce.web.app import create_app
-    from hce.web.serving import Server, listen, rules_for, url_of
+    from hce.web.app import Server, create_app, listen, rules_for, url_of
 
     with Index.open(index) as opened:
         rules = rules_for(host, token, not read_only)

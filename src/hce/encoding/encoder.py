@@ -23,13 +23,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hce.atomic import new_folder
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, quiet_transformers
-from hce.encoding.static import document_frequencies, fit_table
-from hce.encoding.vectors import VectorFile
-from hce.encoding.word_memo import WordMemo
+from hce.encoding.static import WordMemo, document_frequencies, fit_table
 from hce.errors import FormatError, InputError
+from hce.files import new_folder
 from hce.progress import progress_bar
 
 Kind = Literal["query", "document"]
@@ -150,30 +148,6 @@ class Encoder:
                 vectors[rows] = batch.cpu().numpy()
                 advance(len(rows))
         return _finished(vectors, self.name)
-
-    def encode_to(
-        self, folder: str | Path, corpus: Corpus, *, chunk_size: int = 4096, progress: bool = False
-    ) -> np.ndarray:
-        """Encode a corpus's documents to a memory-mapped array in `folder`, or return the one that is there already.
-
-        Killed at any point, the next call goes on after the last finished chunk, and the file is byte for byte what
-        an uninterrupted run would have written.
-
-        Raises:
-            InputError: the folder holds vectors of another encoder or corpus, or other files.
-        """
-        identity = {"encoder": self.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
-        file = VectorFile(folder, len(corpus), self.dim, identity)
-        if not file.is_complete:
-            file.start()
-            with progress_bar("encoding", len(corpus), "documents", show=progress) as advance:
-                advance(file.done)
-                for start in range(file.done, len(corpus), chunk_size):
-                    documents = corpus[start : start + chunk_size]
-                    file.append(self.encode([document.full_text for document in documents]))
-                    advance(len(documents))
-            file.finish()
-        return file.open()
 
     def fitted_to(self, corpus: Corpus) -> Encoder:
         """A static encoder's table fitted to a corpus's token statistics, with no training: see `hce.encoding.static`.

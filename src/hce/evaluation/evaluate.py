@@ -7,13 +7,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from hce.data.judgments import Qrels, Query
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluation.dense import Scored
 from hce.evaluation.measures import measure_queries, parse_measure
-from hce.evaluation.runs import Run
+from hce.evaluation.runs import Run, Scored
+from hce.search.exact import nearest
 
 logger = logging.getLogger(__name__)
+
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
@@ -72,7 +76,7 @@ def evaluate(
 ) -> Report:
     """Search for every judged query and measure the rankings.
 
-    >>> from hce.baselines.bm25 import BM25Searcher
+    >>> from hce.comparison.bm25 import BM25Searcher
     >>> from hce.data.judgments import Judgment
     >>> searcher = BM25Searcher.index(["a", "b"], ["red shoes", "blue hats"])
     >>> queries = {"q": Query("q", "a hat that is blue"), "r": Query("r", "socks")}
@@ -173,3 +177,20 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
             len(relevant),
             missing[0],
         )
+
+
+class DenseSearcher:
+    """An encoder and the vectors of a collection, searched exactly."""
+
+    def __init__(self, encoder: Encoder, ids: Sequence[str], vectors: np.ndarray) -> None:
+        self.encoder = encoder
+        self.ids = ids
+        self.vectors = vectors
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """The k nearest documents of each query, best first."""
+        scores, numbers = nearest(self.encoder.encode(queries, "query"), self.vectors, k)
+        return [
+            [Scored(self.ids[number], float(score)) for score, number in zip(*row, strict=True)]
+            for row in zip(scores, numbers, strict=True)
+        ]

@@ -10,15 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from hce.data.judgments import open_text
 from hce.data.records import Line, read_lines, shown
 from hce.errors import InputError
-from hce.evaluation.dense import Scored
+from hce.files import open_text
+
+
+class Scored(NamedTuple):
+    """A document's id and its score for a query; more is better."""
+
+    id: str
+    score: float
+
 
 Run = Mapping[str, Sequence[Scored]]
+
 """The ranking of each query, by its id, best first."""
 
 COLUMNS = "query Q0 document rank score tag"

@@ -31,9 +31,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hce.encoding.bundled import quiet_transformers
+from hce.encoding.bundled import quiet_transformers, unpacked_smollm2
 from hce.errors import InputError
-from hce.generation.smollm2 import unpacked_smollm2
 
 BUNDLED = "smollm2"
 TOP_K, TOP_P = 20, 0.95

@@ -8,20 +8,88 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hce.atomic import open_atomically
 from hce.data.corpus import Corpus
 from hce.data.records import JSONL_SUFFIXES
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError
-from hce.generation.journal import Journal
+from hce.errors import FormatError, InputError
+from hce.files import open_atomically
 from hce.progress import progress_bar
-from hce.training.co_training import encode_corpus
+
+
+class Journal:
+    """A file that grows by whole lines; the first one says which run it belongs to.
+
+    Args:
+        path: the file.
+        identity: what tells this run from another.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self.path = path
+        self.identity = identity
+
+    def open(self) -> int:
+        """Begin, or take up what is there; returns how many items are done.
+
+        Raises:
+            InputError: what is there is another run's, or nothing can be written there.
+            FormatError: what is there is no journal.
+        """
+        if not self.path.exists():
+            self.append([self.identity])
+            return 0
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):  # a kill tore the last line off in its middle
+            os.truncate(self.path, len(whole))
+        if not whole:
+            self.append([self.identity])
+            return 0
+        self._require_same(whole.partition(b"\n")[0])
+        return whole.count(b"\n") - 1
+
+    def append(self, items: Iterable[Any]) -> None:
+        """Add items, and have them on the disk when it returns."""
+        lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+        try:
+            with self.path.open("ab") as file:
+                file.write(lines.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror}); check the folder") from error
+
+    def items(self) -> Iterator[Any]:
+        """The items that are done, in order."""
+        with self.path.open(encoding="utf-8") as file:
+            next(file)
+            for line in file:
+                yield json.loads(line)
+
+    def remove(self) -> None:
+        """The run is done."""
+        self.path.unlink()
+
+    def _require_same(self, first_line: bytes) -> None:
+        try:
+            found = dict(json.loads(first_line))
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{self.path} is not the journal of a run; move it away") from error
+        for name, wanted in self.identity.items():
+            if found.get(name) != wanted:
+                raise InputError(
+                    f"{self.path} holds an unfinished run with {name} {found.get(name)!r}, not {wanted!r}; "
+                    "give the same settings to continue it, or delete it"
+                )
+
 
 SCORES_AT_ONCE = 1 << 24
 
@@ -78,7 +146,7 @@ def generate_queries(
     Args:
         corpus: the documents.
         writer: the language model.
-        output: a new .jsonl file, which `hce.training.pairs.read_generated` reads.
+        output: a new .jsonl file, which `hce.data.judgments.read_generated` reads.
         per_document: how many queries to write for each document; equal ones count once.
         limit: write for this many documents only, drawn at random; 0 means all.
         encoder: what the round-trip filter ranks all documents with; None leaves the filter out.

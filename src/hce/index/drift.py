@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hce.data.text import cut_span
 from hce.encoding.encoder import Kind
-from hce.training.pairs import cut_span
 from hce.tree.hierarchy import Hierarchy
 
 Verdict = Literal["unknown", "ok", "re-cluster", "retrain"]

@@ -22,7 +22,6 @@ RANGE = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 SCALARS = (str, int, float, bool, type(None))
 MOST_VALUES = 30_000  # SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
-
 CLAUSE = re.compile(r"\s*(?P<field>[^<>=!]+?)\s*(?P<sign>>=|<=|=|>|<|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
 
 

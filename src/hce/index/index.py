@@ -11,28 +11,49 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.engines.choose import ENGINES
-from hce.engines.quantise import codec_of
 from hce.errors import InputError
-from hce.index.carried import CarriedEncoder, check_same
+from hce.index.create import HierarchyChoice, create_index, grow_tree, load_tree, save_tree
 from hce.index.drift import Drift, Grown, measure_drift
+from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
-from hce.index.hits import Hit, hits_of
-from hce.index.indexing import HierarchyChoice, create_index, grow_tree, load_tree, save_tree
 from hce.index.live_engine import LiveEngine, Tree
-from hce.index.manifest import Manifest
-from hce.index.status import IndexStatus, size_on_disk
-from hce.index.store import Store
-from hce.index.tables import Entry, Reader, Writer
+from hce.index.manifest import IndexStatus, Manifest, size_on_disk
+from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
 from hce.progress import progress_bar
+from hce.search.engine import ENGINES, Found, codec_of
+
+
+class Hit(NamedTuple):
+    """A document that was found: the best has rank 1, and `score` is the cosine to the query."""
+
+    rank: int
+    score: float
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any]
+
+
+def hits_of(found: Found, reader: Reader) -> list[list[Hit]]:
+    """Hits for people: numbers replaced by the documents that they stand for."""
+    documents = reader.documents(np.unique(found.numbers[found.numbers >= 0]).tolist())
+    ranked = []
+    for scores, numbers in zip(found.scores.tolist(), found.numbers.tolist(), strict=True):
+        hits = []
+        for rank, (score, number) in enumerate(zip(scores, numbers, strict=True), start=1):
+            if number >= 0:
+                document = documents[number]
+                hits.append(Hit(rank, score, document.id, document.title, document.text, document.metadata))
+        ranked.append(hits)
+    return ranked
 
 
 class Index:
@@ -89,7 +110,7 @@ class Index:
                 fitted to the corpus first, and a model that `hce train` wrote brings its tree along if that is of
                 this corpus.
             hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
-            engine: "auto" (flat while that is fast), or one of `hce.engines.choose.ENGINES`.
+            engine: "auto" (flat while that is fast), or one of `hce.search.engine.ENGINES`.
             dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
             progress: show bars.
 

@@ -10,24 +10,65 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Condition
 from typing import NamedTuple
 
 import numpy as np
 
-from hce.atomic import new_folder, write_json
-from hce.engines.base import Engine, Found
-from hce.engines.choose import load_engine, new_engine
 from hce.errors import FormatError, HceError
-from hce.index.locking import SharedLock
-from hce.index.store import Store
-from hce.index.tables import Reader, State
+from hce.files import new_folder, write_json
+from hce.index.store import Reader, State, Store
+from hce.search.engine import Engine, Found, load_engine, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
 
+
+class SharedLock:
+    """Shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._sharing = 0
+        self._alone = False
+        self._waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold it together with others."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._alone and not self._waiting)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._sharing -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold it with no one else."""
+        with self._condition:
+            self._waiting += 1
+            try:
+                self._condition.wait_for(lambda: not self._alone and not self._sharing)
+                self._alone = True
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._alone = False
+                self._condition.notify_all()
+
+
 FOLDER = "engine"
+
 # A snapshot is written anew when it is behind by this share of the documents, and by so many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 

@@ -1,19 +1,268 @@
-"""Store: the durable truth of an index, one SQLite file, and the transactions on it.
+"""Store: the durable truth of an index, one SQLite file, its tables, and the transactions on it.
 
 A write is one transaction: when it returns it survives a pulled plug, and until then nothing of it is there. Readers
-see one moment, whatever is written meanwhile.
+see one moment, whatever is written meanwhile. Every document has a number that rises with each one added and is never
+given again, so that "all above the last number I know, less what was removed since" is all that an engine has to be
+told to catch up.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import datetime, timezone
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from hce.data.documents import Document
 from hce.errors import FormatError, InputError, WriterBusyError
-from hce.index.tables import SCHEMA, Reader, Writer, now
+from hce.index.filters import Filter, compile_filter
+
+PARAMETERS_AT_ONCE = 4096
+ROWS_AT_ONCE = 8192
+SCHEMA = """
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    content INTEGER NOT NULL,
+    metadata TEXT NOT NULL CHECK (json_valid(metadata)),
+    title TEXT NOT NULL,
+    text TEXT NOT NULL
+);
+CREATE INDEX documents_by_content ON documents (content);
+CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL);
+CREATE TABLE changes (
+    change INTEGER PRIMARY KEY, token TEXT NOT NULL, at TEXT NOT NULL, documents INTEGER NOT NULL, last INTEGER NOT NULL
+);
+CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
+"""
+
+
+class State(NamedTuple):
+    """A moment of a store.
+
+    Attributes:
+        change: how many writes there had been.
+        token: drawn at random for each write: two stores with the same number of writes are told apart by it.
+        at: when the write was, in ISO 8601.
+        documents: how many documents there were.
+        last: the last number given so far.
+    """
+
+    change: int
+    token: str
+    at: str
+    documents: int
+    last: int
+
+
+class Entry(NamedTuple):
+    """A document with what the store knows of it: its number and its vector, of shape (n,), float32."""
+
+    number: int
+    document: Document
+    vector: np.ndarray
+
+
+class Reader:
+    """What can be asked of one moment of a store."""
+
+    def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
+        self._connection = connection
+        self.dim = dim
+
+    def state(self) -> State:
+        """The moment that is seen."""
+        return State(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
+
+    def state_at(self, change: int, token: str) -> State | None:
+        """An earlier moment of this store; None where it never was in it."""
+        query = "SELECT change, token, at, documents, last FROM changes WHERE change = ? AND token = ?"
+        row = self._one(query, (change, token))
+        return State(*row) if row else None
+
+    def find(self, doc_id: str) -> Document | None:
+        """The document of an id."""
+        row = self._one("SELECT id, title, text, metadata FROM documents WHERE id = ?", (doc_id,))
+        return _document(*row) if row else None
+
+    def present(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Which of these ids there are: id → number, and the key of its content."""
+        rows = self._each_in("SELECT id, number, content FROM documents WHERE id IN ({})", ids)
+        return {doc_id: (number, content) for doc_id, number, content in rows}
+
+    def documents(self, numbers: Iterable[int]) -> dict[int, Document]:
+        """Documents by number."""
+        rows = self._each_in("SELECT number, id, title, text, metadata FROM documents WHERE number IN ({})", numbers)
+        return {number: _document(*row) for number, *row in rows}
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """All documents with number and vector, in order of number."""
+        query = (
+            "SELECT number, vector, id, title, text, metadata FROM documents JOIN vectors USING (number) "
+            "WHERE number > ? ORDER BY number"
+        )
+        for number, vector, *row in self._connection.execute(query, (after,)):
+            yield Entry(number, _document(*row), np.frombuffer(vector, dtype="<f4"))
+
+    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers above `after` in rising order, of shape (N,), int64, and their vectors of shape (N, n)."""
+        count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
+        numbers, vectors = np.empty(count, np.int64), np.empty((count, self.dim), np.float32)
+        rows = self._connection.execute("SELECT number, vector FROM vectors WHERE number > ? ORDER BY number", (after,))
+        for start in range(0, count, ROWS_AT_ONCE):
+            part = rows.fetchmany(ROWS_AT_ONCE)
+            numbers[start : start + len(part)] = [number for number, _ in part]
+            joined = np.frombuffer(b"".join([vector for _, vector in part]), dtype="<f4")
+            vectors[start : start + len(part)] = joined.reshape(len(part), self.dim)
+        return numbers, vectors
+
+    def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
+        """The vectors of those texts that some document here has: equal texts share one encoding."""
+        wanted = {content_key(text): text for text in texts}
+        query = "SELECT content, title, text, vector FROM documents JOIN vectors USING (number) WHERE content IN ({})"
+        found = {}
+        for content, title, text, vector in self._each_in(query, wanted):
+            if Document("", text, title).full_text == wanted[content]:  # and not another text of the same key
+                found[wanted[content]] = np.frombuffer(vector, dtype="<f4")
+        return found
+
+    def removed_since(self, change: int) -> np.ndarray:
+        """The numbers taken out by later writes than this one."""
+        rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
+        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+    def removed_up_to(self, number: int) -> int:
+        """How many of the first `number` documents are not there any more."""
+        return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
+
+    def numbers_where(self, conditions: Filter) -> np.ndarray:
+        """The numbers of documents whose metadata fit, rising."""
+        condition = compile_filter(conditions)
+        query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
+        rows = self._connection.execute(query, condition.parameters)
+        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+    def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(query, parameters).fetchone()
+
+    def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        values = iter(values)
+        while part := list(islice(values, PARAMETERS_AT_ONCE)):
+            yield from self._connection.execute(query.format(", ".join("?" * len(part))), part)
+
+
+class Writer(Reader):
+    """One transaction under way."""
+
+    def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
+        super().__init__(connection, dim)
+        self._before = self.state()
+        self._last, self._documents = self._before.last, self._before.documents
+        self._touched = False
+
+    def insert(self, documents: Sequence[Document], vectors: np.ndarray) -> None:
+        """Add documents with their vectors, of shape (B, n).
+
+        Raises:
+            InputError: an id is there already.
+        """
+        numbers = range(self._last + 1, self._last + 1 + len(documents))
+        rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
+        try:
+            self._connection.executemany(
+                "INSERT INTO documents (number, id, content, metadata, title, text) VALUES (?, ?, ?, ?, ?, ?)", rows
+            )
+        except sqlite3.IntegrityError as error:
+            raise self._refused(documents) from error
+        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
+        self._connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(numbers, blobs, strict=True))
+        self._last += len(documents)
+        self._documents += len(documents)
+        self._touched |= bool(documents)
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Take documents out."""
+        for query in ("DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"):
+            self._connection.executemany(query, ((number,) for number in numbers))
+        change = self._before.change + 1
+        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((change, number) for number in numbers))
+        self._documents -= len(numbers)
+        self._touched |= bool(numbers)
+
+    def replace(self, documents: Sequence[Document]) -> None:
+        """Write title, text and metadata of documents anew whose `full_text` is what it was."""
+        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE id = ?"
+        self._connection.executemany(query, ((*rest, doc_id) for doc_id, *rest in map(_row, documents)))
+        self._touched |= bool(documents)
+
+    def _refused(self, documents: Sequence[Document]) -> InputError:
+        """What stood against inserting these: an id that comes twice, or else their metadata."""
+        seen = {
+            doc_id
+            for doc_id, (number, _) in self.present(each.id for each in documents).items()
+            if number <= self._last
+        }
+        for document in documents:
+            if document.id in seen:
+                return InputError(f"id {document.id!r} comes twice; make ids unique")
+            seen.add(document.id)
+        return InputError(f"the metadata of {documents[0].id!r} or a later document is no JSON for SQLite; simplify it")
+
+    def record(self) -> None:
+        """Write down that there was a change, if there was one."""
+        if self._touched:
+            row = (self._before.change + 1, secrets.token_hex(8), now(), self._documents, self._last)
+            self._connection.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", row)
+
+
+@lru_cache(maxsize=4096)  # a text is looked for just before it is written
+def content_key(text: str) -> int:
+    """64 bits of a hash of what an encoder reads of a document."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def now() -> str:
+    """This moment, in ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _row(document: Document) -> tuple[str, int, str, str, str]:
+    key = content_key(document.full_text)
+    return document.id, key, _metadata_json(document) if document.metadata else "{}", document.title, document.text
+
+
+def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
+    return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
+
+
+def _metadata_json(document: Document) -> str:
+    """Metadata as JSON that SQLite can read: NaN and infinity, which JSON does not have, become null."""
+    try:
+        try:
+            line = json.dumps(document.metadata, ensure_ascii=False, default=str, allow_nan=False)
+        except ValueError:
+            line = json.dumps(_without_nan(document.metadata), ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the metadata of {document.id!r} cannot be written as JSON ({error}); simplify it") from error
+    return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
 
 FILE = "documents.sqlite"
 SECONDS_TO_WAIT = 5.0  # for another writer
@@ -22,6 +271,7 @@ SECONDS_TO_WAIT = 5.0  # for another writer
 # into the main file out of most writes.
 PAGE = 16_384
 LOG_PAGES = 64 * 2**20 // PAGE
+
 # A small cache makes SQLite write pages to the log along the way, while texts are encoded, and not all at the end.
 CACHE_KILOBYTES = 4096
 

@@ -11,7 +11,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
-from hce.index.tables import Writer, content_key
+from hce.index.store import Writer, content_key
 from hce.progress import Advance
 
 DOCUMENTS_AT_ONCE = 2048

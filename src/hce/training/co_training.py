@@ -7,7 +7,6 @@ the trained ones that is best on held-out queries, and the first ones themselves
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,33 +16,24 @@ import numpy as np
 from torch import Tensor
 
 from hce.data.corpus import Corpus
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.vectors import npy_header
-from hce.errors import InputError
 from hce.processes import (
-    gather_rows,
-    is_first_process,
     of_the_first,
-    own_items,
-    own_share,
-    process_count,
-    wait_for_all,
     working_together,
 )
 from hce.progress import progress_bar
-from hce.training.checkpoint import CheckpointFolder
-from hce.training.devset import DevSet
-from hce.training.history import Epoch
-from hce.training.mixing import load_best_mix
-from hce.training.optimise import Sources, Trainer
+from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
-from hce.training.run_state import Run, resume, save, vector_file, weights_of
+from hce.training.run import CheckpointFolder, Epoch, Run, resume, save, vector_folder
+from hce.training.steps import Sources, Trainer
+from hce.training.weights import load_best_mix, weights_of
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
 
+
 SECONDS_BETWEEN_CHECKPOINTS = 900.0
-TEXTS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,7 @@ def co_train(
 def _begin(corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe, folder: Path | None) -> Run:
     """Encode, cluster, measure."""
     start = time.perf_counter()
-    vectors = encode_corpus(encoder, corpus, folder and vector_file(folder, 0))
+    vectors = encode_corpus(encoder, corpus, folder and vector_folder(folder, 0))
     tree = grow(vectors, recipe, encoder, epoch=0)
     dev_measures = _measure(dev, encoder, vectors)
     trainer = Trainer(corpus, encoder, sources, recipe)
@@ -159,8 +149,8 @@ def _optimise(run: Run, checkpoints: CheckpointFolder | None, progress: bool) ->
 
 def _recluster(run: Run, epoch: Epoch) -> Epoch:
     trainer = run.trainer
-    file = run.folder and vector_file(run.folder, epoch.epoch)
-    run.vectors = encode_corpus(trainer.encoder, trainer.corpus, file)
+    place = run.folder and vector_folder(run.folder, epoch.epoch)
+    run.vectors = encode_corpus(trainer.encoder, trainer.corpus, place)
     tree = grow(run.vectors, trainer.recipe, trainer.encoder, epoch=epoch.epoch)
     churn = run.tree.churn(tree)
     run.tree = tree
@@ -181,58 +171,13 @@ def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run
     after = measured if chosen else before.dev
     tree = run.tree
     if run.tree_epoch != {0.0: 0, 1.0: trained_epoch}.get(chosen):  # the present tree is of other weights
-        file = run.folder and vector_file(run.folder, recipe.epochs + 1)
-        tree = grow(encode_corpus(encoder, corpus, file), recipe, encoder, epoch=recipe.epochs + 1)
+        place = run.folder and vector_folder(run.folder, recipe.epochs + 1)
+        tree = grow(encode_corpus(encoder, corpus, place), recipe, encoder, epoch=recipe.epochs + 1)
     return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)
 
 
 def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
     return of_the_first(dev.measure(encoder, vectors), encoder.device)
-
-
-def encode_corpus(encoder: Encoder, corpus: Corpus, file: Path | None = None) -> np.ndarray:
-    """The vectors of all documents, in order; processes encode a part each, and hold few texts at a time.
-
-    Args:
-        encoder: what encodes.
-        corpus: the documents.
-        file: keep the vectors in this .npy file, which all processes must see, and not in memory.
-    """
-    if file is None:
-        return _encode_to_memory(encoder, corpus)
-    try:
-        _encode_to_file(encoder, corpus, file)
-    except OSError as error:
-        raise InputError(f"{file}: the vectors cannot be written ({error.strerror}); free some space") from error
-    return np.load(file, mmap_mode="c", allow_pickle=False)
-
-
-def _encode_to_file(encoder: Encoder, corpus: Corpus, file: Path) -> None:
-    # Plain writes and not a writable memory map: a full disk is then an error, and not a bus error.
-    header = npy_header(len(corpus), encoder.dim)
-    if is_first_process():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(header)
-    wait_for_all()
-    step = min(TEXTS_AT_ONCE, -(-len(corpus) // process_count()))
-    for start in own_items(range(0, len(corpus), step)):
-        vectors = encoder.encode([document.full_text for document in corpus[start : start + step]])
-        with file.open("r+b") as out:
-            out.seek(len(header) + start * encoder.dim * 4)
-            out.write(np.ascontiguousarray(vectors, dtype="<f4").data)
-            out.flush()
-            os.fsync(out.fileno())
-    wait_for_all()
-
-
-def _encode_to_memory(encoder: Encoder, corpus: Corpus) -> np.ndarray:
-    padded = -(-len(corpus) // process_count()) * process_count()
-    numbers = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last part up
-    vectors = np.empty((len(numbers), encoder.dim), dtype=np.float32)
-    for start in range(0, len(numbers), TEXTS_AT_ONCE):
-        texts = [corpus[number].full_text for number in numbers[start : start + TEXTS_AT_ONCE].tolist()]
-        vectors[start : start + len(texts)] = encoder.encode(texts)
-    return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
 
 
 def grow(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:

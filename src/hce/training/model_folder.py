@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hce._version import __version__
-from hce.atomic import new_folder, open_atomically, write_json
 from hce.data.corpus import Corpus
 from hce.errors import FormatError
+from hce.files import new_folder, open_atomically, write_json
 from hce.training.co_training import TrainResult
-from hce.training.history import Epoch, mean_over_kinds
+from hce.training.heldout import mean_over_kinds
+from hce.training.run import Epoch
 from hce.tree.hierarchy import Hierarchy
 
 FORMAT = 1
@@ -172,3 +173,43 @@ def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
+FOLDER = "model"
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of an encoder.
+
+    Attributes:
+        metric: what the dev measure is, in words.
+        before: it by kind of query, of the encoder that was given.
+        after: of the encoder that came out.
+        mix: how much of the trained weights is in it; 0 means that training did not help.
+        epochs: the history; epoch 0 is the start. Each has `metric`, the mean over kinds.
+    """
+
+    metric: str
+    before: dict[str, float]
+    after: dict[str, float]
+    mix: float
+    epochs: list[dict[str, Any]]
+
+
+def read_training(index: Path) -> Training | None:
+    """Read it; None where the index was not made from a trained model, or the files are damaged."""
+    folder = index / FOLDER
+    try:
+        facts = _load((folder / "hce.json").read_text(encoding="utf-8"))
+        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = [Epoch(**_load(line)) for line in lines if line.strip()]
+        epochs = [{**asdict(epoch), "metric": epoch.metric} for epoch in history]
+        return Training(str(facts["metric"]), facts["before"], facts["after"], float(facts["mix"]), epochs)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _load(text: str) -> dict[str, Any]:
+    """JSON without the NaN and infinity that only Python has; a loss may have become one."""
+    return dict(json.loads(text, parse_constant=lambda name: None))

@@ -7,19 +7,15 @@ draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.data.judgments import Judgment, Qrels, Query
-from hce.data.records import read_records
+from hce.data.judgments import Qrels, Query
+from hce.data.text import cut_span, first_tokens
 from hce.errors import InputError
-
-TOKEN = re.compile(r"\w+|[^\w\s]")  # a word or a mark: near what BERT's tokenizer splits first, and the same for all
 
 
 class Batch(NamedTuple):
@@ -48,42 +44,6 @@ class PairSource(Protocol):
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """The batches of a turn through all pairs, from number `first` on; there are `batch_count(len(self), size)`."""
         ...
-
-
-class Span(NamedTuple):
-    """A piece of a text, and the text without it."""
-
-    inside: str
-    outside: str
-
-
-def cut_span(text: str, length: int, place: float) -> Span:
-    """Take `length` tokens out of a text, the first of them `place` (0 … 1) of the way to the last possible start.
-
-    A text of fewer than 2·`length` tokens gives up half of them, so that something is left to be found.
-
-    >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
-    Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
-    """
-    tokens = [match.span() for match in TOKEN.finditer(text)]
-    length = min(length, len(tokens) // 2)
-    if length < 1:
-        return Span(text, text)
-    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
-    first, last = tokens[start][0], tokens[start + length - 1][1]
-    return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
-
-
-def first_tokens(text: str, count: int) -> str:
-    """The first `count` tokens of a text; all of a shorter one.
-
-    >>> first_tokens("one two three, four", 4)
-    'one two three,'
-    """
-    for number, match in enumerate(TOKEN.finditer(text), start=1):
-        if number == count:
-            return text[: match.end()]
-    return text
 
 
 class InverseCloze:
@@ -202,25 +162,6 @@ class LabelledPairs:
             padded[row, : len(positives)] = positives
         documents = [self.corpus[number].full_text for number in numbers.tolist()]
         return Batch([self.texts[query] for query in queries.tolist()], documents, numbers, padded)
-
-
-def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:
-    """Read generated queries as pairs: records with `document` (or `_id`, `id`: its id) and `query` (or `text`).
-
-    Raises:
-        InputError: a record without a document id or a query.
-    """
-    queries: dict[str, Query] = {}
-    judgments = []
-    for number, (where, fields) in enumerate(read_records(path)):
-        document = next((fields[name] for name in ("document", "_id", "id") if fields.get(name)), None)
-        text = fields.get("query") or fields.get("text")
-        if document is None or not isinstance(text, str) or not text.strip():
-            raise InputError(f"{where}: a generated query needs the fields 'document' (an id) and 'query' (a text)")
-        query = Query(f"generated-{number}", text)
-        queries[query.id] = query
-        judgments.append(Judgment(query.id, str(document), 1))
-    return queries, Qrels(judgments)
 
 
 def batch_count(pairs: int, size: int) -> int:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from hce.atomic import new_folder, write_json
 from hce.errors import FormatError, InputError
-from hce.tree.clustering import Level, agglomerative, branching_for_depth, check_shape, divisive, k_means
+from hce.files import new_folder, write_json
+from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive, k_means
 
 Labels = list[list[list[str]]]
 """The words of each node's name, for each inner level from the top: `labels[t - 1][node]`."""
@@ -52,7 +52,7 @@ class Hierarchy:
         document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 where L = 1.
         mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was made.
         facts: how it was made (branching, method, seed), for manifests.
-        labels: the nodes' names, once someone has given them (`hce.tree.labels.label_nodes`).
+        labels: the nodes' names, once someone has given them (`hce.tree.names.label_nodes`).
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import torch
 
 from hce.errors import InputError
 from hce.tree.kmeans_fast import fast_kmeans
-from hce.tree.kmeans_steps import Rows, assign, fill_empty, member_sums, normalised, spare_rows, unit_rows
+from hce.tree.rows import Rows, assign, fill_empty, member_sums, normalised, spare_rows, unit_rows
 
 logger = logging.getLogger(__name__)
 

@@ -1,28 +1,29 @@
-"""The API: each function is one address. What it does is in the module that it calls; here are names and limits."""
+"""The API: each function of the router is one address, answered from a `Site`, the index and what is shown of it."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, HTTPException, Query, Request
 
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.errors import InputError, WriterBusyError
-from hce.web.answers import (
-    DocumentAnswer,
-    ErrorAnswer,
-    HealthAnswer,
-    Json,
-    Listed,
-    NewDocuments,
-    SearchAnswer,
-    StatusAnswer,
-    TreeAnswer,
-    WayAnswer,
-    Written,
-)
-from hce.web.limits import (
+from hce.index.before import Ranking, Untrained, display_name
+from hce.index.browse import LiveTree
+from hce.index.filters import parse_clauses
+from hce.index.index import Hit, Index
+from hce.training.model_folder import read_training
+from hce.web.background import DriftWatch, Lane, Together
+from hce.web.guard import Rules
+from hce.web.passages import best_passage, marks_in, query_words
+from hce.web.schemas import (
     CHILDREN_AT_ONCE,
     CONDITION_CHARACTERS,
     CONDITIONS,
@@ -30,22 +31,157 @@ from hce.web.limits import (
     ID_CHARACTERS,
     QUERY_CHARACTERS,
     TREE_LEVELS_AT_ONCE,
+    Before,
+    DocumentAnswer,
+    ErrorAnswer,
+    HealthAnswer,
+    Json,
+    Listed,
+    NewDocuments,
+    SearchAnswer,
+    Shown,
+    StatusAnswer,
+    TreeAnswer,
+    WayAnswer,
+    Written,
 )
-from hce.web.live_tree import LiveTree
-from hce.web.searching import answer_search
-from hce.web.site import Site
-from hce.web.untrained import display_name
+
+
+class Site:
+    """The parts that requests are answered from.
+
+    Attributes:
+        index: the index.
+        rules: who may ask for what.
+        tree: its tree with the documents of now.
+        untrained: the ranking to compare with.
+        drift: whether it is time to retrain.
+        training: what is known of the encoder's training.
+        queries: what encodes queries.
+        searches: the threads that search; more than there are cores would only get into each other's way.
+        writes: the one that writes, since a store takes one write at a time.
+        looks: those for everything else, which a full queue of searches does not keep waiting.
+    """
+
+    def __init__(self, index: Index, rules: Rules) -> None:
+        self.index = index
+        self.rules = rules
+        self.tree = LiveTree(index)
+        self.untrained = Untrained(index)
+        self.drift = DriftWatch(index)
+        self.training = read_training(index.path)
+        self.queries = Together(index.encode_queries, SEARCHES_WAITING)
+        self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
+        self.writes = Lane(1, WRITES_WAITING)
+        self.looks = Lane(4, SEARCHES_WAITING)
+
+    def start(self) -> None:
+        """Begin what is done in the background."""
+        self.untrained.start()
+
+    def stop(self) -> None:
+        """End it."""
+        self.untrained.stop()
+        self.drift.stop()
+
+
+SEARCHES_WAITING = 256
+
+
+WRITES_WAITING = 16
+
+
+def answer_search(
+    index: Index,
+    untrained: Untrained,
+    query: str,
+    vector: np.ndarray,
+    k: int,
+    where: Sequence[str],
+    compare: bool,
+) -> SearchAnswer:
+    """Search, and rank by the untrained encoder too if asked and if that is ready.
+
+    Args:
+        index: what is searched.
+        untrained: what is compared with.
+        query: the text.
+        vector: its vector by the index's encoder, of shape (n,).
+        k: how many documents.
+        where: conditions on metadata.
+        compare: whether to compare.
+
+    Raises:
+        InputError: a condition is none.
+    """
+    start = time.perf_counter()
+    conditions = parse_clauses(where) if where else None
+    (found,) = index.search_vectors(vector[None], k, conditions)
+    took = round(1000 * (time.perf_counter() - start), 2)
+    words = query_words(query)
+    hits = [shown(hit, words) for hit in found]
+    before = None
+    if compare:
+        readiness = untrained.readiness()
+        before = Before(readiness, [])
+        if readiness.state == "ready":
+            ranking = untrained.rank(query, conditions)
+            hits = _with_ranks(index, hits, ranking)
+            before = Before(readiness, _first(index, ranking, k, words))
+    return SearchAnswer(query, k, took, hits, before)
+
+
+def shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
+    """A hit with the passage that answers."""
+    passage = best_passage(hit.text, words)
+    return Shown(
+        rank=hit.rank,
+        score=hit.score,
+        id=hit.id,
+        title=hit.title,
+        title_marks=marks_in(hit.title, words),
+        passage=passage.text,
+        passage_start=passage.start,
+        passage_is_whole=passage.whole,
+        passage_marks=passage.marks,
+        metadata=hit.metadata,
+    )
+
+
+def _with_ranks(index: Index, hits: list[Shown], ranking: Ranking) -> list[Shown]:
+    """Hits with their ranks by the untrained encoder."""
+    with index.reading() as reader:
+        present = reader.present(hit.id for hit in hits)
+    numbers = np.array([present[hit.id][0] if hit.id in present else -1 for hit in hits], dtype=np.int64)
+    return [replace(hit, before=rank) for hit, rank in zip(hits, ranking.ranks_of(numbers), strict=True)]
+
+
+def _first(index: Index, ranking: Ranking, k: int, words: re.Pattern[str] | None) -> list[Shown]:
+    best = ranking.first(k)
+    with index.reading() as reader:
+        documents = reader.documents(number for number, _ in best)
+    hits = []
+    for rank, (number, score) in enumerate(best, start=1):
+        if number in documents:  # else it was removed this moment
+            document = documents[number]
+            hits.append(Hit(rank, score, document.id, document.title, document.text, document.metadata))
+    return [shown(hit, words) for hit in hits]
+
 
 router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
 
 LISTED_CHARACTERS = 160
 
 Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, description="what to look for")]
+
 K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
+
 Condition = Annotated[str, Query(max_length=CONDITION_CHARACTERS)]
+
 Where = Annotated[
     list[Condition], Query(max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'")
 ]
+
 Id = Annotated[str, Query(min_length=1, max_length=ID_CHARACTERS)]
 
 

@@ -38,7 +38,7 @@ class Files:
     """The page's own files by name, and plotly's JavaScript from its Python package."""
 
     def __init__(self) -> None:
-        folder = files("hce.web")
+        folder = files("hce.web") / "static"
         names = [each.name for each in folder.iterdir() if each.name.rpartition(".")[2] in TYPES]
         self.own = {name: _file(name, (folder / name).read_text(encoding="utf-8")) for name in names}
 

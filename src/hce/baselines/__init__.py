@@ -1,1 +1,0 @@
-"""The rivals: systems that HCE is compared with, all behind the same `search(queries, k)`."""

@@ -1,1 +1,0 @@
-"""Several systems in one table."""

@@ -1,0 +1,1 @@
+"""Rival systems, run alike and put into one table."""

@@ -1,0 +1,108 @@
+"""BM25, through bm25s: the rival that needs no encoder, on its own and with generated queries (doc2query).
+
+The settings are those that did best on scifact's train and nfcorpus's dev queries among Lucene's and bm25s's own:
+k1 = 1.5, b = 0.75, Porter's stems, every word kept (NDCG@10 on test .687 and .325; docs/LOG.md). They are for English;
+of another language, stems do little, and the words themselves are still matched.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import bm25s
+import numpy as np
+
+from hce.comparison.task import LACKS, Built, Task, best_first
+from hce.data.corpus import Corpus
+from hce.data.judgments import Labels
+from hce.errors import InputError
+from hce.evaluation.runs import Scored
+
+K1, B = 1.5, 0.75
+
+WORD = r"(?u)\b\w+\b"
+
+
+class BM25Searcher:
+    """Documents as words, scored as Lucene scores them."""
+
+    def __init__(self, ids: Sequence[str], retriever: bm25s.BM25) -> None:
+        self.ids = ids
+        self.retriever = retriever
+
+    @classmethod
+    def index(cls, ids: Sequence[str], texts: Iterable[str]) -> BM25Searcher:
+        """Count the words of all texts."""
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells of each step
+        retriever = bm25s.BM25(method="lucene", k1=K1, b=B)
+        retriever.index(_words(texts), show_progress=False)
+        return cls(ids, retriever)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """The k best documents of each query, best first, equal ones in order; only those that share a word with it."""
+        vocabulary = self.retriever.vocab_dict
+        return [self._search([word for word in words if word in vocabulary], k) for words in _words(queries)]
+
+    def _search(self, words: list[str], k: int) -> list[Scored]:
+        if not words:
+            return []
+        scores = self.retriever.get_scores(words)
+        best = best_first(scores, k).tolist()
+        return [Scored(self.ids[number], float(scores[number])) for number in best if scores[number] > 0]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the index: scores, document numbers, and where each word's begin."""
+        return sum(array.nbytes for array in self.retriever.scores.values() if isinstance(array, np.ndarray))
+
+
+def build_bm25(task: Task) -> Built:
+    """The documents as they are."""
+    return _built(task.corpus, task.corpus.texts())
+
+
+def build_bm25_with_queries(task: Task) -> Built:
+    """Each document with the queries that were generated for it (docTTTTTquery, Nogueira and Lin 2019)."""
+    if task.generated is None:
+        raise InputError(f"bm25+qg needs {LACKS['generated']}")
+    return _built(task.corpus, expanded_texts(task.corpus, task.generated))
+
+
+def expanded_texts(corpus: Corpus, generated: Labels) -> Iterable[str]:
+    """Each document's text followed by its generated queries."""
+    queries_of: dict[str, list[str]] = {}
+    for query_id in generated.qrels:
+        for document_id in generated.qrels.positives(query_id):
+            queries_of.setdefault(document_id, []).append(generated.queries[query_id].text)
+    return (" ".join([document.full_text, *queries_of.get(document.id, [])]) for document in corpus)
+
+
+def _built(corpus: Corpus, texts: Iterable[str]) -> Built:
+    start = time.perf_counter()
+    searcher = BM25Searcher.index(corpus.ids, texts)
+    return Built(searcher, 0.0, time.perf_counter() - start, searcher.nbytes, {"k1": K1, "b": B})
+
+
+def _words(texts: Iterable[str]) -> list[list[str]]:
+    """The stems of each text's words."""
+    stem = _stemmer()
+    found: list[list[str]] = bm25s.tokenize(
+        list(texts),
+        stopwords=None,
+        token_pattern=WORD,
+        stemmer=lambda words: [stem(word) for word in words],
+        return_ids=False,
+        show_progress=False,
+    )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _stemmer() -> Callable[[str], str]:
+    from nltk.stem.porter import PorterStemmer  # takes a second to import, and only here it is needed
+
+    stemmer = PorterStemmer(mode=PorterStemmer.ORIGINAL_ALGORITHM)
+    return lru_cache(maxsize=1 << 20)(stemmer.stem)

@@ -1,0 +1,147 @@
+"""PEFA (Chang et al., WSDM 2024): labelled queries used without training, through their nearest neighbours.
+
+With unit vectors q of a query, p of a document, and x_j of the query of a labelled pair, Y_jp = 1 where it answers x_j:
+
+    score(q, p) = λ·(q·p) + (1 − λ)·Σ_{j ∈ N} (q·x_j)·Y_jp
+
+- **XL** takes the k labelled queries nearest to q for N, and divides the sum by k: a second index, of the queries.
+- **XS** takes the labelled queries of p for N. The sum is then an inner product with one vector, so they are added up
+  once, to unit length, and the index is as small as before: p' = λ·p + (1 − λ)·unit(Σ_j Y_jp·x_j).
+
+As in the authors' code, a document's own text counts among the queries that it answers; without that, a document
+nobody asked for yet would only lose. The authors set λ for each collection; here dev queries choose it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hce.comparison.task import Built, Task, best_first
+from hce.encoding.corpus_vectors import encode_corpus
+from hce.encoding.encoder import Encoder
+from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
+from hce.evaluation.runs import Scored
+from hce.search.exact import nearest
+from hce.training.heldout import labelled_dev
+from hce.training.pairs import LabelledPairs
+
+LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)
+NEIGHBOURS = 16  # the authors' k for NQ320k
+SCORES_AT_ONCE = 1 << 24
+METRIC = "nDCG@10"
+
+
+class NeighbourSearcher:
+    """PEFA-XL: documents scored by their vectors and by what the nearest known queries were answered with.
+
+    Args:
+        encoder: of the queries.
+        ids: of the documents.
+        documents: their vectors, of shape (N, n).
+        queries: vectors x_j, of shape (J, n).
+        answers: of each x_j, the numbers of its documents.
+        mix: λ.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        ids: Sequence[str],
+        documents: np.ndarray,
+        queries: np.ndarray,
+        answers: Sequence[np.ndarray],
+        mix: float,
+    ) -> None:
+        self.encoder = encoder
+        self.ids = ids
+        self.documents = documents
+        self.queries = queries
+        self.answers = answers
+        self.mix = mix
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """The k best documents of each query, best first, equal ones in order."""
+        asked = self.encoder.encode(queries, "query")
+        found: list[list[Scored]] = []
+        rows = max(1, SCORES_AT_ONCE // len(self.documents))
+        for start in range(0, len(asked), rows):
+            for scores in self.scores(asked[start : start + rows]):
+                best = best_first(scores, k).tolist()
+                found.append([Scored(self.ids[number], float(scores[number])) for number in best])
+        return found
+
+    def scores(self, asked: np.ndarray) -> np.ndarray:
+        """The score of every document for query vectors of shape (Q, n): of shape (Q, N)."""
+        scores = self.mix * (asked @ self.documents.T)
+        similarities, neighbours = nearest(asked, self.queries, NEIGHBOURS)
+        share = (1 - self.mix) / neighbours.shape[1]
+        for row, (values, numbers) in enumerate(zip(similarities, neighbours.tolist(), strict=True)):
+            for value, number in zip(values, numbers, strict=True):
+                scores[row, self.answers[number]] += share * value
+        return scores
+
+
+def averaged(documents: np.ndarray, queries: np.ndarray, answers: Sequence[np.ndarray], mix: float) -> np.ndarray:
+    """PEFA-XS: each document's vector mixed with the mean direction of its own and its queries', of shape (N, n)."""
+    sums = documents.astype(np.float64)
+    for vector, numbers in zip(queries, answers, strict=True):
+        sums[numbers] += vector
+    directions = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+    return (mix * documents + (1 - mix) * directions).astype(np.float32)
+
+
+class _Known(NamedTuple):
+    """The start encoder, its vectors of documents and labelled queries, and what those queries were answered with."""
+
+    encoder: Encoder
+    documents: np.ndarray
+    queries: np.ndarray
+    answers: list[np.ndarray]
+    indexing_seconds: float
+
+
+def build_pefa_xs(task: Task) -> Built:
+    """One index of documents moved towards their queries."""
+    known = _known(task)
+
+    def with_mix(mix: float) -> Searcher:
+        vectors = averaged(known.documents, known.queries, known.answers, mix)
+        return DenseSearcher(known.encoder, task.corpus.ids, vectors)
+
+    return _chosen(task, known, with_mix, known.documents.nbytes)
+
+
+def build_pefa_xl(task: Task) -> Built:
+    """Two indexes, of documents and of queries; the documents' own texts are among the queries."""
+    known = _known(task)
+    queries = np.concatenate([known.queries, known.documents])
+    answers = [*known.answers, *np.arange(len(known.documents))[:, None]]
+
+    def with_mix(mix: float) -> Searcher:
+        return NeighbourSearcher(known.encoder, task.corpus.ids, known.documents, queries, answers, mix)
+
+    return _chosen(task, known, with_mix, known.documents.nbytes + queries.nbytes)
+
+
+def _known(task: Task) -> _Known:
+    pairs, dev = task.labelled
+    labelled = LabelledPairs(task.corpus, *pairs)
+    encoder = task.start_encoder(labelled_dev(task.corpus, *dev, task.recipe.dev_pool, task.recipe.seed))
+    start = time.perf_counter()
+    documents = encode_corpus(encoder, task.corpus)
+    seconds = time.perf_counter() - start
+    return _Known(encoder, documents, encoder.encode(labelled.texts, "query"), labelled.positives, seconds)
+
+
+def _chosen(task: Task, known: _Known, with_mix: Callable[[float], Searcher], index_bytes: int) -> Built:
+    """The system with the λ that is best on dev; that search is all the training there is."""
+    dev = task.labelled[1]
+    start = time.perf_counter()
+    on_dev = {mix: evaluate(with_mix(mix), *dev, [METRIC]).means[METRIC] for mix in LAMBDAS}
+    best = max(LAMBDAS, key=on_dev.__getitem__)
+    seconds = time.perf_counter() - start
+    return Built(with_mix(best), seconds, known.indexing_seconds, index_bytes, {"mix": best, "dev": on_dev[best]})

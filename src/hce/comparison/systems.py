@@ -1,0 +1,108 @@
+"""Every system that `hce compare` knows, by name.
+
+To add one, write a module beside this one with a function from `Task` to `Built` (whatever answers
+`search(queries, k)`, and what it cost), and give it a line here. That is all a generative retriever (DSI, NCI, SEAL,
+GenRet, IncDSI) would need as well: its searcher decodes identifiers of documents in place of comparing vectors, its
+index is its weights, and `Task.recipe` is its budget.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hce.comparison.bm25 import build_bm25, build_bm25_with_queries
+from hce.comparison.by_recipe import trained
+from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
+from hce.comparison.tas_b import build_tas_b
+from hce.comparison.task import Built, System, Task, searched_by_vectors
+from hce.comparison.tsdae import build_tsdae
+from hce.errors import InputError
+
+
+def build_untrained(task: Task) -> Built:
+    """The encoder as given."""
+    return searched_by_vectors(task.load_encoder(), task.corpus)
+
+
+def build_fitted(task: Task) -> Built:
+    """A static encoder's table weighted and whitened by the corpus's own token counts; see `hce.encoding.static`."""
+    encoder = task.load_encoder()
+    start = time.perf_counter()
+    fitted = encoder.fitted_to(task.corpus)
+    return searched_by_vectors(fitted, task.corpus, time.perf_counter() - start)
+
+
+IN_BATCH: dict[str, Any] = {"mode": "supervised", "tree": False, "negatives": "none"}
+MINED: dict[str, Any] = {"tree": False, "negatives": "mined"}
+SYSTEMS: dict[str, System] = {
+    "bm25": System("BM25 on stemmed words", build_bm25, seeded=False),
+    "bm25+qg": System("BM25 with generated queries (doc2query)", build_bm25_with_queries, "generated", seeded=False),
+    "untrained": System("the encoder as given", build_untrained, seeded=False),
+    "fitted": System("its table fitted to the corpus, not trained", build_fitted, "static", seeded=False),
+    "ict": System(
+        "spans of documents as queries, no tree, no labels", trained(labels=False, mode="unsupervised", tree=False)
+    ),
+    "simcse": System(
+        "documents twice under dropout, no tree, no labels",
+        trained(labels=False, mode="unsupervised", tree=False, pseudo="simcse"),
+        "transformer",
+    ),
+    "tsdae": System("denoising auto-encoder, no labels", build_tsdae, "transformer"),
+    "dpr": System("labelled pairs, in-batch negatives", trained(**IN_BATCH), "labels"),
+    "dpr+qg": System("dpr with generated queries", trained(generated=True, **IN_BATCH), "generated"),
+    "ct": System("hce's pairs, mined negatives (ANCE) in place of the tree", trained(**MINED)),
+    "ct+qg": System("ct with generated queries", trained(generated=True, **MINED), "generated"),
+    "tas-b": System("labelled pairs in batches of one topic", build_tas_b, "labels"),
+    "pefa-xs": System("documents moved towards their labelled queries", build_pefa_xs, "labels", seeded=False),
+    "pefa-xl": System("what the nearest labelled queries were answered with", build_pefa_xl, "labels", seeded=False),
+    "no-tree": System("hce, no tree: the same training otherwise", trained(tree=False)),
+    "no-tree+qg": System("no-tree with generated queries", trained(generated=True, tree=False), "generated"),
+    "no-cotrain": System("hce, no co-training: the first tree is kept", trained(cotrain=False), ours=True),
+    "hce-u": System("hce, unsupervised: no labels", trained(labels=False, mode="unsupervised"), ours=True),
+    "hce-s": System("hce, supervised: labelled pairs alone", trained(mode="supervised"), "labels", ours=True),
+    "hce": System("hce: joint where there are labels, else unsupervised", trained(), ours=True),
+    "hce+qg": System("hce with generated queries", trained(generated=True), "generated", ours=True),
+}
+
+# What is compared unless the user says otherwise: everything that differs in kind and can be run on this task.
+DEFAULT = (
+    "bm25",
+    "bm25+qg",
+    "untrained",
+    "fitted",
+    "dpr",
+    "tas-b",
+    "pefa-xs",
+    "pefa-xl",
+    "ct",
+    "no-tree",
+    "hce",
+    "hce+qg",
+)
+
+WITHOUT_TREE = {"hce": "no-tree", "hce+qg": "no-tree+qg"}
+
+
+def choose(names: list[str], task: Task, *, static: bool) -> list[str]:
+    """The systems to compare; beside HCE, the same training without the tree always.
+
+    Args:
+        names: as the user gave them; none means all of `DEFAULT` that can be run.
+        task: what there is to work with.
+        static: whether the encoder is static.
+
+    Raises:
+        InputError: an unknown name, or a system that lacks something it needs.
+    """
+    if not names:
+        names = [name for name in DEFAULT if not SYSTEMS[name].lacks(task, static=static)]
+    for name in names:
+        if name not in SYSTEMS:
+            raise InputError(f"unknown system {name!r}; there are {', '.join(SYSTEMS)}")
+        lack = SYSTEMS[name].lacks(task, static=static)
+        if lack:
+            raise InputError(f"system {name!r} needs {lack}")
+    wanted = dict.fromkeys(names)
+    wanted.update(dict.fromkeys(WITHOUT_TREE[name] for name in names if name in WITHOUT_TREE))
+    return sorted(wanted, key=list(SYSTEMS).index)

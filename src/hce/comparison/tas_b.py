@@ -1,0 +1,68 @@
+"""TAS-B (Hofstätter et al. 2021): batches whose queries are about the same topic, so that they are hard for each other.
+
+Queries are clustered once, by the vectors of the encoder that training starts from; a batch is then filled from one
+topic, or from a few where topics are smaller than a batch. This is the paper's topic-aware sampling. Its other half,
+balanced margins and two teachers to distil from, needs a cross-encoder and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hce.comparison.by_recipe import facts_of, training_seconds
+from hce.comparison.task import Built, Task, searched_by_vectors
+from hce.encoding.encoder import Encoder
+from hce.training.co_training import co_train
+from hce.training.heldout import labelled_dev
+from hce.training.pairs import Batch, LabelledPairs, batch_count
+from hce.training.steps import Sources
+from hce.tree.kmeans import spherical_kmeans
+
+
+class TopicBatches:
+    """Labelled pairs in batches of one topic; each pair comes once a turn.
+
+    Args:
+        pairs: the pairs.
+        topics: of each of their queries, of shape (queries,), int64.
+        seed: same seed, same batches.
+    """
+
+    def __init__(self, pairs: LabelledPairs, topics: np.ndarray, *, seed: int = 0) -> None:
+        self.pairs = pairs
+        self.topics = topics[pairs.pairs[:, 0]]  # (pairs,)
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
+        """See `PairSource`: topics one after another, in an order of the turn's own, cut where a batch is full."""
+        rng = np.random.default_rng([self.seed, turn])
+        place_of_topic = rng.permutation(self.topics.max() + 1)
+        order = np.lexsort((rng.random(len(self)), place_of_topic[self.topics]))
+        batches = np.array_split(order, batch_count(len(self), size))
+        for index in rng.permutation(len(batches))[first:].tolist():
+            yield self.pairs.batch_of(batches[index])
+
+
+def by_topic(pairs: LabelledPairs, encoder: Encoder, batch_size: int, seed: int) -> TopicBatches:
+    """Cluster the queries into as many topics as there are batches."""
+    vectors = encoder.encode(pairs.texts, "query")
+    count = min(len(vectors), batch_count(len(pairs), batch_size))
+    return TopicBatches(pairs, spherical_kmeans(vectors, count, seed=seed).labels, seed=seed)
+
+
+def build_tas_b(task: Task) -> Built:
+    """DPR-style training on topic-aware batches."""
+    pairs, dev_labels = task.labelled
+    recipe = replace(task.recipe, mode="supervised", tree=False, negatives="none")
+    dev = labelled_dev(task.corpus, *dev_labels, recipe.dev_pool, recipe.seed)
+    encoder = task.start_encoder(dev)
+    topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
+    with encoder.remembering_words():
+        result = co_train(task.corpus, encoder, Sources(topical), dev, recipe, progress=task.progress)
+    return searched_by_vectors(result.encoder, task.corpus, training_seconds(result), facts_of(result))

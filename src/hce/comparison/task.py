@@ -1,0 +1,144 @@
+"""What a system of a comparison is: a name, what it needs, and a function from a task to something that searches.
+
+A task holds what all systems are given alike: the corpus, whatever labels there are, the encoder to start from, the
+budget and the seed. What it cost to get ready is part of the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.data.judgments import Labels
+from hce.encoding.corpus_vectors import encode_corpus
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.evaluation.evaluate import DenseSearcher, Searcher
+from hce.training.heldout import DevSet
+from hce.training.recipe import Recipe
+from hce.training.train import start_encoder
+
+Need = Literal["labels", "generated", "static", "transformer"]
+
+LACKS: dict[Need, str] = {
+    "labels": "labelled training queries (qrels/train.tsv), and there are none",
+    "generated": "generated queries; give a file that `hce generate-queries` wrote",
+    "static": "a static encoder, and this one is a transformer",
+    "transformer": "a transformer, and this encoder is static",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every system is given.
+
+    Attributes:
+        corpus: the documents.
+        encoder: the spec of the encoder to start from; each system loads its own, because training changes it.
+        recipe: budget and seed of whatever is trained.
+        pairs: labelled queries to train on.
+        dev: labelled queries to choose by; none of them is among `pairs`.
+        generated: generated queries.
+        folder: where a training run keeps its state until it is done; None keeps none.
+        progress: show bars.
+    """
+
+    corpus: Corpus
+    encoder: str
+    recipe: Recipe
+    pairs: Labels | None = None
+    dev: Labels | None = None
+    generated: Labels | None = None
+    folder: Path | None = None
+    progress: bool = False
+
+    def load_encoder(self) -> Encoder:
+        """The encoder as it was given, untouched by other systems."""
+        return Encoder.load(self.encoder)
+
+    def start_encoder(self, dev: DevSet) -> Encoder:
+        """F0 as `hce.train` would have it: a static table fitted to the corpus where that is better on dev."""
+        given = self.load_encoder()
+        return start_encoder(self.corpus, given, dev, dev.measure(given), self.recipe)
+
+    @property
+    def labelled(self) -> tuple[Labels, Labels]:
+        """The labelled queries to train on and those to choose by, for systems that cannot do without."""
+        if self.pairs is None or self.dev is None:
+            raise InputError(f"this system needs {LACKS['labels']}")
+        return self.pairs, self.dev
+
+
+class Built(NamedTuple):
+    """A system that is ready to search.
+
+    Attributes:
+        searcher: what answers queries.
+        training_seconds: what it took to train.
+        indexing_seconds: what it took to encode or index all documents.
+        index_bytes: the size of what is searched.
+        facts: what else is worth telling, such as the λ that was chosen.
+    """
+
+    searcher: Searcher
+    training_seconds: float
+    indexing_seconds: float
+    index_bytes: int
+    facts: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class System:
+    """One entry of a comparison.
+
+    Attributes:
+        about: what it is, in a line.
+        build: gets it ready.
+        needs: what it cannot do without.
+        seeded: whether another seed gives another system.
+        ours: whether it trains with the tree; all others are rivals.
+    """
+
+    about: str
+    build: Callable[[Task], Built]
+    needs: Need | None = None
+    seeded: bool = True
+    ours: bool = False
+
+    def lacks(self, task: Task, *, static: bool) -> str | None:
+        """What it needs and the task does not have, in words."""
+        there: dict[Need, bool] = {
+            "labels": task.pairs is not None,
+            "generated": task.generated is not None,
+            "static": static,
+            "transformer": not static,
+        }
+        return None if self.needs is None or there[self.needs] else LACKS[self.needs]
+
+
+def best_first(scores: np.ndarray, k: int) -> np.ndarray:
+    """The numbers of the k highest of scores of shape (N,), best first, equal ones in order."""
+    k = min(k, len(scores))
+    if k < 1:
+        return np.empty(0, dtype=np.int64)
+    lowest = np.partition(scores, len(scores) - k)[len(scores) - k]
+    among = np.flatnonzero(scores >= lowest)
+    best: np.ndarray = among[np.argsort(-scores[among], kind="stable")[:k]]
+    return best
+
+
+def searched_by_vectors(
+    encoder: Encoder, corpus: Corpus, training_seconds: float = 0.0, facts: Mapping[str, Any] | None = None
+) -> Built:
+    """A system that is nothing but an encoder: its documents' vectors, searched exactly."""
+    start = time.perf_counter()
+    vectors = encode_corpus(encoder, corpus)
+    seconds = time.perf_counter() - start
+    searcher = DenseSearcher(encoder, corpus.ids, vectors)
+    return Built(searcher, training_seconds, seconds, vectors.nbytes, facts or {})

@@ -1,0 +1,107 @@
+"""TSDAE (Wang, Reimers and Gurevych 2021), through sentence-transformers' own `DenoisingAutoEncoderLoss`.
+
+Three words in five of a document are deleted, the rest is encoded to one vector, and a decoder, which shares its
+weights with the encoder, must write the document again from that vector alone. The decoder is thrown away. Steps, batch
+and learning rate are those of all trained systems; and as for all of them, dev chooses how much of the trained weights
+to use. The authors pool by the first token; here the encoder keeps the pooling that it was made for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+
+import numpy as np
+import torch
+from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
+from torch import Tensor
+
+from hce.comparison.task import Built, Task, searched_by_vectors
+from hce.data.corpus import Corpus
+from hce.data.text import TOKEN
+from hce.encoding.bundled import quiet_transformers
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.progress import progress_bar
+from hce.training.pairs import batch_count
+from hce.training.recipe import Recipe
+from hce.training.train import prepare
+from hce.training.weights import load_best_mix, weights_of
+
+DELETED = 0.6
+MAX_GRADIENT = 1.0
+
+
+def build_tsdae(task: Task) -> Built:
+    """Denoise, then keep the best mix of the first and the trained weights."""
+    encoder = task.load_encoder()
+    dev = prepare(task.corpus, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
+    start = time.perf_counter()
+    first = weights_of(encoder)
+    denoise(encoder, task.corpus, task.recipe, progress=task.progress)
+    mix, _ = load_best_mix(encoder, first, weights_of(encoder), dev, task.recipe)
+    return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix})
+
+
+def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool = False) -> None:
+    """Train the encoder's weights in place.
+
+    Raises:
+        InputError: the encoder's network cannot be a decoder too.
+    """
+    torch.manual_seed(recipe.seed)  # of dropout, and of the decoder's attention to the vector, which starts at random
+    loss = _loss(encoder)
+    optimizer = torch.optim.AdamW(loss.parameters(), lr=recipe.learning_rate, weight_decay=0.0)
+    total = recipe.epochs * batch_count(recipe.epoch_pairs or len(corpus), recipe.batch_size)
+    rising = max(1.0, recipe.warmup * total)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / rising, (total - step) / max(1.0, total - rising))
+    )
+    loss.train()
+    with progress_bar("denoising", total, "steps", show=progress) as advance:
+        for step, texts in enumerate(islice(_endless_batches(corpus, recipe), total)):
+            rng = np.random.default_rng([recipe.seed, 1, step])
+            optimizer.zero_grad(set_to_none=True)
+            _loss_of(loss, encoder, [damaged(text, rng) for text in texts], texts).backward()
+            torch.nn.utils.clip_grad_norm_(loss.parameters(), MAX_GRADIENT)
+            optimizer.step()
+            schedule.step()
+            advance(1)
+    encoder.model.eval()
+
+
+def damaged(text: str, rng: np.random.Generator) -> str:
+    """The text with three tokens in five deleted; one at least is left."""
+    tokens = TOKEN.findall(text)
+    kept = rng.random(len(tokens)) >= DELETED
+    if not kept.any():
+        return tokens[rng.integers(len(tokens))] if tokens else text
+    return " ".join(token for token, keep in zip(tokens, kept, strict=True) if keep)
+
+
+def _loss(encoder: Encoder) -> DenoisingAutoEncoderLoss:
+    try:
+        with quiet_transformers():
+            return DenoisingAutoEncoderLoss(encoder.model).to(encoder.device)
+    except (ValueError, AssertionError, OSError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"tsdae: {encoder.name} cannot serve as its own decoder ({reason}); give an encoder of the BERT family"
+        ) from error
+
+
+def _loss_of(loss: DenoisingAutoEncoderLoss, encoder: Encoder, sources: list[str], targets: list[str]) -> Tensor:
+    features = [encoder.tokenize(texts, "document") for texts in (sources, targets)]
+    with torch.autocast(encoder.device.type, dtype=encoder.dtype, enabled=encoder.dtype != torch.float32):
+        value: Tensor = loss(features, None)
+    return value
+
+
+def _endless_batches(corpus: Corpus, recipe: Recipe) -> Iterator[list[str]]:
+    """All documents in batches, turn after turn, each turn in an order of its own."""
+    for turn in count():
+        order = np.random.default_rng([recipe.seed, 0, turn]).permutation(len(corpus))
+        for numbers in np.array_split(order, batch_count(len(order), recipe.batch_size)):
+            yield [corpus[number].full_text for number in numbers.tolist()]

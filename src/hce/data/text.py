@@ -1,0 +1,44 @@
+"""Pieces of text that training, held-out queries and the drift of an index share: tokens, spans, beginnings."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+TOKEN = re.compile(r"\w+|[^\w\s]")  # a word or a mark: near what BERT's tokenizer splits first, and the same for all
+
+
+class Span(NamedTuple):
+    """A piece of a text, and the text without it."""
+
+    inside: str
+    outside: str
+
+
+def cut_span(text: str, length: int, place: float) -> Span:
+    """Take `length` tokens out of a text, the first of them `place` (0 … 1) of the way to the last possible start.
+
+    A text of fewer than 2·`length` tokens gives up half of them, so that something is left to be found.
+
+    >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
+    Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
+    """
+    tokens = [match.span() for match in TOKEN.finditer(text)]
+    length = min(length, len(tokens) // 2)
+    if length < 1:
+        return Span(text, text)
+    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
+    first, last = tokens[start][0], tokens[start + length - 1][1]
+    return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
+
+
+def first_tokens(text: str, count: int) -> str:
+    """The first `count` tokens of a text; all of a shorter one.
+
+    >>> first_tokens("one two three, four", 4)
+    'one two three,'
+    """
+    for number, match in enumerate(TOKEN.finditer(text), start=1):
+        if number == count:
+            return text[: match.end()]
+    return text

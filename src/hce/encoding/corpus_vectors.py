@@ -1,0 +1,200 @@
+"""The vectors of a corpus: encoded once, in memory or in a file that a crash cannot spoil, by one process or several.
+
+A folder of vectors holds `vectors.partial` and `progress.json` while it grows; `vectors.npy` and, last,
+`manifest.json` when it is whole. What the rows mean (which encoder, which corpus) is a small `identity` mapping that a
+continued run must match.
+"""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.files import other_identity, read_json, sync_folder, write_json
+from hce.processes import gather_rows, is_first_process, own_share, process_count, process_rank, wait_for_all
+from hce.progress import progress_bar
+
+FORMAT = 1
+ROWS_AT_ONCE = 4096
+TEXTS_AT_ONCE = 16_384
+
+
+def encode_corpus(
+    encoder: Encoder,
+    corpus: Corpus,
+    folder: str | Path | None = None,
+    *,
+    chunk_size: int = ROWS_AT_ONCE,
+    progress: bool = False,
+) -> np.ndarray:
+    """Encode all documents, in order; processes that work together encode a share each.
+
+    Args:
+        encoder: what encodes.
+        corpus: the documents.
+        folder: keep the vectors there, where all processes must see them, and return them memory-mapped (changes stay
+            in memory). Killed at any point, the next call goes on after the last finished chunk, and the file is byte
+            for byte what an uninterrupted run would have written. By default they are held in memory.
+        chunk_size: rows that are written at a time.
+        progress: show a bar.
+
+    Returns:
+        Unit rows of shape (N, n), float32.
+
+    Raises:
+        InputError: the folder holds vectors of another encoder or corpus, or other files, or cannot be written.
+    """
+    if folder is None:
+        return _encode_to_memory(encoder, corpus)
+    identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
+    file = VectorFile(folder, len(corpus), encoder.dim, identity)
+    try:
+        if not file.is_complete:
+            _encode_to_file(encoder, corpus, file, chunk_size, progress=progress and is_first_process())
+    except OSError as error:
+        raise InputError(f"{folder}: the vectors cannot be written ({error.strerror}); free some space") from error
+    return file.open()
+
+
+def _encode_to_file(encoder: Encoder, corpus: Corpus, file: VectorFile, chunk_size: int, *, progress: bool) -> None:
+    """Encode in rounds: each process a chunk, then the first one notes that all of the round are safe."""
+    file.start()
+    with progress_bar("encoding", len(corpus), "documents", show=progress) as advance:
+        advance(file.done)
+        for start in range(file.done, len(corpus), chunk_size * process_count()):
+            mine = start + chunk_size * process_rank()
+            file.write(mine, encoder.encode([document.full_text for document in corpus[mine : mine + chunk_size]]))
+            wait_for_all()
+            safe = min(start + chunk_size * process_count(), len(corpus))
+            advance(safe - file.done)
+            file.acknowledge(safe)
+    file.finish()
+
+
+def _encode_to_memory(encoder: Encoder, corpus: Corpus) -> np.ndarray:
+    padded = -(-len(corpus) // process_count()) * process_count()
+    rows = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last part up
+    vectors = np.empty((len(rows), encoder.dim), dtype=np.float32)
+    for start in range(0, len(rows), TEXTS_AT_ONCE):
+        texts = [corpus[row].full_text for row in rows[start : start + TEXTS_AT_ONCE].tolist()]
+        vectors[start : start + len(texts)] = encoder.encode(texts)
+    return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
+
+
+class VectorFile:
+    """A float32 array of shape (rows, n) that is written once and then only read.
+
+    Attributes:
+        done: how many rows are safe on disk, from the first on.
+    """
+
+    def __init__(self, folder: str | Path, rows: int, dim: int, identity: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.rows, self.dim = rows, dim
+        self.identity = {"format": FORMAT, "rows": rows, "dim": dim, "dtype": "float32", **identity}
+        self.done = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the array is whole and of this identity.
+
+        Raises:
+            InputError: the folder holds vectors of another identity.
+        """
+        manifest = self.folder / "manifest.json"
+        if not manifest.is_file():
+            return False
+        self._require_same(read_json(manifest))
+        return True
+
+    def start(self) -> None:
+        """Begin, or take up where an earlier run of the same identity stopped; all processes call it.
+
+        Raises:
+            InputError: the folder holds something else.
+        """
+        progress = self.folder / "progress.json"
+        if progress.is_file():
+            state = read_json(progress)
+            self.done = int(state.pop("done"))
+            self._require_same(state)
+        elif self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
+            raise InputError(f"{self.folder} holds other files: choose an empty or new folder for the vectors")
+        whole = self._final.is_file()  # stopped between the last rename and the manifest
+        if not whole and (not self._partial.is_file() or self._partial.stat().st_size < self._size(self.done)):
+            self.done = 0
+        wait_for_all()  # each has looked before the first one writes
+        if is_first_process() and not whole:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._save_progress()
+            with self._partial.open("ab") as file:
+                file.truncate(self._size(self.done) if self.done else 0)  # drop rows that were not acknowledged
+                if not self.done:
+                    file.write(self._header())
+        wait_for_all()
+
+    def write(self, start: int, chunk: np.ndarray) -> None:
+        """Write rows from `start` on; when this returns, they survive a crash."""
+        if not len(chunk):
+            return
+        # Plain writes and not a writable memory map: a full disk is then an error, and not a bus error.
+        with self._partial.open("r+b") as file:
+            file.seek(self._size(start))
+            file.write(np.ascontiguousarray(chunk, dtype="<f4").tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def acknowledge(self, done: int) -> None:
+        """Note that all rows up to `done` are written; a run that is continued begins there."""
+        self.done = done
+        if is_first_process():
+            self._save_progress()
+
+    def finish(self) -> None:
+        """Give the file its final name; the manifest comes last and means "complete"."""
+        if is_first_process():
+            if self._partial.is_file():
+                self._partial.replace(self._final)
+                sync_folder(self.folder)
+            write_json(self.folder / "manifest.json", self.identity)
+            (self.folder / "progress.json").unlink(missing_ok=True)
+        wait_for_all()
+
+    def open(self) -> np.ndarray:
+        """Map the whole array into memory; what is changed in it stays there."""
+        return np.load(self._final, mmap_mode="c", allow_pickle=False)
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / "vectors.partial"
+
+    @property
+    def _final(self) -> Path:
+        return self.folder / "vectors.npy"
+
+    def _header(self) -> bytes:
+        buffer = BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dim)}
+        np.lib.format.write_array_header_1_0(buffer, shape)
+        return buffer.getvalue()
+
+    def _size(self, rows: int) -> int:
+        return len(self._header()) + rows * self.dim * 4
+
+    def _save_progress(self) -> None:
+        write_json(self.folder / "progress.json", {**self.identity, "done": self.done})
+
+    def _require_same(self, found: dict[str, Any]) -> None:
+        name = other_identity(self.identity, found)
+        if name is not None:
+            raise InputError(
+                f"{self.folder} holds vectors with {name} {found.get(name)!r}, not {self.identity[name]!r}; "
+                "choose another folder, or delete it to encode anew"
+            )

@@ -1,1 +1,0 @@
-"""Vector search behind one small protocol: flat, hnsw, ivf, tree."""

@@ -1,0 +1,1 @@
+"""HTML pages with pictures that need no network."""

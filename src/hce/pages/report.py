@@ -1,0 +1,191 @@
+"""A report on a trained model: what training brought, query by query, and how it went, as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from shlex import quote
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from hce.evaluation.significance import Paired, compare_paired, holm
+from hce.pages.page import GREY, OURS, definitions, html_page, html_table, picture
+from hce.training.heldout import mean_over_kinds
+from hce.training.model_folder import DevQuery, ModelFolder
+from hce.training.recipe import Recipe
+from hce.training.run import Epoch
+from hce.tree.hierarchy import Hierarchy
+from hce.tree.outline import document_counts
+
+MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
+MOST_CHILDREN = 12  # of a node in the picture of the tree
+
+
+def report(model: ModelFolder) -> str:
+    """The whole page."""
+    facts = model.facts
+    parts = [
+        definitions(_about(model)),
+        "<h2>Before and after</h2>",
+        f"<p>{escape(facts['metric'])}. p: could the difference be chance? (paired randomisation test over queries, "
+        "Holm’s correction)</p>",
+        _before_and_after(model),
+        *_changes(model.queries),
+        "<h2>How training went</h2>",
+        picture(training_figure(model.history)),
+    ]
+    if model.tree is not None and model.tree.levels:
+        parts += ["<h2>The tree of the corpus</h2>", picture(tree_figure(model.tree))]
+    parts += ["<h2>To repeat it</h2>", f"<pre>{escape(command(model))}</pre>"]
+    return html_page(f"{model.path.name}: {facts['encoder']} on {facts['corpus']['name']}", parts)
+
+
+def command(model: ModelFolder) -> str:
+    """The command line that makes this model again: the settings that are not defaults are spelled out."""
+    facts = model.facts
+    defaults = Recipe.for_encoder(static=facts["static"]).as_dict()
+    encoder = facts["encoder"].removesuffix(", fitted")
+    words = ["hce", "train", facts["corpus"]["name"], "-o", model.path.name, "--encoder", encoder]
+    for name, value in facts["recipe"].items():
+        if value == defaults.get(name):
+            continue
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return " ".join(map(quote, words))
+
+
+def training_figure(history: Sequence[Epoch]) -> go.Figure:
+    """Dev measure by kind, loss and accuracy by level, and churn, over the epochs."""
+    titles = ("dev measure", "loss by level", "accuracy by level", "documents that moved")
+    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.16)
+    panels: list[dict[str, list[float | None]]] = [
+        {"mean": [epoch.metric for epoch in history], **_series(history, "dev")},
+        _series(history, "loss"),
+        {
+            f"level {t + 1}": [epoch.accuracy[t] if t < len(epoch.accuracy) else None for epoch in history]
+            for t in range(max((len(epoch.accuracy) for epoch in history), default=0))
+        },
+        {"churn": [epoch.churn if epoch.reclustered else None for epoch in history]},
+    ]
+    for place, lines in enumerate(panels):
+        for name, values in lines.items():
+            figure.add_scatter(
+                x=[epoch.epoch for epoch in history],
+                y=values,
+                name=name.replace("_", " "),
+                mode="lines+markers",
+                line={"color": OURS, "width": 3} if name == "mean" else {},
+                row=place // 2 + 1,
+                col=place % 2 + 1,
+            )
+    return figure.update_layout(height=640, margin={"t": 40})
+
+
+def tree_figure(tree: Hierarchy) -> go.Figure:
+    """The inner levels as an icicle, the largest nodes first; small ones of a parent are put together."""
+    ids, labels, parents, values = ["root"], [f"{len(tree):,} documents"], [""], [len(tree)]
+    shown = {0: [(0, "root")]}
+    sizes = document_counts(tree)
+    for level in range(1, min(tree.depth, 3)):
+        counts = sizes[level]
+        shown[level] = []
+        for node, parent in shown[level - 1]:
+            children = sorted(tree.children(level - 1, node).tolist(), key=lambda child: -counts[child])
+            for child in children[:MOST_CHILDREN]:
+                name = f"{level}/{child}"
+                words = tree.labels[level - 1][child] if tree.labels else []
+                ids.append(name)
+                labels.append(escape(" · ".join(words) or f"node {child}"))
+                parents.append(parent)
+                values.append(int(counts[child]))
+                shown[level].append((child, name))
+            rest = children[MOST_CHILDREN:]
+            if rest:
+                ids.append(f"{parent}/rest")
+                labels.append(f"… {len(rest)} more")
+                parents.append(parent)
+                values.append(int(counts[rest].sum()))
+    figure = go.Figure(go.Icicle(ids=ids, labels=labels, parents=parents, values=values, branchvalues="total"))
+    return figure.update_layout(height=560, margin={"t": 10, "l": 0, "r": 0, "b": 0})
+
+
+def _about(model: ModelFolder) -> dict[str, str]:
+    facts = model.facts
+    seconds = sum(epoch.seconds for epoch in model.history)
+    return {
+        "corpus": f"{facts['corpus']['name']}, {facts['corpus']['documents']:,} documents",
+        "encoder": facts["encoder"],
+        "training": f"{facts['recipe']['mode']}, {max(len(model.history) - 1, 0)} epochs, {seconds:,.0f} s",
+        "weights": f"{facts['mix']:.0%} of the way from the first to the trained ones",
+        "made by": f"hce {facts['hce']}",
+    }
+
+
+def _before_and_after(model: ModelFolder) -> str:
+    before, after = model.facts["before"], model.facts["after"]
+    compared = {kind: _paired(model.queries, kind) for kind in before} if model.queries else {}
+    adjusted = dict(zip(compared, holm([each.p for each in compared.values()]), strict=True))
+    rows = []
+    for kind in before:
+        row = [kind, f"{before[kind]:.4f}", f"{after[kind]:.4f}", f"{after[kind] - before[kind]:+.4f}"]
+        if kind in compared:
+            paired = compared[kind]
+            row += [f"{adjusted[kind]:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
+        rows.append(row)
+    means = mean_over_kinds(before), mean_over_kinds(after)
+    rows.append(["mean", f"{means[0]:.4f}", f"{means[1]:.4f}", f"{means[1] - means[0]:+.4f}"])
+    header = ["NDCG@10", "before", "after", "difference", "p", "better", "worse", "equal"]
+    return html_table(header if compared else header[:4], rows, [False] * len(before) + [True])
+
+
+def _paired(queries: Sequence[DevQuery], kind: str) -> Paired:
+    of_kind = [query for query in queries if query.kind == kind]
+    after, before = (
+        {str(number): getattr(query, side) for number, query in enumerate(of_kind)} for side in ("after", "before")
+    )
+    return compare_paired(after, before)
+
+
+def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
+    """The queries that gained most, and those that lost most."""
+    ordered = sorted(queries, key=lambda query: query.before - query.after)
+    gained = [query for query in ordered if query.after > query.before][:MOST_CHANGED]
+    lost = [query for query in reversed(ordered) if query.after < query.before][:MOST_CHANGED]
+    for title, some in (("What improved most", gained), ("What got worse", lost)):
+        if some:
+            yield f"<h2>{title}</h2>"
+            yield html_table(
+                ["query", "kind", "before", "after"],
+                ([_short(query.query), query.kind, f"{query.before:.2f}", f"{query.after:.2f}"] for query in some),
+            )
+    if queries:
+        yield "<h2>Every query</h2>"
+        yield picture(_difference_figure(queries))
+
+
+def _difference_figure(queries: Sequence[DevQuery]) -> go.Figure:
+    ordered = sorted(queries, key=lambda query: query.before - query.after)
+    values = [query.after - query.before for query in ordered]
+    bars = go.Bar(
+        x=list(range(1, len(values) + 1)),
+        y=values,
+        hovertext=[escape(_short(query.query)) for query in ordered],
+        marker_color=[OURS if value > 0 else GREY for value in values],
+        marker_line_width=0,
+    )
+    layout = {"height": 280, "bargap": 0, "xaxis_title": "queries", "yaxis_title": "after less before"}
+    return go.Figure(bars).update_layout(margin={"t": 10}, **layout)
+
+
+def _series(history: Sequence[Epoch], name: str) -> dict[str, list[float | None]]:
+    """A mapping of each epoch turned over: for each key its values over the epochs."""
+    keys = dict.fromkeys(key for epoch in history for key in getattr(epoch, name))
+    return {key: [getattr(epoch, name).get(key) for epoch in history] for key in keys}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:99]}…"

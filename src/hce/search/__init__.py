@@ -1,0 +1,1 @@
+"""Vector search behind one small protocol."""

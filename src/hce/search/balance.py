@@ -1,0 +1,148 @@
+"""Keeping a tree of lists in shape as documents come and go, with no training.
+
+A list that holds more than 4·b is split, one that holds fewer than b/4 is dissolved into its neighbours, and what
+lies nearer to a new leaf than to its own moves there. Each layer is put right from the bottom up, for the number of
+lists in one is the number of vectors in the layer above.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hce.search.lists import CENTROID_DTYPE, Lists, Tree
+from hce.tree.kmeans import spherical_kmeans
+
+MOST, LEAST = 4, 1 / 4  # of b
+NEIGHBOURS = 8  # lists from which a new one may draw
+ROOT = 64  # children of the root, at most four times as many
+INNER = 16  # children of a node that stands where the root was
+ROUNDS = 16
+
+
+def balance(tree: Tree) -> None:
+    """Bring all lists within their bounds; only the root's, and the last one of a layer, may be short."""
+    layer = len(tree.layers) - 1
+    while layer > 0:
+        _dissolve_short(tree, layer)
+        _split_long(tree, layer)
+        layer -= 1
+        if layer == 0 and len(tree.layers[0]) > MOST * ROOT:
+            _raise_root(tree)
+            layer = 1
+
+
+def settle(tree: Tree, leaves: np.ndarray) -> None:
+    """Move the centroids of leaves that have taken documents in, and of the nodes above, to the means of their own.
+
+    Args:
+        tree: changed in place.
+        leaves: rising, of shape (m,).
+    """
+    for layer in range(len(tree.layers) - 1, 0, -1):
+        lists, above = tree.layers[layer], tree.layers[layer - 1]
+        members, parents = lists.members(leaves), above.home_of(leaves)
+        centroids = _centroids(members.vectors, np.searchsorted(leaves, lists.home_of(members.ids)))
+        above.drop(leaves)
+        above.put(leaves, centroids, parents)
+        leaves = np.unique(parents)
+
+
+def bounds(branching: int) -> tuple[int, int]:
+    """How few and how many a list may hold."""
+    return -int(-LEAST * branching // 1), int(MOST * branching)
+
+
+def _dissolve_short(tree: Tree, layer: int) -> None:
+    """Hand the members of short lists to the other lists, to the nearest centroid each; one list always stays."""
+    lists, above = tree.layers[layer], tree.layers[layer - 1]
+    least, _ = bounds(tree.branching[layer])
+    sizes = lists.sizes()[above.ids]
+    short = above.ids[(sizes < least) & (np.arange(len(sizes)) != sizes.argmax())]
+    if not len(short):
+        return
+    members = lists.members(short)
+    above.drop(short)
+    home = above.search(members.vectors, 1, tree.nodes(layer - 1)).numbers[:, 0]
+    lists.spread(short, members, home)
+
+
+def _split_long(tree: Tree, layer: int) -> None:
+    lists, above = tree.layers[layer], tree.layers[layer - 1]
+    _, most = bounds(tree.branching[layer])
+    for number in np.flatnonzero(lists.sizes() > most)[:, None]:
+        members = lists.members(number)
+        labels, centroids = parts(members.vectors, tree.branching[layer])
+        targets = np.concatenate([number, _unused(above.ids, len(centroids) - 1)])
+        parent = above.home_of(number)
+        above.drop(number)
+        above.put(targets, centroids, np.repeat(parent, len(targets)))
+        lists.spread(number, members, targets[labels])
+        _draw_from_neighbours(tree, layer, targets, centroids)
+
+
+def _draw_from_neighbours(tree: Tree, layer: int, targets: np.ndarray, centroids: np.ndarray) -> None:
+    """Move into new lists what is nearer to their centroids than to its own, within the bounds of both sides."""
+    lists, above = tree.layers[layer], tree.layers[layer - 1]
+    least, most = bounds(tree.branching[layer])
+    depth = min(NEIGHBOURS + len(targets), len(above))
+    near = above.search(centroids.mean(axis=0, keepdims=True), depth, tree.nodes(layer - 1)).numbers[0]
+    near = near[~np.isin(near, targets)][:NEIGHBOURS]
+    for donor, centroid in zip(near[:, None], above.vectors_of(near), strict=True):
+        members = lists.members(donor)
+        scores = members.vectors @ centroids.T
+        gain = scores.max(axis=1, initial=-1) - members.vectors @ centroid
+        movers = np.argsort(-gain)[: max(0, min(int((gain > 0).sum()), len(gain) - least))]
+        home = np.repeat(donor, len(gain))
+        home[movers] = targets[scores[movers].argmax(axis=1)]
+        if len(movers) and _fits(lists, home[movers], most):
+            lists.spread(donor, members, home)
+
+
+def _fits(lists: Lists, home: np.ndarray, most: int) -> bool:
+    """Whether lists can take these in."""
+    numbers, more = np.unique(home, return_counts=True)
+    sizes = [lists.index.invlists.list_size(number) for number in numbers.tolist()]
+    return bool(np.all(sizes + more <= most))
+
+
+def parts(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut vectors into lists of about b, all within their bounds.
+
+    Returns:
+        The part of each vector, of shape (m,), and a unit centroid for each part.
+    """
+    least, most = bounds(branching)
+    count = max(2, round(len(vectors) / branching))
+    result = spherical_kmeans(vectors, count, mode="exact", max_rounds=ROUNDS)
+    large = np.bincount(result.labels, minlength=count) >= least
+    labels = (vectors @ result.centroids[large].T).argmax(axis=1) if large.any() else np.zeros(len(vectors), np.int64)
+    sizes = np.bincount(labels)
+    if len(sizes) < 2 or sizes.max() > most or sizes.min() < least:
+        # Many equal vectors, or one heap with a few outliers: even slices across the direction of largest spread.
+        direction = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)[2][0]
+        labels = np.empty(len(vectors), np.int64)
+        labels[np.argsort(vectors @ direction, kind="stable")] = np.arange(len(vectors)) * count // len(vectors)
+    return labels, _centroids(vectors, labels)
+
+
+def _centroids(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    sums = np.zeros((labels.max() + 1, vectors.shape[1]), np.float32)
+    np.add.at(sums, labels, vectors)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return sums / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def _unused(used: np.ndarray, count: int) -> np.ndarray:
+    """The least numbers that are not in use; `used` is rising."""
+    return np.setdiff1d(np.arange(len(used) + count), used)[:count]
+
+
+def _raise_root(tree: Tree) -> None:
+    """Put a new root above the old one, which then can be split like any other node."""
+    old = tree.layers[0]
+    top = Lists.new(old.index.d, 1, CENTROID_DTYPE, np.empty((0, old.index.d), np.float32))
+    centroid = _centroids(old.everything().vectors, np.zeros(len(old), np.int64))
+    top.put(np.zeros(1, np.int64), centroid, np.zeros(1, np.int64))
+    tree.layers.insert(0, top)
+    tree.branching[0] = INNER
+    tree.branching.insert(0, ROOT)

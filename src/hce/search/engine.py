@@ -1,0 +1,232 @@
+"""What the index asks of an engine: a mapping from numbers to unit vectors, searched by inner product.
+
+An engine is derived from the store and can be thrown away at any time. It knows numbers and vectors, and nothing of
+documents, files of the user, or encoders. Here are the protocol, engines by name, how a vector is kept (as it is, in
+half the space, or in a quarter of it), and an engine on disk: faiss indexes and a few arrays with their checksums. The
+readers of faiss trust what they read, so a damaged file is found out before it gets there.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import faiss
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from hce.errors import FormatError, InputError
+from hce.files import write_json
+from hce.tree.hierarchy import Hierarchy
+
+
+class Found(NamedTuple):
+    """The best vectors for each query, best first; equal scores in order of number.
+
+    Attributes:
+        scores: of shape (Q, k), float32; −inf where there are fewer than k vectors.
+        numbers: of shape (Q, k), int64; −1 there.
+    """
+
+    scores: np.ndarray
+    numbers: np.ndarray
+
+
+class Engine(Protocol):
+    """Vectors by number. Numbers rise: one that was removed never comes back."""
+
+    name: ClassVar[str]
+
+    def __len__(self) -> int:
+        """How many vectors there are."""
+        ...
+
+    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """Take vectors in.
+
+        Args:
+            numbers: of shape (B,), int64, rising, all above those that were ever added.
+            vectors: unit rows of shape (B, n), float32.
+        """
+        ...
+
+    def remove(self, numbers: np.ndarray) -> None:
+        """Take vectors out; numbers that are not there are passed over."""
+        ...
+
+    def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
+        """The k vectors of the largest inner product; k of them if there are k.
+
+        Args:
+            queries: unit rows of shape (Q, n), float32.
+            k: 1 or more.
+            allowed: search among these numbers only (rising, int64), and exactly.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything into an existing, empty folder."""
+        ...
+
+
+CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
+
+"""The name of each kind of number, and faiss's name of it."""
+
+ROWS_AT_ONCE = 65_536
+SAMPLE = 65_536
+FEW = 1024  # rows that tell too little of the range of each dimension
+
+
+def codec_of(dtype: str) -> str:
+    """The name that faiss has for a kind of number.
+
+    Raises:
+        InputError: there is no such kind.
+    """
+    if dtype not in CODECS:
+        raise InputError(f"dtype {dtype!r}: choose one of {', '.join(CODECS)}")
+    return CODECS[dtype]
+
+
+def training_sample(vectors: np.ndarray, most: int = SAMPLE) -> np.ndarray:
+    """Rows from all over `vectors`, in memory."""
+    step = max(1, -(-len(vectors) // most))
+    return np.ascontiguousarray(vectors[::step], dtype=np.float32)
+
+
+def range_sample(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Rows that span what later rows may hold: a quarter more than those seen, or all of −1 … 1 where few are seen."""
+    ends = np.ones((1, dim), np.float32)
+    if len(vectors) < FEW:
+        return np.concatenate([ends, -ends])
+    sample = training_sample(vectors)
+    low, high = sample.min(axis=0, keepdims=True), sample.max(axis=0, keepdims=True)
+    return np.concatenate([low - (high - low) / 8, high + (high - low) / 8])
+
+
+ARRAYS, CHECKSUMS = "arrays.safetensors", "checksums.json"
+BYTES_AT_ONCE = 1 << 24
+
+
+class Parts(NamedTuple):
+    """What an engine is made of: faiss indexes and arrays, by name."""
+
+    indexes: dict[str, faiss.Index]
+    arrays: dict[str, np.ndarray]
+
+
+def write_parts(folder: Path, parts: Parts) -> None:
+    """Write an engine into an existing folder."""
+    for name, index in parts.indexes.items():
+        faiss.write_index(index, str(folder / f"{name}.faiss"))
+    save_file({name: np.ascontiguousarray(array) for name, array in parts.arrays.items()}, folder / ARRAYS)
+    files = [ARRAYS, *(f"{name}.faiss" for name in parts.indexes)]
+    write_json(folder / CHECKSUMS, {name: _checksum(folder / name) for name in files})
+
+
+def read_parts(folder: Path, dim: int) -> Parts:
+    """Read what `write_parts` wrote; call it within `reading`.
+
+    Raises:
+        ValueError: a file has changed, or the vectors are not of length `dim`.
+    """
+    checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+    for name, known in checksums.items():
+        require(_checksum(folder / name) == known, f"{name} is not as it was written")
+    paths = [folder / name for name in checksums if name != ARRAYS]
+    indexes = {path.stem: faiss.read_index(str(path)) for path in paths}
+    for name, index in indexes.items():
+        require(index.d == dim, f"{name} is of vectors of length {index.d}, not {dim}")
+    return Parts(indexes, load_file(folder / ARRAYS))
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes its reader raise into one sentence.
+
+    Raises:
+        FormatError: something went wrong inside.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"{folder}: the search engine is damaged ({reason}); it has to be rebuilt") from error
+
+
+def require(condition: bool, complaint: str) -> None:
+    """Refuse parts that do not fit together; call it within `reading`.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if not condition:
+        raise ValueError(complaint)
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BYTES_AT_ONCE):
+            value = zlib.crc32(block, value)
+    return value
+
+
+ENGINES = ("flat", "hnsw", "ivf", "tree")
+
+
+def new_engine(
+    name: str,
+    dim: int,
+    *,
+    numbers: np.ndarray,
+    vectors: np.ndarray,
+    dtype: str = "float32",
+    hierarchy: Hierarchy | None = None,
+    seed: int = 0,
+) -> Engine:
+    """Build an engine of all these vectors; none is fine too.
+
+    Args:
+        name: one of `ENGINES`.
+        dim: the length n of a vector.
+        numbers: of shape (N,), int64, rising.
+        vectors: unit rows of shape (N, n), float32, a memory map included.
+        dtype: "float32"; "float16" and "int8" take a half and a quarter of the space, and lose a little.
+        hierarchy: the trained tree of these vectors, whose document i is row i. `tree` searches by it, and grows
+            one of its own where none is given; the others have no use for it.
+        seed: of whatever is drawn at random.
+
+    Raises:
+        InputError: an engine or a dtype that does not exist.
+    """
+    codec_of(dtype)
+    return _class_of(name).build(dim, numbers, vectors, dtype, hierarchy, seed)
+
+
+def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
+    """Read what `Engine.save` wrote.
+
+    Raises:
+        InputError: there is no such engine.
+        FormatError: the files are damaged or of another shape; build the engine anew.
+    """
+    return _class_of(name).load(Path(folder), dim)
+
+
+def _class_of(name: str) -> type[Any]:
+    """Import an engine where it is asked for: each of them is built on this module."""
+    if name not in ENGINES:
+        raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
+    module = "tree_engine" if name == "tree" else name
+    return next(
+        each
+        for each in vars(import_module(f"hce.search.{module}")).values()
+        if isinstance(each, type) and each.__dict__.get("name") == name
+    )

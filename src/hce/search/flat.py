@@ -1,0 +1,96 @@
+"""flat: every vector is compared with the query. Exact, and the measure of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import faiss
+import numpy as np
+
+from hce.search.engine import (
+    ROWS_AT_ONCE,
+    Found,
+    Parts,
+    codec_of,
+    range_sample,
+    read_parts,
+    reading,
+    require,
+    write_parts,
+)
+from hce.search.exact import search_rows
+from hce.tree.hierarchy import Hierarchy
+
+
+class FlatEngine:
+    """Rows of codes, and the number of each row."""
+
+    name: ClassVar[str] = "flat"
+
+    def __init__(self, storage: faiss.Index, numbers: np.ndarray) -> None:
+        self._storage = storage
+        self._numbers = numbers
+
+    @classmethod
+    def build(
+        cls,
+        dim: int,
+        numbers: np.ndarray,
+        vectors: np.ndarray,
+        dtype: str = "float32",
+        hierarchy: Hierarchy | None = None,
+        seed: int = 0,
+    ) -> FlatEngine:
+        """An engine of these vectors; `hce.search.engine.new_engine` says more."""
+        storage = faiss.index_factory(dim, codec_of(dtype), faiss.METRIC_INNER_PRODUCT)
+        if not storage.is_trained:
+            storage.train(range_sample(vectors, dim))
+        engine = cls(storage, np.empty(0, np.int64))
+        for start in range(0, len(numbers), ROWS_AT_ONCE):
+            engine.add(numbers[start : start + ROWS_AT_ONCE], vectors[start : start + ROWS_AT_ONCE])
+        return engine
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """Append rows."""
+        self._storage.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        self._numbers = np.concatenate([self._numbers, numbers])
+
+    def remove(self, numbers: np.ndarray) -> None:
+        """Fill the gaps with the last rows, so that the work is that of the rows removed and not of all."""
+        gone = np.isin(self._numbers, numbers)
+        kept = len(gone) - int(gone.sum())
+        gaps, movers = np.flatnonzero(gone[:kept]), kept + np.flatnonzero(~gone[kept:])
+        codes = faiss.rev_swig_ptr(self._storage.codes.data(), self._storage.codes.size())
+        codes = codes.reshape(len(gone), self._storage.code_size)
+        codes[gaps] = codes[movers]
+        self._numbers[gaps] = self._numbers[movers]
+        self._numbers = self._numbers[:kept].copy()
+        self._storage.codes.resize(kept * self._storage.code_size)
+        self._storage.ntotal = kept
+
+    def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
+        """The k vectors of the largest inner product, exactly."""
+        among = None if allowed is None else np.isin(self._numbers, allowed)
+        return search_rows(self._storage, self._numbers, queries, k, among)
+
+    def save(self, folder: Path) -> None:
+        """Write the rows and their numbers."""
+        write_parts(folder, Parts({"storage": self._storage}, {"numbers": self._numbers}))
+
+    @classmethod
+    def load(cls, folder: Path, dim: int) -> FlatEngine:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: it is damaged, or not there.
+        """
+        with reading(folder):
+            indexes, arrays = read_parts(folder, dim)
+            storage, numbers = indexes["storage"], arrays["numbers"]
+            require(isinstance(storage, faiss.IndexFlatCodes), f"a {type(storage).__name__} is not flat")
+            require(storage.ntotal == len(numbers), f"{storage.ntotal} vectors and {len(numbers)} numbers")
+        return cls(storage, numbers)

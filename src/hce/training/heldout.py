@@ -1,0 +1,179 @@
+"""How well an encoder does on held-out queries, without ever touching a test split.
+
+With labelled queries the measure is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10
+over a panel of pseudo-query kinds other than those that ICT trains on (titles, first sentences, shorter and longer
+spans), so that an encoder that merely got better at its training spans is found out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Qrels, Query
+from hce.data.text import Span, cut_span
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.search.exact import nearest
+from hce.training.pairs import equal_texts
+
+
+def mean_over_kinds(dev: dict[str, float]) -> float:
+    """The dev measure as one number."""
+    return float(np.mean(list(dev.values())))
+
+
+CUTOFF = 10
+LABELLED = "labelled"
+LEAST_QUERIES = 20
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclass(frozen=True)
+class DevQueries:
+    """Queries of one kind, each with the documents that answer it.
+
+    Attributes:
+        kind: a name for the report.
+        texts: the queries.
+        answers: for each query, numbers of right documents in the pool.
+        variants: for each query, its one answer as the query's source must not see it (with the query cut out), or
+            None where the pool's own text is right.
+    """
+
+    kind: str
+    texts: list[str]
+    answers: list[np.ndarray]
+    variants: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """A pool of documents and the queries to find them by.
+
+    Attributes:
+        name: what the metric is, in words.
+        pool: numbers of the corpus's documents that are searched.
+        panel: the kinds of queries; the metric is the mean over them.
+    """
+
+    name: str
+    corpus: Corpus
+    pool: np.ndarray
+    panel: tuple[DevQueries, ...]
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the queries are people's, and not made of the documents."""
+        return self.panel[0].kind == LABELLED
+
+    def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
+        """NDCG@10 for each kind; the arguments are those of `scores`."""
+        return means(self.scores(encoder, vectors))
+
+    def scores(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """NDCG@10 for each query of each kind, of shape (queries,).
+
+        Args:
+            encoder: what is measured.
+            vectors: the vectors of the whole corpus by this encoder, if someone has them already.
+        """
+        if vectors is None:
+            pool = encoder.encode([self.corpus[number].full_text for number in self.pool.tolist()])
+        else:
+            pool = np.asarray(vectors[self.pool])
+        return {queries.kind: _ndcg(encoder, pool, queries) for queries in self.panel}
+
+
+def means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The mean over the queries of each kind."""
+    return {kind: float(values.mean()) for kind, values in scores.items()}
+
+
+def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:
+    """Labelled queries against their answers and a random part of the rest of the corpus."""
+    number_of = {document_id: number for number, document_id in enumerate(corpus.ids)}
+    texts, answers = [], []
+    for query_id in qrels:
+        right = [number_of[each] for each in qrels.positives(query_id) if each in number_of]
+        if right and query_id in queries:
+            texts.append(queries[query_id].text)
+            answers.append(np.array(right))
+    if not texts:
+        raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
+    chosen = _pool(len(corpus), np.unique(np.concatenate(answers)), pool, seed)
+    place = {number: index for index, number in enumerate(chosen.tolist())}
+    local = [np.array([place[number] for number in right.tolist()]) for right in answers]
+    return DevSet(
+        f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (DevQueries(LABELLED, texts, local),)
+    )
+
+
+def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
+    """Queries made of held-out documents, in ways unlike the spans of ICT; documents with a double are passed over."""
+    groups = equal_texts(corpus)
+    held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
+    chosen = _pool(len(corpus), held_out, pool, seed)
+    place = {number: index for index, number in enumerate(chosen.tolist())}
+    rng = np.random.default_rng([seed, 1])
+    kinds: dict[str, Callable[[Document], Span | None]] = {
+        "titles": _title,
+        "first sentences": _first_sentence,
+        "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
+        "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
+    }
+    panel = []
+    for kind, make in kinds.items():
+        spans = [(number, make(corpus[number])) for number in held_out.tolist()]
+        made = [(place[number], span) for number, span in spans if span and span.inside != span.outside]
+        if len(made) >= min(LEAST_QUERIES, len(held_out)):
+            texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
+            panel.append(DevQueries(kind, texts, [np.array([index]) for index, _ in made], variants))
+    if not panel:
+        raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
+    names = ", ".join(queries.kind for queries in panel)
+    return DevSet(
+        f"mean NDCG@10 on pseudo-queries of {len(held_out)} held-out documents ({names})", corpus, chosen, tuple(panel)
+    )
+
+
+def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray:
+    asked = encoder.encode(queries.texts, "query")
+    if queries.variants is not None:
+        own = np.einsum("ij,ij->i", asked, encoder.encode(queries.variants))
+        place = np.array([answer[0] for answer in queries.answers])
+        better = np.zeros(len(asked), dtype=np.int64)
+        for start in range(0, len(asked), 1024):
+            rows = slice(start, start + 1024)
+            scores = asked[rows] @ pool.T
+            scores[np.arange(len(scores)), place[rows]] = -np.inf  # its whole text; the variant stands in for it
+            better[rows] = (scores >= own[rows, None]).sum(axis=1)
+        return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
+    ranked = nearest(asked, pool, CUTOFF)[1]
+    discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
+    gains = [
+        np.isin(row, right) @ discount[: len(row)] / discount[: len(right)].sum()
+        for row, right in zip(ranked, queries.answers, strict=True)
+    ]
+    return np.array(gains)
+
+
+def _pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """The wanted documents and random others, `size` in all (or all the wanted ones), in order."""
+    others = np.setdiff1d(np.arange(count), wanted)
+    extra = min(len(others), max(0, size - len(wanted)))
+    return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
+
+
+def _title(document: Document) -> Span | None:
+    return Span(document.title, document.text) if document.title.strip() and document.text.strip() else None
+
+
+def _first_sentence(document: Document) -> Span | None:
+    sentence, *rest = SENTENCE_END.split(document.text.strip(), maxsplit=1)
+    return Span(sentence, rest[0]) if rest and len(sentence.split()) >= 3 else None

@@ -1,0 +1,278 @@
+"""The state of a training run, to disk and back: continued, it goes on exactly as if it had never stopped.
+
+Tensors go to safetensors, the rest to JSON, nothing is pickled. A state is written to a folder of its own and then
+named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a whole state.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.files import new_folder, open_atomically, write_json
+from hce.processes import is_first_process
+from hce.training.heldout import mean_over_kinds
+from hce.training.recipe import Recipe
+from hce.training.steps import Progress, Sources, Trainer
+from hce.tree.growing import Level
+from hce.tree.hierarchy import Hierarchy
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One line of the history; epoch 0 is the encoder before training.
+
+    Attributes:
+        epoch: its number.
+        dev: the dev measure by kind of query.
+        loss: mean loss by name: level_1 … level_M, document (of the labelled pairs in joint training).
+        accuracy: the share of queries that would go down the right way, at each level from the top.
+        reclustered: whether the tree was grown anew afterwards.
+        churn: the share of documents whose parent that changed.
+        seconds: how long it took, measuring included.
+    """
+
+    epoch: int
+    dev: dict[str, float]
+    loss: dict[str, float] = field(default_factory=dict)
+    accuracy: list[float] = field(default_factory=list)
+    reclustered: bool = False
+    churn: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def metric(self) -> float:
+        """The one number that decides: the mean over kinds."""
+        return mean_over_kinds(self.dev)
+
+    def __str__(self) -> str:
+        parts = [f"epoch {self.epoch}", f"dev {self.metric:.4f}"]
+        if self.loss:
+            parts.append("loss " + " ".join(f"{value:.3f}" for value in self.loss.values()))
+        if self.accuracy:
+            parts.append("accuracy " + " ".join(f"{value:.2f}" for value in self.accuracy))
+        if self.reclustered:
+            parts.append(f"re-clustered, {self.churn:.0%} of documents moved")
+        return " · ".join([*parts, f"{self.seconds:.0f} s"])
+
+
+class State(NamedTuple):
+    """What a checkpoint holds: tensors by name, and facts that JSON can carry."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class CheckpointFolder:
+    """The states of one run; only the newest is kept.
+
+    Attributes:
+        identity: what the run is of (corpus, encoder, settings, …); a run with another one is not continued.
+    """
+
+    def __init__(self, folder: str | Path, identity: dict[str, Any] | None = None) -> None:
+        self.folder = Path(folder)
+        self.identity = identity or {}
+
+    def save(self, state: State) -> None:
+        """Write a state; when this returns, it survives a crash.
+
+        Raises:
+            InputError: it cannot be written, and the one before it is still there.
+        """
+        try:
+            self._save(state)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(
+                f"{self.folder}: the state of the run cannot be written ({reason}); make room and go on with --resume"
+            ) from error
+
+    def _save(self, state: State) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        previous = self._last()
+        name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named
+        with new_folder(self.folder / name) as folder:
+            # Copies: two names may share one tensor here, which safetensors refuses.
+            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.tensors.items()}
+            save_file(tensors, folder / "tensors.safetensors")
+            write_json(folder / "facts.json", {"identity": self.identity, **state.facts})
+        with open_atomically(self.folder / "LAST") as file:
+            file.write(name)
+        if previous is not None:
+            shutil.rmtree(previous, ignore_errors=True)
+
+    def load(self) -> State | None:
+        """The newest whole state, if there is one.
+
+        Raises:
+            InputError: it is of a run with another identity.
+        """
+        last = self._last()
+        if last is None:
+            return None
+        facts = json.loads((last / "facts.json").read_text(encoding="utf-8"))
+        found = facts.pop("identity")
+        changed = [name for name in self.identity if found.get(name) != self.identity[name]]
+        if changed:
+            raise InputError(
+                f"{self.folder} holds an unfinished run with another {', '.join(changed)}; give the same, or delete it"
+            )
+        return State(load_file(last / "tensors.safetensors"), facts)
+
+    def remove(self) -> None:
+        """Delete all of it, when the run is done."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _last(self) -> Path | None:
+        pointer = self.folder / "LAST"
+        return self.folder / pointer.read_text().strip() if pointer.is_file() else None
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str) -> State:
+    """An optimiser's state as named tensors and facts; nothing of none."""
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {}
+    if optimizer is None:
+        return State(tensors, facts)
+    for number, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{prefix}.{number}.{key}"] = value
+            elif value is not None:
+                facts[f"{number}.{key}"] = value
+    return State(tensors, facts)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str, state: State) -> None:
+    """Put back what `flatten_optimizer` took."""
+    if optimizer is None:
+        return
+    restored: dict[int, dict[str, Any]] = {}
+    for name, tensor in state.tensors.items():
+        if name.startswith(f"{prefix}."):
+            number, key = name.removeprefix(f"{prefix}.").split(".", 1)
+            restored.setdefault(int(number), {})[key] = tensor
+    for name, value in state.facts.items():
+        number, key = name.split(".", 1)
+        restored.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+@dataclass
+class Run:
+    """Everything about a run that changes, and so what a checkpoint holds.
+
+    Attributes:
+        trainer: encoder, optimiser, objective.
+        tree: the present tree.
+        vectors: the documents' vectors that it was grown from, of shape (N, n).
+        best: the weights that were best on dev.
+        best_metric: how good they were.
+        history: an entry for each finished epoch.
+        progress: how far the present one has come.
+        folder: where vectors are kept as files; in memory where there is none.
+    """
+
+    trainer: Trainer
+    tree: Hierarchy
+    vectors: np.ndarray
+    best: dict[str, Tensor]
+    best_metric: float
+    history: list[Epoch]
+    progress: Progress = field(default_factory=Progress)
+    folder: Path | None = None
+
+    @property
+    def tree_epoch(self) -> int:
+        """The epoch whose weights the present tree and vectors are of; 0 is F0."""
+        return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
+
+
+def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
+    """Write all of it to the checkpoint folder, if there is one; of several processes, the first does."""
+    if checkpoints is None or not is_first_process():
+        return
+    trainer = run.trainer
+    optimizer = flatten_optimizer(trainer.optimizer, "optimizer")
+    centroids = flatten_optimizer(trainer.centroid_optimizer, "centroid_optimizer")
+    tensors = {
+        **_prefixed("weights", trainer.encoder.model.state_dict()),
+        **_prefixed("best", run.best),
+        **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(run.tree.levels)},
+        **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(run.tree.levels)},
+        **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.centroids)},
+        "document_parent": torch.from_numpy(run.tree.document_parent),
+        **optimizer.tensors,
+        **centroids.tensors,
+    }
+    facts = {
+        "history": [asdict(epoch) for epoch in run.history],
+        "progress": asdict(run.progress),
+        "best_metric": run.best_metric,
+        "vectors": vector_folder(checkpoints.folder, run.tree_epoch).name,
+        "tree": {"mean_cosines": run.tree.mean_cosines, "facts": run.tree.facts},
+        "optimizer": optimizer.facts,
+        "centroid_optimizer": centroids.facts,
+    }
+    checkpoints.save(State(tensors, facts))
+    for folder in checkpoints.folder.glob("vectors-*"):
+        if folder.name != facts["vectors"]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def vector_folder(folder: Path, epoch: int) -> Path:
+    """Name the place of the vectors of an epoch's weights, beside the states that name it."""
+    return folder / f"vectors-{epoch}"
+
+
+def resume(
+    corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe, checkpoints: CheckpointFolder | None
+) -> Run | None:
+    """The run that an earlier process left unfinished, if there is one."""
+    state = checkpoints.load() if checkpoints is not None else None
+    if checkpoints is None or state is None:
+        return None
+    tensors, facts = state
+    encoder.model.load_state_dict(_under("weights", tensors))
+    tree = _tree(tensors, facts["tree"])
+    trainer = Trainer(corpus, encoder, sources, recipe)
+    vectors = np.load(checkpoints.folder / facts["vectors"] / "vectors.npy", mmap_mode="c", allow_pickle=False)
+    trainer.use_tree(tree, vectors)
+    for t, centroid in enumerate(trainer.centroids):
+        centroid.data.copy_(tensors[f"moved.{t}"])
+    restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
+    restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
+    best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
+    history = [Epoch(**epoch) for epoch in facts["history"]]
+    progress = Progress(**facts["progress"])
+    return Run(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints.folder)
+
+
+def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:
+    arrays = {name: tensor.numpy() for name, tensor in _under("tree", tensors).items()}
+    levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
+    parent = tensors["document_parent"].numpy()
+    return Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
+
+
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

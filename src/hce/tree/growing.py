@@ -1,0 +1,163 @@
+"""How a tree of vectors is grown: bottom-up as in the paper's Alg. 1, or top-down for very large collections.
+
+Both return plain arrays, from the root's children down to the documents: for each level the parent of each node and
+the node's centroid. What can be asked of a tree is in `hce.tree.hierarchy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hce.errors import InputError
+from hce.tree.kmeans import KMeansResult, spherical_kmeans
+from hce.tree.rows import run_all
+
+Cluster = Callable[[np.ndarray, int, int], KMeansResult]
+
+"""(vectors, k, seed) → clusters."""
+
+MANY_NODES = 32
+
+
+class Level(NamedTuple):
+    """The nodes of one level of a tree.
+
+    Attributes:
+        parent: each node's parent in the level above, of shape (nodes,), int64; nodes of one parent are neighbours.
+        centroids: unit rows of shape (nodes, n), float32.
+    """
+
+    parent: np.ndarray
+    centroids: np.ndarray
+
+
+class Grown(NamedTuple):
+    """A tree as arrays: inner levels from the top, then the parent of each document in the last of them."""
+
+    levels: tuple[Level, ...]
+    document_parent: np.ndarray
+
+
+def branching_for_depth(count: int, depth: int) -> int:
+    """The paper's rule for BEIR: the smallest power of two b with b^depth ≥ count.
+
+    >>> branching_for_depth(1_000_000, 3)
+    128
+    """
+    branching = 2
+    while branching**depth < count:
+        branching *= 2
+    return branching
+
+
+def level_sizes(count: int, branching: int) -> list[int]:
+    """The numbers of nodes that Alg. 1 asks for, from the top: ⌈N/b⌉, ⌈⌈N/b⌉/b⌉, … above 1, in reverse.
+
+    The depth L is one more than their number, found by counting divisions: ⌈log_b N⌉ in floating point is off by one
+    for some powers of b.
+
+    >>> level_sizes(1_000_000, 128)
+    [62, 7813]
+    """
+    sizes = []
+    nodes = -(-count // branching)
+    while nodes > 1:
+        sizes.append(nodes)
+        nodes = -(-nodes // branching)
+    return sizes[::-1]
+
+
+def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -> Grown:
+    """Alg. 1: cluster the documents, then the centroids, and so on until one root is left."""
+    parents, centroids = [], []
+    nodes = vectors
+    for step, size in enumerate(reversed(level_sizes(len(vectors), branching))):
+        result = cluster(nodes, size, seed + step)
+        parents.append(result.labels)
+        centroids.append(result.centroids)
+        nodes = result.centroids
+    return _from_the_top(parents, centroids, len(vectors))
+
+
+def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -> Grown:
+    """The paper's wish for > 100M documents: split the root, then every node, in O(N·n·b·log N).
+
+    A node at height h should hold b^h documents, so one with m of them is split into ⌈m / b^(h−1)⌉; where that is 1
+    it gets an only child, and so every path has the same length. Nodes of a level are split in parallel; each draws
+    from a seed of its own, so the result does not depend on who is first.
+    """
+    depth = len(level_sizes(len(vectors), branching)) + 1
+    assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
+    count = 1
+    parents, centroids = [], []
+    for height in range(depth, 1, -1):
+        groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
+        sizes = [-(-len(group) // branching ** (height - 1)) for group in groups]
+        assigned, rows = _split_all(vectors, groups, sizes, (seed, height), cluster)
+        parents.append(np.repeat(np.arange(count), sizes))
+        centroids.append(rows)
+        count = sum(sizes)
+    levels = tuple(Level(parent, rows) for parent, rows in zip(parents, centroids, strict=True))
+    return Grown(levels, assigned)
+
+
+def _split_all(
+    vectors: np.ndarray, groups: list[np.ndarray], sizes: list[int], seed: tuple[int, int], cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split each group of rows into its number of nodes: each row's node, of shape (N,), and the nodes' centroids."""
+    first = np.cumsum([0, *sizes[:-1]])
+    assigned = np.zeros(len(vectors), dtype=np.int64)
+    centroids = np.zeros((sum(sizes), vectors.shape[1]), dtype=np.float32)
+
+    def split(number: int) -> None:
+        own_seed = int(np.random.SeedSequence([*seed, number]).generate_state(1)[0])
+        result = cluster(vectors[groups[number]], sizes[number], own_seed)
+        assigned[groups[number]] = first[number] + result.labels
+        centroids[first[number] : first[number] + sizes[number]] = result.centroids
+
+    # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
+    if len(groups) < MANY_NODES:
+        for number in range(len(groups)):
+            split(number)
+    else:
+        run_all(split, range(len(groups)), torch.device("cpu"), assigned, centroids)
+    return assigned, centroids
+
+
+def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
+    """Turn bottom-up results over, and number each level's nodes so that siblings are neighbours."""
+    levels = []
+    if not parents:
+        return Grown((), np.zeros(count, dtype=np.int64))
+    new_number = np.zeros(1, dtype=np.int64)  # old → new number in the level above; the root is alone
+    above = [*parents[1:], np.zeros(len(centroids[-1]), dtype=np.int64)]
+    for rows, parent in zip(reversed(centroids), reversed(above), strict=True):
+        parent = new_number[parent]
+        order = np.argsort(parent, kind="stable")
+        levels.append(Level(parent[order], np.ascontiguousarray(rows[order])))
+        new_number = np.empty_like(order)
+        new_number[order] = np.arange(len(order))
+    return Grown(tuple(levels), new_number[parents[0]])
+
+
+def k_means(mode: str, device: torch.device | str | None) -> Cluster:
+    """Spherical k-means with the settings of a whole tree."""
+
+    def cluster(vectors: np.ndarray, k: int, seed: int) -> KMeansResult:
+        return spherical_kmeans(vectors, k, seed=seed, mode=mode, device=device)  # type: ignore[arg-type]
+
+    return cluster
+
+
+def check_shape(count: int, branching: int, depth: int) -> None:
+    """Refuse a tree that cannot be grown."""
+    if count < 1:
+        raise InputError("no vectors: a tree needs at least one document")
+    if branching < 2:
+        raise InputError(f"branching factor {branching}: a node needs 2 children or more on average")
+    if depth < 1:
+        raise InputError(f"depth {depth}: a tree has 1 level or more")

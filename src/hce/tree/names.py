@@ -1,0 +1,86 @@
+"""Names for a tree's nodes: the few words that set a node's documents apart (class-based TF-IDF).
+
+A node's documents are read as one long text. A word's weight in it is its share p(w|c) of the node's words, times
+log p(w|c)/p(w), how much larger that is than its share of all words. (BERTopic's log(1 + A/f) in that place hardly
+tells words apart where a level has few nodes: half of scifact's top level was then called "cells".) Words of the
+ancestors' names are left to the ancestors, so that going down the tree says something new at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy import sparse
+from sklearn.feature_extraction.text import CountVectorizer
+
+from hce.tree.hierarchy import Hierarchy, Labels
+
+WORDS_IN_A_NAME = 3
+LARGEST_VOCABULARY = 50_000
+
+# Two letters or more, digits allowed after them: "covid19" is a word, "1995" is not.
+WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
+
+
+def label_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME) -> Labels:
+    """Name every inner node after its documents' distinguishing words.
+
+    Args:
+        hierarchy: the tree.
+        texts: the documents' texts, in the order of the tree's documents.
+        words: how many words a name has; fewer where a node's documents have no more.
+    """
+    try:
+        counter = CountVectorizer(stop_words="english", token_pattern=WORD, max_features=LARGEST_VOCABULARY)
+        counts = counter.fit_transform(texts)  # (N, vocabulary)
+    except ValueError:  # not one word in all texts
+        return [[[] for _ in level.parent] for level in hierarchy.levels]
+    vocabulary = counter.get_feature_names_out()
+    singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
+    names: list[list[np.ndarray]] = []
+    for level in range(1, hierarchy.depth):
+        weights = _class_tf_idf(_sum_rows(counts, hierarchy.level_labels(level), hierarchy.node_count(level)))
+        parent = hierarchy.levels[level - 1].parent
+        inherited = [_inherited(names, hierarchy, level, int(node)) for node in parent]
+        names.append([_best(weights[node], singular, inherited[node], words) for node in range(len(parent))])
+    return [[vocabulary[columns].tolist() for columns in level] for level in names]
+
+
+def _sum_rows(counts: sparse.csr_matrix, labels: np.ndarray, nodes: int) -> sparse.csr_matrix:
+    """Add up the word counts of each node's documents: (nodes, vocabulary)."""
+    member = sparse.csr_matrix(
+        (np.ones(len(labels), counts.dtype), (labels, np.arange(len(labels)))), (nodes, len(labels))
+    )
+    return (member @ counts).tocsr()
+
+
+def _class_tf_idf(counts: sparse.csr_matrix) -> sparse.csr_matrix:
+    """p(w|c)·log(p(w|c)/p(w)) for the words that occur in each node."""
+    in_node = np.asarray(counts.sum(axis=1)).ravel()
+    in_all = np.asarray(counts.sum(axis=0)).ravel()
+    share = (sparse.diags(1 / np.maximum(in_node, 1)) @ counts).tocsr()
+    share.data *= np.log(share.data / (in_all[share.indices] / in_all.sum()))
+    return share
+
+
+def _inherited(names: Sequence[Sequence[np.ndarray]], hierarchy: Hierarchy, level: int, parent: int) -> np.ndarray:
+    """The words in the names of a node's ancestors, given its parent."""
+    words: list[np.ndarray] = []
+    for above in range(level - 1, 0, -1):
+        words.append(names[above - 1][parent])
+        parent = int(hierarchy.levels[above - 1].parent[parent])
+    return np.concatenate(words) if words else np.empty(0, dtype=np.int64)
+
+
+def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarray, words: int) -> np.ndarray:
+    """The columns of a node's heaviest words, heaviest first, a word in one form only; the alphabet decides ties."""
+    ranked = weights.indices[np.lexsort((weights.indices, -weights.data))]
+    fresh = ranked[~np.isin(singular[ranked], singular[inherited])]
+    first_form = np.sort(np.unique(singular[fresh], return_index=True)[1])
+    return np.asarray(fresh[first_form][:words], dtype=np.int64)
+
+
+def _singular(word: str) -> str:
+    """Good enough to keep "cell" and "cells" from standing side by side."""
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

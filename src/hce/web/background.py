@@ -1,0 +1,166 @@
+"""Work beside the event loop: threads for each kind of request, queries encoded together, drift measured.
+
+A lane has a few threads for one kind of work, so that no kind waits for another, and a limit to its queue. An encoder
+takes one call at a time, and a call with many short texts costs little more than one with a single text: who comes
+while a call is under way waits for the next one, together with all others who came meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock, Thread
+from typing import Any, Literal, TypeVar
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from hce.errors import HceError
+from hce.index.index import Index
+
+logger = logging.getLogger(__name__)
+
+
+Result = TypeVar("Result")
+
+
+class BusyError(Exception):
+    """Too many are waiting already."""
+
+
+class Lane:
+    """Runs work in at most `threads` threads; whoever finds `waiting` others in the queue is turned away.
+
+    Args:
+        threads: how many calls run at once.
+        waiting: how many more may wait.
+    """
+
+    def __init__(self, threads: int, waiting: int) -> None:
+        self.threads, self.most = threads, threads + waiting
+        self._inside = 0
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
+        """Call `work` in a thread.
+
+        Raises:
+            BusyError: the queue is full.
+        """
+        if self._inside >= self.most:
+            raise BusyError
+        if self._limiter is None:  # made here, since it belongs to the event loop
+            self._limiter = anyio.CapacityLimiter(self.threads)
+        self._inside += 1
+        try:
+            return await anyio.to_thread.run_sync(partial(work, *arguments, **named), limiter=self._limiter)
+        finally:
+            self._inside -= 1
+
+
+TEXTS_AT_ONCE = 32
+
+
+class Together:
+    """Encodes texts for requests that run side by side.
+
+    Args:
+        encode: from texts to vectors of shape (texts, n); called in a thread, one call at a time.
+        waiting: how many may wait.
+    """
+
+    def __init__(self, encode: Callable[[Sequence[str]], np.ndarray], waiting: int) -> None:
+        self._encode = encode
+        self._most = waiting
+        self._waiting: list[tuple[str, asyncio.Future[np.ndarray]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def encode(self, text: str) -> np.ndarray:
+        """The vector of a text, of shape (n,).
+
+        Raises:
+            BusyError: too many are waiting.
+        """
+        if len(self._waiting) >= self._most:
+            raise BusyError
+        found: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self._waiting.append((text, found))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await found
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:TEXTS_AT_ONCE], self._waiting[TEXTS_AT_ONCE:]
+            try:
+                vectors = await anyio.to_thread.run_sync(self._encode, [text for text, _ in batch])
+            except Exception as error:
+                for _, found in batch:
+                    if not found.done():  # else nobody waits for it any more
+                        found.set_exception(error)
+            else:
+                for (_, found), vector in zip(batch, vectors, strict=True):
+                    if not found.done():
+                        found.set_result(vector)
+
+
+@dataclass(frozen=True)
+class DriftState:
+    """What is known of the drift.
+
+    Attributes:
+        state: measuring, or done.
+        verdict: ok, re-cluster, retrain or unknown, of the last measurement.
+        reasons: why, one sentence each.
+        outdated: whether documents were written since.
+    """
+
+    state: Literal["measuring", "done"]
+    verdict: str = "unknown"
+    reasons: tuple[str, ...] = ()
+    outdated: bool = False
+
+
+class DriftWatch:
+    """Measures at most once for each state of the documents, and only when somebody asks."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._lock = Lock()
+        self._measured_at = -1
+        self._state = DriftState("measuring")
+        self._thread: Thread | None = None
+
+    def now(self) -> DriftState:
+        """The last verdict; a newer one is measured in the background if documents were written since."""
+        with self.index.reading() as reader:
+            change = reader.state().change
+        with self._lock:
+            outdated = self._measured_at != change
+            if outdated and self._thread is None:
+                self._thread = Thread(target=self._measure, args=(change,), name="drift", daemon=True)
+                self._thread.start()
+            return replace(self._state, state="measuring" if outdated else "done", outdated=outdated)
+
+    def stop(self) -> None:
+        """Wait for a measurement under way, though not for ever."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=10)
+
+    def _measure(self, change: int) -> None:
+        try:
+            drift = self.index.drift()
+            found = DriftState("done", drift.verdict, tuple(drift.reasons))
+        except HceError as error:
+            found = DriftState("done", reasons=(str(error),))
+        except Exception:
+            logger.exception("the drift could not be measured")
+            found = DriftState("done", reasons=("it could not be measured; the server's log says why",))
+        with self._lock:
+            self._state, self._measured_at, self._thread = found, change, None

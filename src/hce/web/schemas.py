@@ -1,0 +1,197 @@
+"""What the API takes and gives, as types: they are also what /openapi.json is written from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from hce.data.documents import Document
+from hce.index.before import Readiness
+from hce.index.browse import Node, Way
+from hce.training.model_folder import Training
+from hce.web.background import DriftState
+from hce.web.passages import Mark
+
+# How much one request may ask for; more is refused with an answer that names the limit.
+QUERY_CHARACTERS = 2_000
+HITS = 1_000
+CONDITIONS = 16
+CONDITION_CHARACTERS = 500
+DOCUMENTS_AT_ONCE = 1_000
+ID_CHARACTERS = 512
+TITLE_CHARACTERS = 10_000
+TEXT_CHARACTERS = 1_000_000
+TREE_LEVELS_AT_ONCE = 2
+CHILDREN_AT_ONCE = 500
+
+
+class NewDocument(BaseModel):
+    """A document to add."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(min_length=1, max_length=ID_CHARACTERS)
+    text: str = Field(max_length=TEXT_CHARACTERS)
+    title: str = Field(default="", max_length=TITLE_CHARACTERS)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    def document(self) -> Document:
+        """It as the index takes it."""
+        return Document(self.id, self.text, self.title, self.metadata)
+
+
+class NewDocuments(BaseModel):
+    """Documents to add, all or none; with `update`, in place of those that have their ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    documents: list[NewDocument] = Field(min_length=1, max_length=DOCUMENTS_AT_ONCE)
+    update: bool = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A document in a list: the passage that answers the query, and where the query's words stand, in code points.
+
+    Attributes:
+        before: of a hit, its rank by the untrained encoder, where that is compared with.
+    """
+
+    rank: int
+    score: float
+    id: str
+    title: str
+    title_marks: list[Mark]
+    passage: str
+    passage_start: int
+    passage_is_whole: bool
+    passage_marks: list[Mark]
+    metadata: dict[str, Any]
+    before: int | None = None
+
+
+@dataclass(frozen=True)
+class Before:
+    """The untrained encoder's ranking, once it is ready."""
+
+    readiness: Readiness
+    hits: list[Shown]
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """What was found, best first, and how long it took to find once the query was encoded."""
+
+    query: str
+    k: int
+    milliseconds: float
+    hits: list[Shown]
+    before: Before | None = None
+
+
+@dataclass(frozen=True)
+class DocumentAnswer:
+    """A document."""
+
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a write did, and how many documents there are now."""
+
+    documents: int
+    added: int = 0
+    removed: int = 0
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A document in a list, with the beginning of its text."""
+
+    id: str
+    title: str
+    beginning: str
+
+
+@dataclass(frozen=True)
+class TreeAnswer:
+    """A node, what is below it, and in the last inner level some of its documents.
+
+    Attributes:
+        levels: the number of levels of nodes below the root; documents are one more.
+        path: the nodes from the root down to this one, itself left out.
+    """
+
+    levels: int
+    tree: Node
+    path: list[Node]
+    documents: list[Listed] = field(default_factory=list)
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class WayAnswer:
+    """The way of a query or a document down the tree."""
+
+    query: str | None
+    id: str | None
+    way: Way
+
+
+@dataclass(frozen=True)
+class StatusAnswer:
+    """What there is to say of the index and of this server.
+
+    Attributes:
+        tree_nodes: the number of nodes of each level of the tree, from the top, without the root.
+        drift: whether it is time to retrain, if that was asked for.
+    """
+
+    name: str
+    index: dict[str, Any]
+    tree_nodes: list[int]
+    drift: DriftState | None
+    untrained: Readiness
+    training: Training | None
+    writable: bool
+    needs_token: bool
+    version: str
+
+
+@dataclass(frozen=True)
+class HealthAnswer:
+    """That the server answers."""
+
+    status: str
+    documents: int
+
+
+@dataclass(frozen=True)
+class ErrorAnswer:
+    """What went wrong, in one sentence."""
+
+    error: str
+
+
+class Json(JSONResponse):
+    """JSON of the types above; half a surrogate pair, which metadata can hold, is spelled as the escape it came as."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields)
+        return text.encode("utf-8", "backslashreplace")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """As `dataclasses.asdict`, without its copies, which took longer than a search."""
+    if not is_dataclass(value):
+        raise TypeError(f"an answer cannot hold a {type(value).__name__}")
+    return vars(value)
