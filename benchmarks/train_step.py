@@ -22,7 +22,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.static import WordMemo
-from hce.training.co_training import grow
+from hce.training.co_training import cluster_corpus
 from hce.training.pairs import Batch, InverseCloze
 from hce.training.recipe import Recipe
 from hce.training.steps import Sources, Trainer
@@ -61,7 +61,7 @@ def main() -> None:
     trainer = Trainer(corpus, encoder, Sources(None, source), recipe)
     # Clustering needs vectors of all documents; a step's time does not depend on what they are.
     vectors = encode_corpus(Encoder.load("static", device="cpu"), corpus)
-    trainer.use_tree(grow(vectors, recipe, encoder, 0), vectors)
+    trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
     rival = MultipleNegativesRankingLoss(encoder.model)
     encoder.model.train()
     batches = list(source.batches(0, arguments.batch))[: arguments.steps]

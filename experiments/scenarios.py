@@ -37,8 +37,8 @@ from hce.comparison.task import Task
 from hce.data.judgments import Dataset, Labels, splits
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DEFAULT_MEASURES, evaluate
-from hce.training.recipe import Recipe
 from hce.training.heldout import mean_over_kinds
+from hce.training.recipe import Recipe
 
 ABOUT = """
 The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone

@@ -113,8 +113,8 @@ def test_divisive_documents_are_under_the_nearest_child_at_every_step(count, bra
     tree = Hierarchy.build(vectors, branching, method="divisive", seed=seed, mode="exact")
     for level in range(1, tree.depth):
         scores = vectors @ tree.levels[level - 1].centroids.T
-        own = tree.level_labels(level)
-        parents = tree.level_labels(level - 1)
+        own = tree.nodes_at(level)
+        parents = tree.nodes_at(level - 1)
         for document in range(count):
             family = tree.children(level - 1, int(parents[document]))
             assert scores[document, own[document]] >= scores[document, family].max() - 1e-5
@@ -129,7 +129,7 @@ def test_planted_tree_is_found():
     tree = min((Hierarchy.build(vectors, 8, seed=s) for s in range(5)), key=lambda t: -sum(t.mean_cosines))
     assert [len(level.parent) for level in tree.levels] == [2, 16]
     planted = np.repeat(np.arange(16), 8)
-    assert normalized_mutual_info_score(planted, tree.level_labels(2)) > 0.85  # random starts split some, merge others
+    assert normalized_mutual_info_score(planted, tree.nodes_at(2)) > 0.85  # random starts split some, merge others
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_relations_by_hand(small_tree):
     assert small_tree.siblings(3, 3).tolist() == [0, 5]
     assert small_tree.leaves_under(1, 0).tolist() == [0, 1, 3, 5]
     assert small_tree.leaves_under(0, 0).tolist() == [0, 1, 2, 3, 4, 5]
-    assert small_tree.level_labels(1).tolist() == [0, 0, 1, 0, 1, 0]
+    assert small_tree.nodes_at(1).tolist() == [0, 0, 1, 0, 1, 0]
     with pytest.raises(InputError, match="level 4"):
-        small_tree.level_labels(4)
+        small_tree.nodes_at(4)
 
 
 def test_describe_by_hand(small_tree):
@@ -248,10 +248,10 @@ def test_churn_by_hand():
 
 def test_save_and_load(tmp_path):
     tree = Hierarchy.build(unit_rows(200, 8, 0), 4, seed=3)
-    tree.labels = [[["été"]] * tree.node_count(level) for level in range(1, tree.depth)]
+    tree.names = [[["été"]] * tree.node_count(level) for level in range(1, tree.depth)]
     tree.save(tmp_path / "tree")
     again = Hierarchy.load(tmp_path / "tree")
-    assert again.labels == tree.labels
+    assert again.names == tree.names
     np.testing.assert_array_equal(again.paths, tree.paths)
     for one, other in zip(again.levels, tree.levels, strict=True):
         np.testing.assert_array_equal(one.centroids, other.centroids)

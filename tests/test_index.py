@@ -242,7 +242,7 @@ def test_a_trained_models_tree_and_history_come_along(tmp_path, planted_corpus, 
         assert index.tree is None  # that tree is of other documents
     with Index.create(tmp_path / "grown", planted_corpus[:100], model, "grow") as index:
         assert len(index.tree.hierarchy) == 100
-        assert index.tree.hierarchy.labels is not None
+        assert index.tree.hierarchy.names is not None
     (model / "hce.json").write_text("{")
     with pytest.raises(FormatError, match=r"hce\.json: damaged"):
         Index.create(tmp_path / "none", planted_corpus, model)

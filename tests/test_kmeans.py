@@ -46,30 +46,30 @@ def check_promises(vectors, k, result):
     """What holds for every result of either mode, recomputed in float64."""
     assert result.centroids.shape == (k, vectors.shape[1])
     assert result.centroids.dtype == np.float32
-    assert result.labels.shape == (len(vectors),)
-    assert result.labels.dtype == np.int64
+    assert result.assignment.shape == (len(vectors),)
+    assert result.assignment.dtype == np.int64
     np.testing.assert_allclose(np.linalg.norm(result.centroids.astype(np.float64), axis=1), 1, atol=1e-6)
-    assert np.array_equal(np.unique(result.labels), np.arange(k)), "a cluster is empty"
+    assert np.array_equal(np.unique(result.assignment), np.arange(k)), "a cluster is empty"
     cosines = unit(vectors) @ result.centroids.astype(np.float64).T
-    own = cosines[np.arange(len(vectors)), result.labels]
-    assert (cosines.max(axis=1) - own).max() < 1e-6, "a label is not the nearest centroid"
+    own = cosines[np.arange(len(vectors)), result.assignment]
+    assert (cosines.max(axis=1) - own).max() < 1e-6, "a cluster is not the nearest centroid"
     assert result.objective[-1] == pytest.approx(own.mean(), abs=1e-6)
     assert (np.diff(result.objective) > -1e-6).all(), "the objective fell"
 
 
-def reference_rounds(vectors, labels, k):
-    """Alg. 2 in plain loops: the labels after each round, until they stop changing."""
+def reference_rounds(vectors, assignment, k):
+    """Alg. 2 in plain loops: the assignment after each round, until they stop changing."""
     history = []
     while True:
         centroids = []
         for cluster in range(k):
-            total = sum(vectors[i] for i in range(len(vectors)) if labels[i] == cluster)
+            total = sum(vectors[i] for i in range(len(vectors)) if assignment[i] == cluster)
             centroids.append(total / np.sqrt(total @ total))
         new = [int(np.argmax([v @ c for c in centroids])) for v in vectors]
         history.append(new)
-        if new == list(labels):
+        if new == list(assignment):
             return history, np.array(centroids)
-        labels = new
+        assignment = new
 
 
 # --- Alg. 2 ---
@@ -79,7 +79,7 @@ def test_two_arcs_by_hand():
     # From centroids at 0 and 30 degrees: 0, 10 | 30, 80, 90, then the means 5 and 66.9 take 0, 10, 30 | 80, 90.
     rows = unit_rows(circle(0, 10, 30, 80, 90), CPU)
     result = kmeans._exact_kmeans(rows, torch.from_numpy(circle(0, 30)), 10, lambda number, objective: None)
-    assert result.labels.tolist() == [0, 0, 0, 1, 1]
+    assert result.assignment.tolist() == [0, 0, 0, 1, 1]
     assert result.converged
     degrees = np.rad2deg(np.arctan2(result.centroids[:, 1], result.centroids[:, 0]))
     s = np.sin(np.deg2rad([0, 10, 30])).sum(), np.cos(np.deg2rad([0, 10, 30])).sum()
@@ -93,15 +93,15 @@ def test_two_arcs_by_hand():
 def test_same_steps_as_the_reference(seed):
     rng = np.random.default_rng(seed)
     vectors = unit(rng.standard_normal((60, 4)) + np.array([2, 0, 0, 0]))
-    labels = np.concatenate([np.arange(5), rng.integers(5, size=55)])
-    history, expected = reference_rounds(vectors, labels, 5)
+    assignment = np.concatenate([np.arange(5), rng.integers(5, size=55)])
+    history, expected = reference_rounds(vectors, assignment, 5)
     if any(len(set(step)) < 5 for step in history):
         pytest.skip("the paper's algorithm lost a cluster here; refilling it is ours")
     rows = unit_rows(vectors, CPU)
     for rounds, step in enumerate(history, start=1):
-        start = kmeans_steps.normalised(kmeans_steps.member_sums(rows, labels, 5), rows, labels)
+        start = kmeans_steps.normalised(kmeans_steps.member_sums(rows, assignment, 5), rows, assignment)
         result = kmeans._exact_kmeans(rows, start, rounds, lambda number, objective: None)
-        assert result.labels.tolist() == step
+        assert result.assignment.tolist() == step
     np.testing.assert_allclose(result.centroids, expected, atol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_exact_mode_converges_to_normalised_sums(init):
     result = spherical_kmeans(vectors, 25, mode="exact", init=init)
     assert result.converged
     check_promises(vectors, 25, result)
-    sums = [unit(vectors)[result.labels == cluster].sum(axis=0) for cluster in range(25)]
+    sums = [unit(vectors)[result.assignment == cluster].sum(axis=0) for cluster in range(25)]
     np.testing.assert_allclose(result.centroids, unit(sums), atol=1e-6)
 
 
@@ -127,7 +127,7 @@ def test_planted_clusters_are_found(mode):
     best = max(
         (spherical_kmeans(vectors, 4, mode=mode, seed=seed) for seed in range(12)), key=lambda r: r.objective[-1]
     )
-    assert same_partition(best.labels, truth)
+    assert same_partition(best.assignment, truth)
 
 
 def test_round_cap_is_reported(caplog):
@@ -181,10 +181,10 @@ def test_same_seed_same_result_and_no_global_state(mode):
     torch.manual_seed(3)
     again = spherical_kmeans(vectors, 60, mode=mode, seed=7)
     other = spherical_kmeans(vectors, 60, mode=mode, seed=8)
-    assert np.array_equal(first.labels, again.labels)
+    assert np.array_equal(first.assignment, again.assignment)
     assert np.array_equal(first.centroids, again.centroids)
     assert first.objective == again.objective
-    assert not np.array_equal(first.labels, other.labels)
+    assert not np.array_equal(first.assignment, other.assignment)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -199,7 +199,7 @@ def test_number_of_threads_changes_nothing(mode):
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(threads)
-    assert np.array_equal(alone.labels, together.labels)
+    assert np.array_equal(alone.assignment, together.assignment)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -214,7 +214,7 @@ def test_all_rows_the_same(mode, k):
 @pytest.mark.parametrize("mode", MODES)
 def test_one_row(mode):
     result = spherical_kmeans(np.array([[0.0, -2.0]]), 1, mode=mode)
-    assert result.labels.tolist() == [0]
+    assert result.assignment.tolist() == [0]
     np.testing.assert_allclose(result.centroids, [[0, -1]])
 
 
@@ -222,7 +222,7 @@ def test_one_row(mode):
 def test_as_many_clusters_as_rows(mode):
     vectors = np.random.default_rng(0).standard_normal((30, 5))
     result = spherical_kmeans(vectors, 30, mode=mode)
-    assert sorted(result.labels.tolist()) == list(range(30))
+    assert sorted(result.assignment.tolist()) == list(range(30))
     assert result.objective[-1] == pytest.approx(1, abs=1e-6)
 
 
@@ -240,11 +240,11 @@ def test_members_that_cancel_out_still_give_a_unit_centroid(mode):
 def test_empty_clusters_take_the_worst_fitting_rows():
     rows = unit_rows(circle(0, 5, 60, 90, 95), CPU)
     centroids = torch.from_numpy(circle(0, 90, 200))
-    labels, best = kmeans_steps.assign(rows, centroids)
-    assert labels.tolist() == [0, 0, 1, 1, 1]
+    assignment, best = kmeans_steps.assign(rows, centroids)
+    assert assignment.tolist() == [0, 0, 1, 1, 1]
     before = best.copy()
-    kmeans_steps.fill_empty(rows, centroids, labels, best)
-    assert labels.tolist() == [0, 0, 2, 1, 1]
+    kmeans_steps.fill_empty(rows, centroids, assignment, best)
+    assert assignment.tolist() == [0, 0, 2, 1, 1]
     np.testing.assert_allclose(centroids[2], circle(60)[0], atol=1e-6)
     assert (best >= before).all()
 
@@ -252,16 +252,16 @@ def test_empty_clusters_take_the_worst_fitting_rows():
 def test_rows_nearer_to_a_refilled_cluster_follow():
     rows = unit_rows(circle(0, 1, 80, 88), CPU)
     centroids = torch.from_numpy(circle(0, 180))
-    labels, best = kmeans_steps.assign(rows, centroids)
-    kmeans_steps.fill_empty(rows, centroids, labels, best)
-    assert labels.tolist() == [0, 0, 1, 1]
+    assignment, best = kmeans_steps.assign(rows, centroids)
+    kmeans_steps.fill_empty(rows, centroids, assignment, best)
+    assert assignment.tolist() == [0, 0, 1, 1]
 
 
 def test_spare_rows_leave_every_cluster_a_member():
-    labels = np.array([0, 0, 1, 2, 2, 2])
+    assignment = np.array([0, 0, 1, 2, 2, 2])
     best = np.array([0.1, 0.2, 0.0, 0.5, 0.3, 0.4])
-    assert kmeans_steps.spare_rows(labels, best, 3, 10).tolist() == [0, 4, 5]
-    assert kmeans_steps.spare_rows(labels, best, 3, 2).tolist() == [0, 4]
+    assert kmeans_steps.spare_rows(assignment, best, 3, 10).tolist() == [0, 4, 5]
+    assert kmeans_steps.spare_rows(assignment, best, 3, 2).tolist() == [0, 4]
 
 
 # --- fast mode ---
@@ -275,13 +275,15 @@ def test_fast_mode_is_as_good_as_exact_where_it_is_the_default():
     exact = spherical_kmeans(vectors, k, mode="exact")
     check_promises(vectors, k, fast)
     assert fast.objective[-1] > 0.99 * exact.objective[-1]
-    assert np.array_equal(fast.labels, spherical_kmeans(vectors, k, mode="fast").labels)
-    assert not np.array_equal(fast.labels, exact.labels)
+    assert np.array_equal(fast.assignment, spherical_kmeans(vectors, k, mode="fast").assignment)
+    assert not np.array_equal(fast.assignment, exact.assignment)
 
 
 def test_small_inputs_are_exact_by_default():
     vectors, _ = planted(20, 10, noise=0.3)
-    assert np.array_equal(spherical_kmeans(vectors, 25).labels, spherical_kmeans(vectors, 25, mode="exact").labels)
+    assert np.array_equal(
+        spherical_kmeans(vectors, 25).assignment, spherical_kmeans(vectors, 25, mode="exact").assignment
+    )
 
 
 def test_single_moves_by_hand():
@@ -301,7 +303,7 @@ def test_single_moves_by_hand():
     assert not found[2][0]
     before = float(state.lengths.sum())
     kmeans_fast._settle(rows, state, np.array([1]), np.array([1]))
-    assert state.labels.tolist() == [0, 1, 1, 1]
+    assert state.assignment.tolist() == [0, 1, 1, 1]
     assert float(state.lengths.sum()) == pytest.approx(before + gain, abs=1e-5)
     np.testing.assert_allclose(state.centroids[0], [1, 0], atol=1e-6)
 
@@ -329,9 +331,9 @@ def test_screened_assignment_equals_the_plain_one(noise):
     # A spectrum that falls off, as embeddings have; else no bound on few dimensions can rule anything out.
     rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
     centroids = rows.take(np.random.default_rng(0).permutation(len(rows))[:300])
-    labels = np.random.default_rng(1).permutation(truth)
-    labels[::2] = kmeans_steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
-    plain, screened = (f(rows, centroids, labels) for f in (kmeans_steps.assign, kmeans_screen.assign_screened))
+    assignment = np.random.default_rng(1).permutation(truth)
+    assignment[::2] = kmeans_steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
+    plain, screened = (f(rows, centroids, assignment) for f in (kmeans_steps.assign, kmeans_screen.assign_screened))
     assert np.array_equal(plain[0], screened[0])
     np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
 
@@ -355,7 +357,7 @@ def test_row_lengths_and_types_are_ignored(mode):
     expected = spherical_kmeans(vectors, 40, mode=mode)
     lengths = np.random.default_rng(0).choice([2.0**-90, 0.5, 4, 2.0**90], size=(300, 1))
     for same in (vectors * lengths.astype(np.float32), vectors.astype(np.float64) * lengths, torch.from_numpy(vectors)):
-        assert np.array_equal(spherical_kmeans(same, 40, mode=mode).labels, expected.labels)
+        assert np.array_equal(spherical_kmeans(same, 40, mode=mode).assignment, expected.assignment)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,7 +20,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import is_shared_out, own_share, working_together
-from hce.training.co_training import grow
+from hce.training.co_training import cluster_corpus
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
 from hce.training.steps import Progress, Sources, Trainer
@@ -36,7 +36,7 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> dict[str, obj
     """Losses of two steps and the weights after them."""
     vectors = encode_corpus(encoder, corpus)
     trainer = Trainer(corpus, encoder, Sources(None, InverseCloze(corpus, lengths=(4,))), recipe)
-    trainer.use_tree(grow(vectors, recipe, encoder, 0), vectors)
+    trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
     progress = Progress()
     losses = []
     for values, _ in trainer.steps(progress):

@@ -79,7 +79,7 @@ def test_the_model_folder_is_whole(concept_corpus, static_encoder, tmp_path):
     assert facts["corpus"]["fingerprint"] == concept_corpus.fingerprint
     assert Recipe(**{**facts["recipe"], "span_lengths": (4,)}) == result.recipe
     tree = Hierarchy.load(tmp_path / "model" / "hierarchy")
-    assert tree.labels is not None
+    assert tree.names is not None
     assert len(tree) == 240
     lines = (tmp_path / "model" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [epoch.epoch for epoch in result.history]
@@ -180,7 +180,7 @@ def test_level_losses_unless_questions_are_pointed_or_training_is_long(concept_c
         recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
         sources, _ = prepare(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
-        trainer.use_tree(hce.training.co_training.grow(vectors, recipe, static_encoder, 0), vectors)
+        trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
         assert len(trainer.objective.centroids) == expected
 
 
@@ -281,7 +281,7 @@ def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatc
 def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, static_encoder):
     trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), SMALL)
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     trainer.vectors[:] = float("nan")
     before = static_encoder.fingerprint
     values, _ = next(trainer.steps(hce.training.co_training.Run(trainer, trainer.tree, vectors, {}, 0.0, []).progress))
@@ -381,7 +381,7 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     assert (trainer.groups[:240] == trainer.groups[240:]).all()
     assert len(set(trainer.groups.tolist())) == 240
     vectors = static_encoder.encode(list(corpus.texts()))
-    trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     numbers = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
     own = trainer.objective._documents(numbers[:, 0], torch.zeros(2, 32))
     sampled = trainer.objective._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
@@ -396,7 +396,7 @@ def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, neg
         concept_corpus, static_encoder, Sources(None, source, held_out), replace(SMALL, negatives=negatives)
     )
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    trainer.use_tree(hce.training.co_training.grow(vectors, SMALL, static_encoder, 0), vectors)
+    trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     drawn = []
     for batch in source.batches(0, 40):
         part = trainer._part(0, batch, [0, 0])

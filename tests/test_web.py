@@ -426,7 +426,7 @@ def test_the_tree_is_that_of_the_documents(client, index):
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == 240
     for child in root["children"]:
-        assert child["label"] == hierarchy.labels[0][child["node"]]
+        assert child["name"] == hierarchy.names[0][child["node"]]
         assert child["size"] == len(hierarchy.leaves_under(1, child["node"]))
         assert sorted(each["node"] for each in child["children"]) == hierarchy.children(1, child["node"]).tolist()
     few = client.get("/api/tree", params={"most": 1}).json()["tree"]

@@ -201,7 +201,7 @@ def test_down_the_tree_and_back(site, visit):
     root = httpx.get(f"{site.url}/api/tree").json()["tree"]
     expect(page.locator("#branch li")).to_have_count(len(root["children"]))
     largest = root["children"][0]
-    name = " · ".join(largest["label"])
+    name = " · ".join(largest["name"])
     expect(page.locator("#branch li").first).to_contain_text(name)
     expect(page.locator("#branch li").first).to_contain_text(str(largest["size"]))
     page.locator("#map .slice").filter(has_text=name).first.click(position={"x": 12, "y": 10}, force=True)
@@ -232,7 +232,7 @@ def test_the_way_of_a_query_is_lit_level_by_level(site, visit):
     expect(page.locator("#tree-way .step.lit")).to_have_count(1)  # the first level first
     expect(page.locator("#tree-way .step.lit")).to_have_count(len(way["steps"]))
     for step in way["steps"]:
-        expect(page.locator("#tree-way")).to_contain_text(" · ".join(step["label"]))
+        expect(page.locator("#tree-way")).to_contain_text(" · ".join(step["name"]))
     lit = page.evaluate("""() => {
         const { ids, marker } = document.getElementById("map").data[0];
         const accent = getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();

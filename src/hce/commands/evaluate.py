@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     drop_self: bool
 
 
-class System(NamedTuple):
+class Measured(NamedTuple):
     """What is measured: a run, and what made it, if that was a model."""
 
     name: str
@@ -148,14 +148,14 @@ def _load(folder: Path, split: str, with_corpus: bool, depth: int, drop_self: bo
     return Asked(folder, split, qrels, queries, corpus, depth, drop_self)
 
 
-def _open(model: str | None, run_file: Path | None) -> System | Encoder | Index:
+def _open(model: str | None, run_file: Path | None) -> Measured | Encoder | Index:
     """A run from its file, or a model or an index that has yet to search."""
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
     from hce.index.index import Index
 
     if model is None:
-        return System(str(run_file), read_run(str(run_file)), None)
+        return Measured(str(run_file), read_run(str(run_file)), None)
     return Index.open(model) if _is_index(model) else Encoder.load(model)
 
 
@@ -165,15 +165,15 @@ def _is_index(model: str) -> bool:
     return (Path(model) / FILE).is_file()
 
 
-def _answered(asked: Asked, source: System | Encoder | Index) -> System:
+def _answered(asked: Asked, source: Measured | Encoder | Index) -> Measured:
     """What a source finds: a run has found it already."""
     from hce.encoding.encoder import Encoder
 
-    if isinstance(source, System):
+    if isinstance(source, Measured):
         return source
     if isinstance(source, Encoder):
         searcher = _dense(asked, source)
-        return System(source.name, _ranking(asked, searcher), searcher)
+        return Measured(source.name, _ranking(asked, searcher), searcher)
     judged = dict.fromkeys(judgment.document_id for judgment in asked.qrels.judgments())
     lacking = [document_id for document_id in judged if document_id not in source]
     if lacking:
@@ -181,7 +181,7 @@ def _answered(asked: Asked, source: System | Encoder | Index) -> System:
             f"{source.path}: not all judged documents are there (missing: {len(lacking):,}, {lacking[0]!r} …)",
             soft_wrap=True,
         )
-    return System(str(source.path), _ranking(asked, source), None)
+    return Measured(str(source.path), _ranking(asked, source), None)
 
 
 def _ranking(asked: Asked, searcher: Searcher) -> Run:
@@ -199,7 +199,7 @@ def _dense(asked: Asked, encoder: Encoder) -> DenseSearcher:
     return DenseSearcher(encoder, corpus.ids, encoder.encode(list(corpus.texts()), progress=True))
 
 
-def _tell_what_is_missing(systems: list[System], reports: list[Report]) -> None:
+def _tell_what_is_missing(systems: list[Measured], reports: list[Report]) -> None:
     if reports[0].without_positives:
         count, first = len(reports[0].without_positives), reports[0].without_positives[0]
         err.print(f"{count:,} judged queries have no relevant document ({first!r} …) and count 0", soft_wrap=True)
@@ -243,7 +243,7 @@ def _saved_tree(model: Path, corpus_fingerprint: str) -> Path | None:
     return model / "hierarchy" if facts["corpus"]["fingerprint"] == corpus_fingerprint else None
 
 
-def _write(system: System, report: Report, run: Path | None, per_query: Path | None) -> None:
+def _write(system: Measured, report: Report, run: Path | None, per_query: Path | None) -> None:
     from hce.evaluation.runs import write_run
     from hce.files import open_atomically
 
@@ -268,7 +268,7 @@ def _per_query_lines(report: Report, suffix: str) -> list[str]:
     return lines + ["\t".join([query_id, *map(repr, values)]) for query_id, values in rows.items()]
 
 
-def _table(systems: list[System], reports: list[Report], paired: dict[str, tuple[Paired, float]]) -> Grid:
+def _table(systems: list[Measured], reports: list[Report], paired: dict[str, tuple[Paired, float]]) -> Grid:
     from rich.table import Table as Grid
 
     table = Grid(box=None, pad_edge=False)
@@ -290,7 +290,7 @@ def _table(systems: list[System], reports: list[Report], paired: dict[str, tuple
 
 def _as_json(
     asked: Asked,
-    systems: list[System],
+    systems: list[Measured],
     reports: list[Report],
     paired: dict[str, tuple[Paired, float]],
     diagnosis: Diagnosis | None,

@@ -10,6 +10,19 @@ from rich.text import Text
 
 from hce.commands.common import IndexArgument, JsonOption, SeedOption, interruptible, out, print_json
 
+if TYPE_CHECKING:
+    from hce.index.drift import Drift
+    from hce.index.index import Hit
+    from hce.index.manifest import IndexStatus
+
+SNIPPET = 160  # characters
+ADVICE = {
+    "ok": "nothing to do",
+    "re-cluster": "hce rebuild grows the tree anew, without training",
+    "retrain": "hce train on the documents there are now, then index with the new model",
+    "unknown": "too little to go by",
+}
+
 
 def index(
     corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
@@ -99,12 +112,6 @@ def remove(
             out.print(f"removed {count:,}; {len(opened):,} documents are in {index}", markup=False, soft_wrap=True)
 
 
-if TYPE_CHECKING:
-    from hce.index.index import Hit
-
-SNIPPET = 160  # characters
-
-
 def search(
     index: IndexArgument,
     text: Annotated[str, typer.Argument(help="what to look for, or - to read it from stdin", show_default=False)],
@@ -150,18 +157,6 @@ def _line(hit: Hit) -> Text:
     if hit.title:
         line.append(f"  {' '.join(hit.title.split())}")
     return line.append(f"\n     {snippet}", style="dim") if snippet else line
-
-
-if TYPE_CHECKING:
-    from hce.index.drift import Drift
-    from hce.index.manifest import IndexStatus
-
-ADVICE = {
-    "ok": "nothing to do",
-    "re-cluster": "hce rebuild grows the tree anew, without training",
-    "retrain": "hce train on the documents there are now, then index with the new model",
-    "unknown": "too little to go by",
-}
 
 
 def status(

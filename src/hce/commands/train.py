@@ -13,47 +13,11 @@ import typer
 
 from hce.commands.common import EncoderOption, JsonOption, SeedOption, err, interruptible, out, print_json
 from hce.errors import InputError
-from hce.training.recipe import Recipe
-from hce.training.run import Epoch
-
-Log = Callable[[Epoch], None]
-
-
-@contextmanager
-def tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Log]:
-    """Yield a function that logs an epoch; without a tracker's name it does nothing.
-
-    Raises:
-        InputError: accelerate does not know the tracker, or its package is not installed.
-    """
-    if name is None:
-        yield lambda epoch: None
-        return
-    from accelerate import Accelerator
-
-    try:
-        accelerator = Accelerator(log_with=name, project_dir=str(folder))
-        settings = {key: str(value) for key, value in recipe.as_dict().items()}
-        accelerator.init_trackers("hce", config=settings)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"no tracker {name!r}: {error}; is its package installed?") from error
-    try:
-        yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
-    finally:
-        accelerator.end_training()
-
-
-def _flat(epoch: Epoch) -> dict[str, float]:
-    values = {"dev": epoch.metric, "churn": epoch.churn}
-    values |= {f"dev/{kind}": value for kind, value in epoch.dev.items()}
-    values |= {f"loss/{term}": value for term, value in epoch.loss.items()}
-    values |= {f"accuracy/level_{t}": value for t, value in enumerate(epoch.accuracy, start=1)}
-    return values
-
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
+    from hce.training.recipe import Recipe
     from hce.training.run import Epoch
 
 
@@ -181,6 +145,38 @@ def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dic
         for name, path in (("pairs", qrels), ("dev", dev_qrels)):
             labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
     return labels
+
+
+@contextmanager
+def tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
+    """Yield a function that logs an epoch; without a tracker's name it does nothing.
+
+    Raises:
+        InputError: accelerate does not know the tracker, or its package is not installed.
+    """
+    if name is None:
+        yield lambda epoch: None
+        return
+    from accelerate import Accelerator
+
+    try:
+        accelerator = Accelerator(log_with=name, project_dir=str(folder))
+        settings = {key: str(value) for key, value in recipe.as_dict().items()}
+        accelerator.init_trackers("hce", config=settings)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"no tracker {name!r}: {error}; is its package installed?") from error
+    try:
+        yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
+    finally:
+        accelerator.end_training()
+
+
+def _flat(epoch: Epoch) -> dict[str, float]:
+    values = {"dev": epoch.metric, "churn": epoch.churn}
+    values |= {f"dev/{kind}": value for kind, value in epoch.dev.items()}
+    values |= {f"loss/{term}": value for term, value in epoch.loss.items()}
+    values |= {f"accuracy/level_{t}": value for t, value in enumerate(epoch.accuracy, start=1)}
+    return values
 
 
 def report(

@@ -55,7 +55,7 @@ def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tupl
     from hce.data.corpus import Corpus
     from hce.encoding.encoder import Encoder
     from hce.tree.hierarchy import Hierarchy
-    from hce.tree.names import label_nodes
+    from hce.tree.names import name_nodes
 
     corpus = Corpus.load(path)
     encoder = Encoder.load(encoder_spec)
@@ -63,5 +63,5 @@ def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tupl
         encoder = encoder.fitted_to(corpus)
     vectors = encoder.encode(list(corpus.texts()), progress=True)
     hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)
-    hierarchy.labels = label_nodes(hierarchy, corpus.texts())
+    hierarchy.names = name_nodes(hierarchy, corpus.texts())
     return hierarchy, corpus.ids

@@ -53,7 +53,7 @@ def by_topic(pairs: LabelledPairs, encoder: Encoder, batch_size: int, seed: int)
     """Cluster the queries into as many topics as there are batches."""
     vectors = encoder.encode(pairs.texts, "query")
     count = min(len(vectors), batch_count(len(pairs), batch_size))
-    return TopicBatches(pairs, spherical_kmeans(vectors, count, seed=seed).labels, seed=seed)
+    return TopicBatches(pairs, spherical_kmeans(vectors, count, seed=seed).assignment, seed=seed)
 
 
 def build_tas_b(task: Task) -> Built:

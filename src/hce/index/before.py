@@ -49,7 +49,7 @@ class Readiness:
     total: int = 0
 
 
-class Rows(NamedTuple):
+class KnownVectors(NamedTuple):
     """Vectors by the untrained encoder.
 
     Attributes:
@@ -99,7 +99,7 @@ class Untrained:
         self.name = display_name(self.spec) if self.spec else None
         self._encoder: Encoder | None = None
         self._encoding = Lock()
-        self._rows: Rows | None = None
+        self._rows: KnownVectors | None = None
         self._readiness = Readiness("off", reason="the index was not made from a model that `hce train` wrote")
         self._work, self._stop = Event(), Event()
         self._thread: Thread | None = None
@@ -183,12 +183,12 @@ class Untrained:
             fresh += len(entries)
         self._publish(_joined(parts), keep=fresh > 0, encoder=encoder)
 
-    def _encoded(self, entries: list[Entry], encoder: Encoder) -> Rows:
+    def _encoded(self, entries: list[Entry], encoder: Encoder) -> KnownVectors:
         numbers = np.array([entry.number for entry in entries], dtype=np.int64)
         with self._encoding:
-            return Rows(-1, numbers, encoder.encode([entry.document.full_text for entry in entries]))
+            return KnownVectors(-1, numbers, encoder.encode([entry.document.full_text for entry in entries]))
 
-    def _publish(self, rows: Rows, *, keep: bool, encoder: Encoder) -> None:
+    def _publish(self, rows: KnownVectors, *, keep: bool, encoder: Encoder) -> None:
         if keep:
             _write(self.index.path / FILE, rows, encoder)
         if self._stop.is_set():
@@ -203,33 +203,33 @@ class Untrained:
             self._work.set()
 
 
-def _without_removed(rows: Rows, reader: Reader) -> Rows:
+def _without_removed(rows: KnownVectors, reader: Reader) -> KnownVectors:
     kept = ~np.isin(rows.numbers, reader.removed_since(0))
     return rows if kept.all() else rows._replace(numbers=rows.numbers[kept], vectors=rows.vectors[kept])
 
 
-def _last(parts: list[Rows]) -> int:
+def _last(parts: list[KnownVectors]) -> int:
     return max((int(part.numbers[-1]) for part in parts if len(part.numbers)), default=0)
 
 
-def _joined(parts: list[Rows]) -> Rows:
+def _joined(parts: list[KnownVectors]) -> KnownVectors:
     if len(parts) == 1:
         return parts[0]
-    return Rows(-1, np.concatenate([p.numbers for p in parts]), np.concatenate([p.vectors for p in parts]))
+    return KnownVectors(-1, np.concatenate([p.numbers for p in parts]), np.concatenate([p.vectors for p in parts]))
 
 
-def _read(path: Path, encoder: Encoder) -> Rows:
+def _read(path: Path, encoder: Encoder) -> KnownVectors:
     """The vectors that an earlier server kept, if this encoder made them; else none."""
     try:
         with safe_open(path, "numpy") as file:
             if (file.metadata() or {}).get("encoder") == encoder.fingerprint:
-                return Rows(-1, file.get_tensor("numbers"), file.get_tensor("vectors"))
+                return KnownVectors(-1, file.get_tensor("numbers"), file.get_tensor("vectors"))
     except (OSError, SafetensorError):
         pass
-    return Rows(-1, np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
+    return KnownVectors(-1, np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
 
 
-def _write(path: Path, rows: Rows, encoder: Encoder) -> None:
+def _write(path: Path, rows: KnownVectors, encoder: Encoder) -> None:
     """Keep the vectors for the next server; where that is impossible, they are made anew then."""
     try:
         with open_atomically(path, "wb") as file:

@@ -16,7 +16,7 @@ import numpy as np
 from hce.data.documents import Document
 from hce.errors import InputError
 from hce.index.index import Index
-from hce.index.live_engine import Tree
+from hce.index.live_engine import NumberedHierarchy
 from hce.index.store import Reader
 from hce.tree.hierarchy import Hierarchy
 
@@ -35,7 +35,7 @@ class Node:
     Attributes:
         level: 0 is the root.
         node: its number within its level.
-        label: the words of its name; none where nobody has named it.
+        name: the words of its name; none where nobody has named it.
         size: the documents under it.
         child_count: its children that have documents, or its documents in the last inner level.
         children: the largest of them, where asked for; documents are not among them.
@@ -43,7 +43,7 @@ class Node:
 
     level: int
     node: int
-    label: list[str]
+    name: list[str]
     size: int
     child_count: int
     children: list[Node] = field(default_factory=list)
@@ -54,18 +54,18 @@ class Rival:
     """A sibling of the node that a step leads to."""
 
     node: int
-    label: list[str]
+    name: list[str]
     score: float
 
 
 @dataclass(frozen=True)
-class Step:
+class WayStep:
     """One step of the way down.
 
     Attributes:
         level: where it leads: 1 … L−1.
         node: which node there.
-        label: its name.
+        name: its name.
         size: the documents under it.
         score: its centroid's cosine to the query or document.
         siblings: how many nodes there were to choose from, itself included.
@@ -74,7 +74,7 @@ class Step:
 
     level: int
     node: int
-    label: list[str]
+    name: list[str]
     size: int
     score: float
     siblings: int
@@ -91,7 +91,7 @@ class Way:
         came_later: whether the document was not there when the tree was grown.
     """
 
-    steps: list[Step]
+    steps: list[WayStep]
     position: int | None = None
     came_later: bool = False
 
@@ -108,7 +108,7 @@ class Places(NamedTuple):
     """
 
     moment: tuple[int, str]
-    tree: Tree
+    tree: NumberedHierarchy
     numbers: np.ndarray
     start: np.ndarray
     sizes: list[np.ndarray]
@@ -234,7 +234,7 @@ def path_to(hierarchy: Hierarchy, level: int, node: int) -> list[int]:
     return path[::-1]
 
 
-def _places_of(tree: Tree, reader: Reader) -> Places:
+def _places_of(tree: NumberedHierarchy, reader: Reader) -> Places:
     hierarchy, state = tree.hierarchy, reader.state()
     kept = ~np.isin(tree.numbers, reader.removed_since(0))
     later, vectors = reader.vectors(after=int(tree.numbers.max()))
@@ -264,33 +264,33 @@ def _leaves_of(hierarchy: Hierarchy, vectors: np.ndarray) -> np.ndarray:
 
 def _node(places: Places, level: int, node: int, depth: int, most: int) -> Node:
     hierarchy, size = places.tree.hierarchy, int(places.sizes[level][node])
-    label = _label(hierarchy, level, node)
+    name = _name(hierarchy, level, node)
     if level == hierarchy.depth - 1:
-        return Node(level, node, label, size, size)
+        return Node(level, node, name, size, size)
     children = hierarchy.children(level, node)
     sizes = places.sizes[level + 1][children]
     children = children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
     shown = children[:most].tolist() if depth else []
     below = [_node(places, level + 1, child, depth - 1, most) for child in shown]
-    return Node(level, node, label, size, len(children), below)
+    return Node(level, node, name, size, len(children), below)
 
 
-def _label(hierarchy: Hierarchy, level: int, node: int) -> list[str]:
-    return hierarchy.labels[level - 1][node] if level and hierarchy.labels else []
+def _name(hierarchy: Hierarchy, level: int, node: int) -> list[str]:
+    return hierarchy.names[level - 1][node] if level and hierarchy.names else []
 
 
-def _steps(places: Places, vector: np.ndarray, path: Sequence[int]) -> list[Step]:
+def _steps(places: Places, vector: np.ndarray, path: Sequence[int]) -> list[WayStep]:
     hierarchy, steps, parent = places.tree.hierarchy, [], 0
     for level, node in enumerate(path, start=1):
         children = hierarchy.children(level - 1, parent)
         scores = hierarchy.levels[level - 1].centroids[children] @ vector
         ranked = [int(row) for row in np.argsort(-scores, kind="stable") if children[row] != node]
         rivals = [
-            Rival(int(children[row]), _label(hierarchy, level, int(children[row])), float(scores[row]))
+            Rival(int(children[row]), _name(hierarchy, level, int(children[row])), float(scores[row]))
             for row in ranked[:RIVALS]
         ]
         score = float(scores[np.flatnonzero(children == node)[0]])
         size = int(places.sizes[level][node])
-        steps.append(Step(level, node, _label(hierarchy, level, node), size, score, len(children), rivals))
+        steps.append(WayStep(level, node, _name(hierarchy, level, node), size, score, len(children), rivals))
         parent = node
     return steps

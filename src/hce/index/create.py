@@ -18,14 +18,14 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
-from hce.index.live_engine import LiveEngine, Tree
+from hce.index.live_engine import LiveEngine, NumberedHierarchy
 from hce.index.manifest import Manifest
 from hce.index.store import Store, now
 from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.names import label_nodes
+from hce.tree.names import name_nodes
 
 FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes a tenth of a second and more
 MODEL_FILES = ("hce.json", "history.jsonl")
@@ -114,7 +114,7 @@ def create_index(
         start.encoder.save(folder / ENCODER_FOLDER)
         _copy_facts(start, folder)
         if tree is not None:
-            save_tree(Tree(tree, np.arange(1, len(corpus) + 1)), folder / "hierarchy")
+            save_tree(NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)), folder / "hierarchy")
         manifest = _manifest(corpus, start, folder, engine, dtype, "hierarchy" if tree else None)
         _fill_store(folder, manifest, corpus, vectors, tree, progress)
         manifest.write(folder)
@@ -122,24 +122,24 @@ def create_index(
     shutil.rmtree(unfinished(path), ignore_errors=True)
 
 
-def grow_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
+def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
     """A tree with names; None where there are too few documents for one."""
     if len(vectors) < 2:
         return None
     tree = Hierarchy.build(vectors, device=device)
     if not tree.levels:
         return None
-    tree.labels = label_nodes(tree, texts)
+    tree.names = name_nodes(tree, texts)
     return tree
 
 
-def save_tree(tree: Tree, folder: Path) -> None:
+def save_tree(tree: NumberedHierarchy, folder: Path) -> None:
     """Write a tree, and the numbers of its documents beside it."""
     tree.hierarchy.save(folder)
     np.save(folder / NUMBERS, tree.numbers, allow_pickle=False)
 
 
-def load_tree(folder: Path) -> Tree:
+def load_tree(folder: Path) -> NumberedHierarchy:
     """Read what `save_tree` wrote.
 
     Raises:
@@ -154,7 +154,7 @@ def load_tree(folder: Path) -> Tree:
         raise FormatError(
             f"{folder / NUMBERS}: {len(numbers)} numbers for {len(hierarchy)} documents; rebuild the index"
         )
-    return Tree(hierarchy, numbers)
+    return NumberedHierarchy(hierarchy, numbers)
 
 
 def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray) -> Hierarchy | None:
@@ -167,7 +167,7 @@ def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.nda
     trained = start.tree_of(corpus)
     if trained is not None or choice is None:
         return trained
-    return grow_tree(vectors, corpus.texts(), start.encoder.device)
+    return grow_named_tree(vectors, corpus.texts(), start.encoder.device)
 
 
 def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: str, hierarchy: str | None) -> Manifest:
@@ -206,7 +206,9 @@ def _fill_store(
             done += len(chunk)
             advance(len(chunk))
     numbers = np.arange(1, len(corpus) + 1)
-    engine = LiveEngine(store, manifest.engine, manifest.dtype, lambda: Tree(tree, numbers) if tree else None)
+    engine = LiveEngine(
+        store, manifest.engine, manifest.dtype, lambda: NumberedHierarchy(tree, numbers) if tree else None
+    )
     with store.reading() as reader:
         engine.rebuild(reader, manifest.engine, manifest.dtype)
     store.close()

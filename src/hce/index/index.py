@@ -19,11 +19,11 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.index.create import HierarchyChoice, create_index, grow_tree, load_tree, save_tree
+from hce.index.create import HierarchyChoice, create_index, grow_named_tree, load_tree, save_tree
 from hce.index.drift import Drift, Grown, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
-from hce.index.live_engine import LiveEngine, Tree
+from hce.index.live_engine import LiveEngine, NumberedHierarchy
 from hce.index.manifest import IndexStatus, Manifest, size_on_disk
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
@@ -77,7 +77,7 @@ class Index:
         self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
         self._store = Store(self.path, self.manifest.dim)
         self._engine = LiveEngine(self._store, self.manifest.engine, self.manifest.dtype, self._load_tree)
-        self._tree: Tree | None = None
+        self._tree: NumberedHierarchy | None = None
         with self._store.reading() as reader:
             reader.state()  # the file is there and can be read
 
@@ -319,7 +319,7 @@ class Index:
     # ------------------------------------------------------------------------------------------------- the whole
 
     @property
-    def tree(self) -> Tree | None:
+    def tree(self) -> NumberedHierarchy | None:
         """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
         if self._tree is None:
             self._tree = self._load_tree()
@@ -424,7 +424,7 @@ class Index:
         known = json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {}
         return list(known.get("held_out", ()))
 
-    def _load_tree(self) -> Tree | None:
+    def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
         return load_tree(self.path / name) if name else None
 
@@ -435,12 +435,12 @@ class Index:
         numbers, vectors = reader.vectors()
         if np.array_equal(load_tree(self.path / name).numbers, numbers):
             return name
-        tree = grow_tree(vectors, (entry.document.full_text for entry in reader.entries()))
+        tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
         if tree is None:
             return None
         folder = f"hierarchy-{reader.state().change}"
         shutil.rmtree(self.path / folder, ignore_errors=True)
-        save_tree(Tree(tree, numbers), self.path / folder)
+        save_tree(NumberedHierarchy(tree, numbers), self.path / folder)
         return folder
 
     def _tidy_up(self, named: str | None) -> None:

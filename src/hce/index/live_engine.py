@@ -20,7 +20,7 @@ import numpy as np
 
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, write_json
-from hce.index.store import Reader, State, Store
+from hce.index.store import Moment, Reader, Store
 from hce.search.engine import Engine, Found, load_engine, new_engine
 from hce.tree.hierarchy import Hierarchy
 
@@ -73,7 +73,7 @@ FOLDER = "engine"
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 
 
-class Tree(NamedTuple):
+class NumberedHierarchy(NamedTuple):
     """A hierarchy, and the number in the store of each of its documents, of shape (N,), int64."""
 
     hierarchy: Hierarchy
@@ -83,14 +83,14 @@ class Tree(NamedTuple):
 class LiveEngine:
     """The engine of an index: loaded when first needed, caught up before each search, shared by threads."""
 
-    def __init__(self, store: Store, name: str, dtype: str, tree: Callable[[], Tree | None]) -> None:
+    def __init__(self, store: Store, name: str, dtype: str, tree: Callable[[], NumberedHierarchy | None]) -> None:
         self.store = store
         self.name = name
         self.dtype = dtype
         self._tree = tree
         self._lock = SharedLock()
         self._engine: Engine | None = None
-        self._state: State | None = None
+        self._state: Moment | None = None
         self._behind = 0  # rows by which the snapshot on disk is
 
     @property
@@ -125,7 +125,7 @@ class LiveEngine:
             self._engine, self._state = self._built(reader), reader.state()
             self._save()
 
-    def _catch_up(self, reader: Reader, state: State) -> None:
+    def _catch_up(self, reader: Reader, state: Moment) -> None:
         """Bring the engine to the moment `state`; an interruption leaves none rather than half of one."""
         engine, known = self._engine, self._state
         self._engine = self._state = None
@@ -143,7 +143,7 @@ class LiveEngine:
         if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(engine)):
             self._try_to_save()
 
-    def _loaded(self, reader: Reader) -> tuple[Engine, State]:
+    def _loaded(self, reader: Reader) -> tuple[Engine, Moment]:
         """The engine of the newest usable snapshot, else one of all vectors."""
         for folder in sorted(self._snapshots(), reverse=True):
             state = self._snapshot_state(folder, reader)
@@ -183,7 +183,7 @@ class LiveEngine:
     def _snapshots(self) -> list[Path]:
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
-    def _snapshot_state(self, folder: Path, reader: Reader) -> State | None:
+    def _snapshot_state(self, folder: Path, reader: Reader) -> Moment | None:
         """The moment at which a snapshot was taken; None when it is of no use here."""
         try:
             facts = json.loads((folder / "snapshot.json").read_text(encoding="utf-8"))

@@ -46,7 +46,7 @@ CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY 
 """
 
 
-class State(NamedTuple):
+class Moment(NamedTuple):
     """A moment of a store.
 
     Attributes:
@@ -79,15 +79,15 @@ class Reader:
         self._connection = connection
         self.dim = dim
 
-    def state(self) -> State:
+    def state(self) -> Moment:
         """The moment that is seen."""
-        return State(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
+        return Moment(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
 
-    def state_at(self, change: int, token: str) -> State | None:
+    def state_at(self, change: int, token: str) -> Moment | None:
         """An earlier moment of this store; None where it never was in it."""
         query = "SELECT change, token, at, documents, last FROM changes WHERE change = ? AND token = ?"
         row = self._one(query, (change, token))
-        return State(*row) if row else None
+        return Moment(*row) if row else None
 
     def find(self, doc_id: str) -> Document | None:
         """The document of an id."""

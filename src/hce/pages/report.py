@@ -97,7 +97,7 @@ def tree_figure(tree: Hierarchy) -> go.Figure:
             children = sorted(tree.children(level - 1, node).tolist(), key=lambda child: -counts[child])
             for child in children[:MOST_CHILDREN]:
                 name = f"{level}/{child}"
-                words = tree.labels[level - 1][child] if tree.labels else []
+                words = tree.names[level - 1][child] if tree.names else []
                 ids.append(name)
                 labels.append(escape(" · ".join(words) or f"node {child}"))
                 parents.append(parent)

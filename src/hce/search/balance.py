@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hce.search.lists import CENTROID_DTYPE, Lists, Tree
+from hce.search.lists import CENTROID_DTYPE, Layers, Lists
 from hce.tree.kmeans import spherical_kmeans
 
 MOST, LEAST = 4, 1 / 4  # of b
@@ -19,7 +19,7 @@ INNER = 16  # children of a node that stands where the root was
 ROUNDS = 16
 
 
-def balance(tree: Tree) -> None:
+def balance(tree: Layers) -> None:
     """Bring all lists within their bounds; only the root's, and the last one of a layer, may be short."""
     layer = len(tree.layers) - 1
     while layer > 0:
@@ -31,7 +31,7 @@ def balance(tree: Tree) -> None:
             layer = 1
 
 
-def settle(tree: Tree, leaves: np.ndarray) -> None:
+def settle(tree: Layers, leaves: np.ndarray) -> None:
     """Move the centroids of leaves that have taken documents in, and of the nodes above, to the means of their own.
 
     Args:
@@ -52,7 +52,7 @@ def bounds(branching: int) -> tuple[int, int]:
     return -int(-LEAST * branching // 1), int(MOST * branching)
 
 
-def _dissolve_short(tree: Tree, layer: int) -> None:
+def _dissolve_short(tree: Layers, layer: int) -> None:
     """Hand the members of short lists to the other lists, to the nearest centroid each; one list always stays."""
     lists, above = tree.layers[layer], tree.layers[layer - 1]
     least, _ = bounds(tree.branching[layer])
@@ -66,21 +66,21 @@ def _dissolve_short(tree: Tree, layer: int) -> None:
     lists.spread(short, members, home)
 
 
-def _split_long(tree: Tree, layer: int) -> None:
+def _split_long(tree: Layers, layer: int) -> None:
     lists, above = tree.layers[layer], tree.layers[layer - 1]
     _, most = bounds(tree.branching[layer])
     for number in np.flatnonzero(lists.sizes() > most)[:, None]:
         members = lists.members(number)
-        labels, centroids = parts(members.vectors, tree.branching[layer])
+        assignment, centroids = parts(members.vectors, tree.branching[layer])
         targets = np.concatenate([number, _unused(above.ids, len(centroids) - 1)])
         parent = above.home_of(number)
         above.drop(number)
         above.put(targets, centroids, np.repeat(parent, len(targets)))
-        lists.spread(number, members, targets[labels])
+        lists.spread(number, members, targets[assignment])
         _draw_from_neighbours(tree, layer, targets, centroids)
 
 
-def _draw_from_neighbours(tree: Tree, layer: int, targets: np.ndarray, centroids: np.ndarray) -> None:
+def _draw_from_neighbours(tree: Layers, layer: int, targets: np.ndarray, centroids: np.ndarray) -> None:
     """Move into new lists what is nearer to their centroids than to its own, within the bounds of both sides."""
     lists, above = tree.layers[layer], tree.layers[layer - 1]
     least, most = bounds(tree.branching[layer])
@@ -114,20 +114,22 @@ def parts(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
     least, most = bounds(branching)
     count = max(2, round(len(vectors) / branching))
     result = spherical_kmeans(vectors, count, mode="exact", max_rounds=ROUNDS)
-    large = np.bincount(result.labels, minlength=count) >= least
-    labels = (vectors @ result.centroids[large].T).argmax(axis=1) if large.any() else np.zeros(len(vectors), np.int64)
-    sizes = np.bincount(labels)
+    large = np.bincount(result.assignment, minlength=count) >= least
+    assignment = (
+        (vectors @ result.centroids[large].T).argmax(axis=1) if large.any() else np.zeros(len(vectors), np.int64)
+    )
+    sizes = np.bincount(assignment)
     if len(sizes) < 2 or sizes.max() > most or sizes.min() < least:
         # Many equal vectors, or one heap with a few outliers: even slices across the direction of largest spread.
         direction = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)[2][0]
-        labels = np.empty(len(vectors), np.int64)
-        labels[np.argsort(vectors @ direction, kind="stable")] = np.arange(len(vectors)) * count // len(vectors)
-    return labels, _centroids(vectors, labels)
+        assignment = np.empty(len(vectors), np.int64)
+        assignment[np.argsort(vectors @ direction, kind="stable")] = np.arange(len(vectors)) * count // len(vectors)
+    return assignment, _centroids(vectors, assignment)
 
 
-def _centroids(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    sums = np.zeros((labels.max() + 1, vectors.shape[1]), np.float32)
-    np.add.at(sums, labels, vectors)
+def _centroids(vectors: np.ndarray, assignment: np.ndarray) -> np.ndarray:
+    sums = np.zeros((assignment.max() + 1, vectors.shape[1]), np.float32)
+    np.add.at(sums, assignment, vectors)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
     return sums / np.maximum(lengths, np.finfo(np.float32).tiny)
 
@@ -137,7 +139,7 @@ def _unused(used: np.ndarray, count: int) -> np.ndarray:
     return np.setdiff1d(np.arange(len(used) + count), used)[:count]
 
 
-def _raise_root(tree: Tree) -> None:
+def _raise_root(tree: Layers) -> None:
     """Put a new root above the old one, which then can be split like any other node."""
     old = tree.layers[0]
     top = Lists.new(old.index.d, 1, CENTROID_DTYPE, np.empty((0, old.index.d), np.float32))

@@ -15,7 +15,7 @@ from hce.search.exact import search_exactly
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
 
 
-class Tree(NamedTuple):
+class Layers(NamedTuple):
     """Layers from the root's only list down to the leaves' lists of documents.
 
     Attributes:

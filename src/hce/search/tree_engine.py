@@ -20,16 +20,16 @@ import numpy as np
 from hce.search.balance import balance, settle
 from hce.search.engine import Found, Parts, read_parts, reading, require, write_parts
 from hce.search.exact import SPARE, completed, ranked
-from hce.search.lists import CENTROID_DTYPE, Lists, Tree
+from hce.search.lists import CENTROID_DTYPE, Layers, Lists
 from hce.tree.growing import Grown, Level
 from hce.tree.hierarchy import Hierarchy
 
 LEAF = 8  # documents in a leaf, on average
 
 
-def grow(
+def lay_out(
     dim: int, numbers: np.ndarray, vectors: np.ndarray, dtype: str, hierarchy: Hierarchy | None, seed: int
-) -> Tree:
+) -> Layers:
     """Lay a hierarchy of `vectors` out as lists; without one, grow it first."""
     if not len(vectors):
         return _tree(dim, [], numbers, vectors, np.empty(0, np.int64), dtype)
@@ -55,7 +55,7 @@ def in_order(levels: list[Level], leaf: np.ndarray) -> Grown:
 
 def _tree(
     dim: int, levels: list[Level], numbers: np.ndarray, vectors: np.ndarray, leaf: np.ndarray, dtype: str
-) -> Tree:
+) -> Layers:
     if not levels:  # the root's only child is the only leaf
         levels = [Level(np.zeros(1, np.int64), np.eye(1, dim, dtype=np.float32))]
     layers, count = [], 1
@@ -68,7 +68,7 @@ def _tree(
     documents.put(numbers, vectors, leaf)
     above = [1, *(len(layer) for layer in layers[:-1])]
     branching = [max(LEAF, round(len(layer) / lists)) for layer, lists in zip(layers, above, strict=True)]
-    return Tree([*layers, documents], [*branching, LEAF])
+    return Layers([*layers, documents], [*branching, LEAF])
 
 
 KEPT = 64  # settings of searches; making one takes as long as searching a few lists
@@ -80,11 +80,11 @@ class Descent:
     It sees the tree as it was when this was made: after a change, make another. Any number of threads may use it.
 
     Attributes:
-        usual: the work that it was laid out for; see `Tree.start`.
+        usual: the work that it was laid out for; see `Layers.start`.
         whole: how many nodes are compared at its beginning.
     """
 
-    def __init__(self, tree: Tree, usual: float) -> None:
+    def __init__(self, tree: Layers, usual: float) -> None:
         self.usual = usual
         start = tree.start(usual)
         first, *below = tree.layers[start:]
@@ -140,7 +140,7 @@ class TreeEngine:
 
     name: ClassVar[str] = "tree"
 
-    def __init__(self, tree: Tree, seed: int = 0, effort: float = EFFORT) -> None:
+    def __init__(self, tree: Layers, seed: int = 0, effort: float = EFFORT) -> None:
         self._tree = tree
         self._seed = seed
         self.effort = effort
@@ -157,7 +157,7 @@ class TreeEngine:
         seed: int = 0,
     ) -> TreeEngine:
         """An engine of these vectors; `hce.search.engine.new_engine` says more."""
-        tree = grow(dim, numbers, vectors, dtype, hierarchy, seed)
+        tree = lay_out(dim, numbers, vectors, dtype, hierarchy, seed)
         balance(tree)
         return cls(tree, seed)
 
@@ -172,7 +172,7 @@ class TreeEngine:
         if len(numbers) > len(documents):
             known = documents.everything()
             numbers, vectors = np.concatenate([known.ids, numbers]), np.concatenate([known.vectors, vectors])
-            self._tree = grow(vectors.shape[1], numbers, vectors, documents.dtype, None, self._seed)
+            self._tree = lay_out(vectors.shape[1], numbers, vectors, documents.dtype, None, self._seed)
         else:
             leaves = self._descent().leaves(vectors, ROUTING * self._work(1))
             documents.put(numbers, vectors, leaves)
@@ -214,7 +214,7 @@ class TreeEngine:
             indexes, arrays = read_parts(folder, dim)
             names = [f"layer{number}" for number in range(len(indexes))]
             layers = [Lists(indexes[name], arrays[f"{name}.ids"], arrays[f"{name}.home"]) for name in names]
-            tree = Tree(layers, arrays["branching"].tolist())
+            tree = Layers(layers, arrays["branching"].tolist())
             require(len(layers) == len(tree.branching) > 1, f"{len(layers)} layers")
             for number, layer in enumerate(layers):
                 layer.check()

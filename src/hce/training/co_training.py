@@ -25,7 +25,7 @@ from hce.processes import (
 from hce.progress import progress_bar
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
-from hce.training.run import CheckpointFolder, Epoch, Run, resume, save, vector_folder
+from hce.training.run import CheckpointFolder, Epoch, TrainingRun, resume, save, vector_folder
 from hce.training.steps import Sources, Trainer
 from hce.training.weights import load_best_mix, weights_of
 from hce.tree.hierarchy import Hierarchy
@@ -111,19 +111,21 @@ def co_train(
     return _finish(corpus, encoder, first, run, dev)
 
 
-def _begin(corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe, folder: Path | None) -> Run:
+def _begin(
+    corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe, folder: Path | None
+) -> TrainingRun:
     """Encode, cluster, measure."""
     start = time.perf_counter()
     vectors = encode_corpus(encoder, corpus, folder and vector_folder(folder, 0))
-    tree = grow(vectors, recipe, encoder, epoch=0)
+    tree = cluster_corpus(vectors, recipe, encoder, epoch=0)
     dev_measures = _measure(dev, encoder, vectors)
     trainer = Trainer(corpus, encoder, sources, recipe)
     trainer.use_tree(tree, vectors)
     epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - start, 3))
-    return Run(trainer, tree, vectors, weights_of(encoder), epoch.metric, [epoch], folder=folder)
+    return TrainingRun(trainer, tree, vectors, weights_of(encoder), epoch.metric, [epoch], folder=folder)
 
 
-def _optimise(run: Run, checkpoints: CheckpointFolder | None, progress: bool) -> bool:
+def _optimise(run: TrainingRun, checkpoints: CheckpointFolder | None, progress: bool) -> bool:
     """The rest of an epoch's steps; False when the loss is no number any more, which ends training."""
     saved = time.monotonic()
     trainer, state = run.trainer, run.progress
@@ -147,18 +149,18 @@ def _optimise(run: Run, checkpoints: CheckpointFolder | None, progress: bool) ->
     return True
 
 
-def _recluster(run: Run, epoch: Epoch) -> Epoch:
+def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
     trainer = run.trainer
     place = run.folder and vector_folder(run.folder, epoch.epoch)
     run.vectors = encode_corpus(trainer.encoder, trainer.corpus, place)
-    tree = grow(run.vectors, trainer.recipe, trainer.encoder, epoch=epoch.epoch)
+    tree = cluster_corpus(run.vectors, trainer.recipe, trainer.encoder, epoch=epoch.epoch)
     churn = run.tree.churn(tree)
     run.tree = tree
     trainer.use_tree(tree, run.vectors)
     return replace(epoch, reclustered=True, churn=round(churn, 4))
 
 
-def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run, dev: DevSet) -> TrainResult:
+def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: TrainingRun, dev: DevSet) -> TrainResult:
     """Choose the weights to return, and grow the tree that belongs to them.
 
     Mixed with F0 are the best epoch's weights, or, where none beat F0, the last ones: part of the way may be better
@@ -172,7 +174,7 @@ def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: Run
     tree = run.tree
     if run.tree_epoch != {0.0: 0, 1.0: trained_epoch}.get(chosen):  # the present tree is of other weights
         place = run.folder and vector_folder(run.folder, recipe.epochs + 1)
-        tree = grow(encode_corpus(encoder, corpus, place), recipe, encoder, epoch=recipe.epochs + 1)
+        tree = cluster_corpus(encode_corpus(encoder, corpus, place), recipe, encoder, epoch=recipe.epochs + 1)
     return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)
 
 
@@ -180,7 +182,7 @@ def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -
     return of_the_first(dev.measure(encoder, vectors), encoder.device)
 
 
-def grow(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
+def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
     """The tree of these vectors, or one of a single level where the recipe wants none."""
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
@@ -188,7 +190,7 @@ def grow(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> H
         return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
 
 
-def _stale_epochs(run: Run) -> int:
+def _stale_epochs(run: TrainingRun) -> int:
     """Epochs since the best one."""
     metrics = [epoch.metric for epoch in run.history]
     return len(metrics) - 1 - int(np.argmax(metrics))

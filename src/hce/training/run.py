@@ -68,7 +68,7 @@ class Epoch:
         return " · ".join([*parts, f"{self.seconds:.0f} s"])
 
 
-class State(NamedTuple):
+class Checkpoint(NamedTuple):
     """What a checkpoint holds: tensors by name, and facts that JSON can carry."""
 
     tensors: dict[str, Tensor]
@@ -86,7 +86,7 @@ class CheckpointFolder:
         self.folder = Path(folder)
         self.identity = identity or {}
 
-    def save(self, state: State) -> None:
+    def save(self, state: Checkpoint) -> None:
         """Write a state; when this returns, it survives a crash.
 
         Raises:
@@ -100,7 +100,7 @@ class CheckpointFolder:
                 f"{self.folder}: the state of the run cannot be written ({reason}); make room and go on with --resume"
             ) from error
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: Checkpoint) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         previous = self._last()
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
@@ -115,7 +115,7 @@ class CheckpointFolder:
         if previous is not None:
             shutil.rmtree(previous, ignore_errors=True)
 
-    def load(self) -> State | None:
+    def load(self) -> Checkpoint | None:
         """The newest whole state, if there is one.
 
         Raises:
@@ -131,7 +131,7 @@ class CheckpointFolder:
             raise InputError(
                 f"{self.folder} holds an unfinished run with another {', '.join(changed)}; give the same, or delete it"
             )
-        return State(load_file(last / "tensors.safetensors"), facts)
+        return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def remove(self) -> None:
         """Delete all of it, when the run is done."""
@@ -142,22 +142,22 @@ class CheckpointFolder:
         return self.folder / pointer.read_text().strip() if pointer.is_file() else None
 
 
-def flatten_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str) -> State:
+def flatten_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
     """An optimiser's state as named tensors and facts; nothing of none."""
     tensors: dict[str, Tensor] = {}
     facts: dict[str, Any] = {}
     if optimizer is None:
-        return State(tensors, facts)
+        return Checkpoint(tensors, facts)
     for number, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             if isinstance(value, Tensor):
                 tensors[f"{prefix}.{number}.{key}"] = value
             elif value is not None:
                 facts[f"{number}.{key}"] = value
-    return State(tensors, facts)
+    return Checkpoint(tensors, facts)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str, state: State) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str, state: Checkpoint) -> None:
     """Put back what `flatten_optimizer` took."""
     if optimizer is None:
         return
@@ -173,7 +173,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str, stat
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """Everything about a run that changes, and so what a checkpoint holds.
 
     Attributes:
@@ -202,7 +202,7 @@ class Run:
         return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
 
 
-def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
+def save(run: TrainingRun, checkpoints: CheckpointFolder | None) -> None:
     """Write all of it to the checkpoint folder, if there is one; of several processes, the first does."""
     if checkpoints is None or not is_first_process():
         return
@@ -228,7 +228,7 @@ def save(run: Run, checkpoints: CheckpointFolder | None) -> None:
         "optimizer": optimizer.facts,
         "centroid_optimizer": centroids.facts,
     }
-    checkpoints.save(State(tensors, facts))
+    checkpoints.save(Checkpoint(tensors, facts))
     for folder in checkpoints.folder.glob("vectors-*"):
         if folder.name != facts["vectors"]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -241,7 +241,7 @@ def vector_folder(folder: Path, epoch: int) -> Path:
 
 def resume(
     corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe, checkpoints: CheckpointFolder | None
-) -> Run | None:
+) -> TrainingRun | None:
     """The run that an earlier process left unfinished, if there is one."""
     state = checkpoints.load() if checkpoints is not None else None
     if checkpoints is None or state is None:
@@ -254,12 +254,14 @@ def resume(
     trainer.use_tree(tree, vectors)
     for t, centroid in enumerate(trainer.centroids):
         centroid.data.copy_(tensors[f"moved.{t}"])
-    restore_optimizer(trainer.optimizer, "optimizer", State(tensors, facts["optimizer"]))
-    restore_optimizer(trainer.centroid_optimizer, "centroid_optimizer", State(tensors, facts["centroid_optimizer"]))
+    restore_optimizer(trainer.optimizer, "optimizer", Checkpoint(tensors, facts["optimizer"]))
+    restore_optimizer(
+        trainer.centroid_optimizer, "centroid_optimizer", Checkpoint(tensors, facts["centroid_optimizer"])
+    )
     best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
     history = [Epoch(**epoch) for epoch in facts["history"]]
     progress = Progress(**facts["progress"])
-    return Run(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints.folder)
+    return TrainingRun(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints.folder)
 
 
 def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:

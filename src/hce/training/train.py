@@ -31,7 +31,7 @@ from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, PairSo
 from hce.training.recipe import Mode, Precision, Recipe
 from hce.training.run import CheckpointFolder, Epoch
 from hce.training.steps import Sources
-from hce.tree.names import label_nodes
+from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def train(
         result = replace(result, before=given, after=given if unchanged else result.after)
         if output is not None and checkpoints is not None and is_first_process():
             if result.hierarchy.levels:
-                result.hierarchy.labels = label_nodes(result.hierarchy, corpus.texts())
+                result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts())
             save_model(result, corpus, output, _queries_before_and_after(devset, first_scores, result.encoder))
             checkpoints.remove()
     return result

@@ -77,7 +77,7 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
     nodes = vectors
     for step, size in enumerate(reversed(level_sizes(len(vectors), branching))):
         result = cluster(nodes, size, seed + step)
-        parents.append(result.labels)
+        parents.append(result.assignment)
         centroids.append(result.centroids)
         nodes = result.centroids
     return _from_the_top(parents, centroids, len(vectors))
@@ -116,7 +116,7 @@ def _split_all(
     def split(number: int) -> None:
         own_seed = int(np.random.SeedSequence([*seed, number]).generate_state(1)[0])
         result = cluster(vectors[groups[number]], sizes[number], own_seed)
-        assigned[groups[number]] = first[number] + result.labels
+        assigned[groups[number]] = first[number] + result.assignment
         centroids[first[number] : first[number] + sizes[number]] = result.centroids
 
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.

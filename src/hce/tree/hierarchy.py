@@ -19,8 +19,8 @@ from hce.errors import FormatError, InputError
 from hce.files import new_folder, write_json
 from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive, k_means
 
-Labels = list[list[list[str]]]
-"""The words of each node's name, for each inner level from the top: `labels[t - 1][node]`."""
+Names = list[list[list[str]]]
+"""The words of each node's name, for each inner level from the top: `names[t - 1][node]`."""
 
 FORMAT = 1
 METHODS = {"agglomerative": agglomerative, "divisive": divisive}
@@ -52,7 +52,7 @@ class Hierarchy:
         document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 where L = 1.
         mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was made.
         facts: how it was made (branching, method, seed), for manifests.
-        labels: the nodes' names, once someone has given them (`hce.tree.names.label_nodes`).
+        names: the nodes' names, once someone has given them (`hce.tree.names.name_nodes`).
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Hierarchy:
         document_parent: np.ndarray,
         mean_cosines: tuple[float, ...],
         facts: dict[str, Any],
-        labels: Labels | None = None,
+        names: Names | None = None,
     ) -> None:
         self.levels = levels
         self.document_parent = document_parent
         self.mean_cosines = mean_cosines
         self.facts = facts
-        self.labels = labels
+        self.names = names
         self._by_node: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}
 
     @classmethod
@@ -139,7 +139,7 @@ class Hierarchy:
         """The nodes from level 1 down to the document itself."""
         return tuple(self.paths[document].tolist())
 
-    def level_labels(self, level: int) -> np.ndarray:
+    def nodes_at(self, level: int) -> np.ndarray:
         """Each document's node at a level, of shape (N,): the clustering that this level is."""
         self._check_level(level, 0, self.depth)
         return np.zeros(len(self), dtype=np.int64) if level == 0 else self.paths[:, level - 1]
@@ -158,7 +158,7 @@ class Hierarchy:
 
     def leaves_under(self, level: int, node: int) -> np.ndarray:
         """The documents under a node, in order."""
-        return np.flatnonzero(self.level_labels(level) == node)
+        return np.flatnonzero(self.nodes_at(level) == node)
 
     def sample_siblings(
         self, documents: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
@@ -194,7 +194,7 @@ class Hierarchy:
         """Sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, cosine in enumerate(self.mean_cosines, start=1):
-            counts = np.bincount(self.level_labels(level), minlength=self.node_count(level))
+            counts = np.bincount(self.nodes_at(level), minlength=self.node_count(level))
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
             share = counts[counts > 0] / len(self)
             balance = float(-(share * np.log(share)).sum() / np.log(len(counts)))
@@ -239,8 +239,8 @@ class Hierarchy:
         manifest = {"format": FORMAT, "depth": self.depth, "mean_cosines": self.mean_cosines, **self.facts}
         with new_folder(folder) as temporary:
             save_file(tensors, temporary / "hierarchy.safetensors")
-            if self.labels is not None:
-                write_json(temporary / "labels.json", self.labels)
+            if self.names is not None:
+                write_json(temporary / "labels.json", self.names)
             write_json(temporary / "manifest.json", manifest)
 
     @classmethod
@@ -258,9 +258,9 @@ class Hierarchy:
             tensors = load_file(folder / "hierarchy.safetensors")
             inner = range(1, manifest.pop("depth"))
             levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
-            names = folder / "labels.json"
-            labels = json.loads(names.read_text(encoding="utf-8")) if names.is_file() else None
-            tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, labels)
+            named = folder / "labels.json"  # the name that the first release gave it
+            names = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else None
+            tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, names)
         except FileNotFoundError as error:
             raise FormatError(f"{folder}: no tree there ({Path(error.filename or folder).name} is missing)") from error
         except FormatError:
@@ -288,7 +288,7 @@ class Hierarchy:
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Documents in order of their node at a level, where each node's start, each one's rank there, and its node."""
         if level not in self._by_node:
-            node = self.level_labels(level)
+            node = self.nodes_at(level)
             order = np.argsort(node, kind="stable")
             start = np.concatenate([[0], np.cumsum(np.bincount(node, minlength=self.node_count(level)))])
             rank = np.empty(len(self), dtype=np.int64)

@@ -1,6 +1,6 @@
 """Spherical k-means: the paper's Alg. 2 run to convergence, and a fast mode for many clusters.
 
-Knows nothing of trees or documents: rows in, unit centroids and one label a row out.
+Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out.
 """
 
 import logging
@@ -25,14 +25,14 @@ class KMeansResult(NamedTuple):
 
     Attributes:
         centroids: unit rows of shape (k, n), float32.
-        labels: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
+        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
             cluster has at least one row.
         objective: mean cosine of each row to its centroid after each round; it never falls.
         converged: False when the rounds ran out first.
     """
 
     centroids: np.ndarray
-    labels: np.ndarray
+    assignment: np.ndarray
     objective: tuple[float, ...]
     converged: bool
 
@@ -96,27 +96,27 @@ def _exact_kmeans(
     Neither step lowers the mean cosine: the normalised sum is the direction that scores its members best, a row only
     moves to a better centroid, and filling an empty cluster raises its rows' scores.
     """
-    labels: np.ndarray | None = None
+    assignment: np.ndarray | None = None
     objective: list[float] = []
     while True:
-        new, best = assign(rows, centroids, labels)
+        new, best = assign(rows, centroids, assignment)
         fill_empty(rows, centroids, new, best)
         objective.append(float(best.mean(dtype=np.float64)))
         report(len(objective), objective[-1])
-        converged = labels is not None and np.array_equal(new, labels)
-        labels = new
+        converged = assignment is not None and np.array_equal(new, assignment)
+        assignment = new
         if converged or len(objective) == max_rounds:
-            return KMeansResult(centroids.cpu().numpy(), labels, tuple(objective), converged)
-        centroids = normalised(member_sums(rows, labels, len(centroids)), rows, labels)
+            return KMeansResult(centroids.cpu().numpy(), assignment, tuple(objective), converged)
+        centroids = normalised(member_sums(rows, assignment, len(centroids)), rows, assignment)
 
 
 def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -> torch.Tensor:
     if init == "points":
         return rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
-    labels = rng.integers(k, size=len(rows))
-    missing = np.setdiff1d(np.arange(k), labels)
-    labels[spare_rows(labels, np.zeros(len(rows)), k, len(missing))] = missing
-    return normalised(member_sums(rows, labels, k), rows, labels)
+    assignment = rng.integers(k, size=len(rows))
+    missing = np.setdiff1d(np.arange(k), assignment)
+    assignment[spare_rows(assignment, np.zeros(len(rows)), k, len(missing))] = missing
+    return normalised(member_sums(rows, assignment, k), rows, assignment)
 
 
 def _fast_pays(count: int, k: int) -> bool:

@@ -39,8 +39,8 @@ _SLACK = 4e-6  # float noise of a bound
 _TILE = 4096  # centroids bounded at a time
 
 
-def assign_screened(rows: Rows, centroids: torch.Tensor, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What `assign` returns given present labels, for less: a bound on few dimensions rules most centroids out.
+def assign_screened(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What `assign` returns given present assignment, for less: a bound on few dimensions rules most centroids out.
 
     In the eigenbasis of the centroids, split after `width` dimensions into a head and a tail, a product is at most
     head . head + |tail| |tail| (Cauchy-Schwarz). A centroid whose bound is below a row's present score cannot win
@@ -48,17 +48,17 @@ def assign_screened(rows: Rows, centroids: torch.Tensor, labels: np.ndarray) -> 
     """
     basis = torch.linalg.eigh(centroids.double().T @ centroids.double()).eigenvectors.flip(1).T.float().contiguous()
     rotated = scores(centroids, basis)
-    width = _screen_width(rows, centroids, labels, basis, rotated)
+    width = _screen_width(rows, centroids, assignment, basis, rotated)
     if width is None:
-        return assign(rows, centroids, labels)
+        return assign(rows, centroids, assignment)
     heads = _heads(rotated, width)
-    new, best = np.zeros_like(labels), np.zeros(len(rows), dtype=np.float32)
+    new, best = np.zeros_like(assignment), np.zeros(len(rows), dtype=np.float32)
     crowded = np.zeros(len(rows), dtype=bool)
 
     def one_chunk(limits: tuple[int, int]) -> None:
         part = slice(*limits)
         block = rows.span(*limits)
-        present = torch.from_numpy(labels[part]).to(block.device)
+        present = torch.from_numpy(assignment[part]).to(block.device)
         own = own_scores(block, centroids, present)
         row, column, many = _possible(_heads(scores(block, basis), width), heads, own)
         crowded[part] = many.cpu().numpy()
@@ -74,7 +74,7 @@ def assign_screened(rows: Rows, centroids: torch.Tensor, labels: np.ndarray) -> 
     run_all(one_chunk, rows.chunks(_TILE), rows.device, new, best, crowded)
     rest = np.flatnonzero(crowded)
     if len(rest):
-        new[rest], best[rest] = assign(rows.subset(rest), centroids, labels[rest])
+        new[rest], best[rest] = assign(rows.subset(rest), centroids, assignment[rest])
     return new, best
 
 
@@ -111,12 +111,12 @@ def _above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _screen_width(
-    rows: Rows, centroids: torch.Tensor, labels: np.ndarray, basis: torch.Tensor, rotated: torch.Tensor
+    rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, basis: torch.Tensor, rotated: torch.Tensor
 ) -> int | None:
     """The number of dimensions that makes the bound cheapest on a sample of rows; None where none beats no bound."""
     sample = np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))
     block = rows.take(sample)
-    own = own_scores(block, centroids, torch.from_numpy(labels[sample]).to(block.device))
+    own = own_scores(block, centroids, torch.from_numpy(assignment[sample]).to(block.device))
     rotated_block = scores(block, basis)
     costs: dict[int | None, float] = {None: 0.9}  # of plain products, 1; but selecting pairs has a cost too
     for width in _WIDTHS:
@@ -137,7 +137,7 @@ _MAX_WISHES = 2**17  # single moves considered in a round: their rows are held i
 class _State:
     """A clustering in the making; the sums are float64, so that thousands of single moves do not drift."""
 
-    labels: np.ndarray  # (N,)
+    assignment: np.ndarray  # (N,)
     sums: torch.Tensor  # (k, n) float64
     centroids: torch.Tensor  # (k, n) float32, the sums' directions
     lengths: torch.Tensor  # (k,) float32, the sums' lengths; they add up to the summed cosine
@@ -147,7 +147,7 @@ class _State:
 def fast_kmeans(
     rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Callable[[int, float], None]
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
-    """Centroids, labels, the objective after each round and the last assignment, and if the rounds ended by themselves.
+    """Centroids, assignment, the objective after each round and the last assignment, and if the rounds ended by themselves.
 
     No step lowers the objective: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
     """
@@ -160,17 +160,21 @@ def fast_kmeans(
         report(len(objective), objective[-1])
         little = max(_LITTLE * (1 - objective[-1]), TIE)
         converged = len(objective) > 1 and objective[-1] - objective[-2] <= little
-    state = _state_of(rows, state.labels, k)
-    labels, best = assign_screened(rows, state.centroids, state.labels)
-    fill_empty(rows, state.centroids, labels, best)
+    state = _state_of(rows, state.assignment, k)
+    assignment, best = assign_screened(rows, state.centroids, state.assignment)
+    fill_empty(rows, state.centroids, assignment, best)
     objective.append(float(best.mean(dtype=np.float64)))
-    return state.centroids.cpu().numpy(), labels, tuple(objective), converged
+    return state.centroids.cpu().numpy(), assignment, tuple(objective), converged
 
 
-def _state_of(rows: Rows, labels: np.ndarray, k: int) -> _State:
-    sums = member_sums(rows, labels, k)
+def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
+    sums = member_sums(rows, assignment, k)
     return _State(
-        labels, sums, normalised(sums, rows, labels), sums.norm(dim=1).float(), np.bincount(labels, minlength=k)
+        assignment,
+        sums,
+        normalised(sums, rows, assignment),
+        sums.norm(dim=1).float(),
+        np.bincount(assignment, minlength=k),
     )
 
 
@@ -184,17 +188,17 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
     sizes = np.bincount(cell_of, minlength=cells)
     order = np.argsort(cell_of, kind="stable")
     shares = _shares(sizes, k)
-    labels = np.zeros(len(rows), dtype=np.int64)
+    assignment = np.zeros(len(rows), dtype=np.int64)
     begin, first = np.cumsum(sizes) - sizes, np.cumsum(shares) - shares
     generators = rng.spawn(cells)  # one a cell: cells are clustered side by side, in any order
 
     def one_cell(cell: int) -> None:
         if sizes[cell]:
             members = order[begin[cell] : begin[cell] + sizes[cell]]
-            labels[members] = first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
+            assignment[members] = first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
 
-    run_all(one_cell, range(cells), rows.device, labels)
-    return labels
+    run_all(one_cell, range(cells), rows.device, assignment)
+    return assignment
 
 
 def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
@@ -208,13 +212,13 @@ def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
 
 
 def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
-    """A few rounds of Alg. 2 from k of the rows: centroids, and labels that leave no cluster empty."""
+    """A few rounds of Alg. 2 from k of the rows: centroids, and assignment that leave no cluster empty."""
     centroids = rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
     for _ in range(rounds):
-        labels, best = assign(rows, centroids)
-        fill_empty(rows, centroids, labels, best)
-        centroids = normalised(member_sums(rows, labels, k), rows, labels)
-    return centroids, labels
+        assignment, best = assign(rows, centroids)
+        fill_empty(rows, centroids, assignment, best)
+        centroids = normalised(member_sums(rows, assignment, k), rows, assignment)
+    return centroids, assignment
 
 
 # --- refinement ---
@@ -236,13 +240,13 @@ def _group_clusters(centroids: torch.Tensor, rng: np.random.Generator) -> tuple[
 def _refine(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
     """One round: find each row's best other cluster, move the rows that are nearer to it, then settle the rest."""
     target, gain, nearer = _propose(rows, state, group_of, near)
-    labels = np.where(nearer, target, state.labels)
+    assignment = np.where(nearer, target, state.assignment)
     # Where all members of a cluster would leave, the first one stays: no cluster empties, and the total still rises.
-    deserted = np.flatnonzero(nearer & (np.bincount(labels, minlength=len(state.sums)) == 0)[state.labels])
-    stays = deserted[np.unique(state.labels[deserted], return_index=True)[1]]
-    labels[stays] = state.labels[stays]
-    state = _state_of(rows, labels, len(state.sums))
-    wishes = np.flatnonzero(~nearer & (gain > _MIN_GAIN) & (target != labels))
+    deserted = np.flatnonzero(nearer & (np.bincount(assignment, minlength=len(state.sums)) == 0)[state.assignment])
+    stays = deserted[np.unique(state.assignment[deserted], return_index=True)[1]]
+    assignment[stays] = state.assignment[stays]
+    state = _state_of(rows, assignment, len(state.sums))
+    wishes = np.flatnonzero(~nearer & (gain > _MIN_GAIN) & (target != assignment))
     wishes = wishes[np.argsort(-gain[wishes], kind="stable")][:_MAX_WISHES]
     _settle(rows, state, wishes, target[wishes])
     return state
@@ -252,9 +256,9 @@ def _propose(
     rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each row's best move among its group's centroids: target, gain in summed cosine, and if the target is nearer."""
-    target, gain = np.zeros_like(state.labels), np.zeros(len(rows), dtype=np.float32)
+    target, gain = np.zeros_like(state.assignment), np.zeros(len(rows), dtype=np.float32)
     nearer = np.zeros(len(rows), dtype=bool)
-    row_group = group_of[state.labels]
+    row_group = group_of[state.assignment]
     order = np.argsort(row_group, kind="stable")
     bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1))
 
@@ -262,7 +266,7 @@ def _propose(
         for start, stop in chunk_ranges(int(bounds[group + 1] - bounds[group]), near.shape[1]):
             members = order[bounds[group] + start : bounds[group] + stop]
             target[members], gain[members], nearer[members] = _best_moves(
-                rows.take(members), state.labels[members], state, near[group]
+                rows.take(members), state.assignment[members], state, near[group]
             )
 
     run_all(one_group, range(len(near)), rows.device, target, gain, nearer)
@@ -270,21 +274,21 @@ def _propose(
 
 
 def _best_moves(
-    block: torch.Tensor, labels: np.ndarray, state: _State, columns: np.ndarray
+    block: torch.Tensor, assignment: np.ndarray, state: _State, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For rows of one group: the candidate that gains most, its gain net of leaving, and if it is nearer than now."""
     candidates = torch.from_numpy(columns).to(block.device)
-    own_label = torch.from_numpy(labels).to(block.device)
+    own_cluster = torch.from_numpy(assignment).to(block.device)
     cosines = scores(block, take_rows(state.centroids, candidates))  # (rows, near)
-    own = own_scores(block, state.centroids, own_label)
+    own = own_scores(block, state.centroids, own_cluster)
     lengths = state.lengths[candidates]
     # |s + x| - |s| in place, rough but good enough to choose by; a row's own cluster is no move.
     ranking = (cosines * (2 * lengths)).add_(lengths**2 + 1).sqrt_().sub_(lengths)
-    ranking.masked_fill_(own_label[:, None] == candidates, -2)
+    ranking.masked_fill_(own_cluster[:, None] == candidates, -2)
     column, _ = row_argmax(ranking)
     cosine = cosines.gather(1, column[:, None])[:, 0]
-    gain = _joining(cosine, lengths[column]) - _leaving(own, state.lengths[own_label])
-    nearer = (cosine > own + TIE) & (candidates[column] != own_label)
+    gain = _joining(cosine, lengths[column]) - _leaving(own, state.lengths[own_cluster])
+    nearer = (cosine > own + TIE) & (candidates[column] != own_cluster)
     return candidates[column].cpu().numpy(), gain.cpu().numpy(), nearer.cpu().numpy()
 
 
@@ -310,13 +314,13 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
     block, made = rows.take(wishes), 0
     waiting = np.arange(len(wishes))
     while len(waiting):
-        source = state.labels[wishes]
+        source = state.assignment[wishes]
         waiting = waiting[state.sizes[source[waiting]] > 1]
         gain = _gains(block, waiting, state, source, target)
         waiting, gain = waiting[gain > _MIN_GAIN], gain[gain > _MIN_GAIN]
         moves = _disjoint(waiting[np.argsort(-gain, kind="stable")], source, target, len(state.sums))
         _move(state, take_rows(block, torch.from_numpy(moves).to(block.device)), source[moves], target[moves])
-        state.labels[wishes[moves]] = target[moves]
+        state.assignment[wishes[moves]] = target[moves]
         made += len(moves)
         waiting = np.setdiff1d(waiting, moves)
         if len(moves) <= 0.02 * made:  # the few left over are found again next round

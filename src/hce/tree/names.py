@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
-from hce.tree.hierarchy import Hierarchy, Labels
+from hce.tree.hierarchy import Hierarchy, Names
 
 WORDS_IN_A_NAME = 3
 LARGEST_VOCABULARY = 50_000
@@ -23,7 +23,7 @@ LARGEST_VOCABULARY = 50_000
 WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
 
 
-def label_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME) -> Labels:
+def name_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME) -> Names:
     """Name every inner node after its documents' distinguishing words.
 
     Args:
@@ -40,17 +40,17 @@ def label_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_I
     singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
     names: list[list[np.ndarray]] = []
     for level in range(1, hierarchy.depth):
-        weights = _class_tf_idf(_sum_rows(counts, hierarchy.level_labels(level), hierarchy.node_count(level)))
+        weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), hierarchy.node_count(level)))
         parent = hierarchy.levels[level - 1].parent
         inherited = [_inherited(names, hierarchy, level, int(node)) for node in parent]
         names.append([_best(weights[node], singular, inherited[node], words) for node in range(len(parent))])
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
 
-def _sum_rows(counts: sparse.csr_matrix, labels: np.ndarray, nodes: int) -> sparse.csr_matrix:
+def _sum_rows(counts: sparse.csr_matrix, members: np.ndarray, nodes: int) -> sparse.csr_matrix:
     """Add up the word counts of each node's documents: (nodes, vocabulary)."""
     member = sparse.csr_matrix(
-        (np.ones(len(labels), counts.dtype), (labels, np.arange(len(labels)))), (nodes, len(labels))
+        (np.ones(len(members), counts.dtype), (members, np.arange(len(members)))), (nodes, len(members))
     )
     return (member @ counts).tocsr()
 

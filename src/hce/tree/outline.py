@@ -13,14 +13,14 @@ from hce.tree.hierarchy import Hierarchy
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, Any]:
-    """The whole tree as nested mappings: `level`, `node`, `size`, `label`, `children`; documents by id if given."""
+    """The whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given."""
 
     def node_at(level: int, node: int) -> dict[str, Any]:
         below = hierarchy.children(level, node).tolist()
         last = level == hierarchy.depth - 1
         entry: dict[str, Any] = {"level": level, "node": node, "size": int(sizes[level][node])}
-        if level and hierarchy.labels:
-            entry["label"] = hierarchy.labels[level - 1][node]
+        if level and hierarchy.names:
+            entry["name"] = hierarchy.names[level - 1][node]
         if not last:
             entry["children"] = [node_at(level + 1, child) for child in below]
         else:
@@ -36,7 +36,7 @@ def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
 
     >>> import rich
     >>> tree = Hierarchy.build(np.repeat(np.eye(2, dtype=np.float32), [3, 1], axis=0), branching=3)
-    >>> tree.labels = [[["shoes", "boots"], ["hats"]]] if tree.path(0)[0] == 0 else [[["hats"], ["shoes", "boots"]]]
+    >>> tree.names = [[["shoes", "boots"], ["hats"]]] if tree.path(0)[0] == 0 else [[["hats"], ["shoes", "boots"]]]
     >>> rich.print(outline(tree))
     4 documents, 2 levels
     ├── shoes · boots  3
@@ -56,7 +56,7 @@ def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
         children = hierarchy.children(level, node)
         largest = children[np.argsort(-sizes[level + 1][children], kind="stable")]
         for child in largest[:most].tolist():
-            name = " · ".join(hierarchy.labels[level][child]) if hierarchy.labels else ""
+            name = " · ".join(hierarchy.names[level][child]) if hierarchy.names else ""
             line = Text(name or f"node {child}").append(f"  {sizes[level + 1][child]:,}", style="dim")
             grow(branch.add(line), level + 1, child)
         if len(largest) > most:
@@ -70,6 +70,6 @@ def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
 def document_counts(hierarchy: Hierarchy) -> list[np.ndarray]:
     """How many documents lie under each node, for the levels 0 … L−1."""
     return [
-        np.bincount(hierarchy.level_labels(level), minlength=hierarchy.node_count(level))
+        np.bincount(hierarchy.nodes_at(level), minlength=hierarchy.node_count(level))
         for level in range(hierarchy.depth)
     ]

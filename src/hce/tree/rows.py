@@ -170,7 +170,7 @@ def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return column, block.gather(1, column[:, None])[:, 0]
 
 
-def nearest(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's nearest centroid (the first of equals) and its score, over tiles of centroids."""
     column, value = row_argmax(scores(block, centroids[:_TILE]))
     for start in range(_TILE, len(centroids), _TILE):
@@ -180,18 +180,18 @@ def nearest(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor,
     return column, value
 
 
-def own_scores(block: torch.Tensor, centroids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Each row's inner product with the centroid of its label."""
+def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.Tensor) -> torch.Tensor:
+    """Each row's inner product with the centroid of its cluster."""
     if block.device.type == "cpu":
-        own = np.take(centroids.numpy(), labels.numpy(), axis=0)
+        own = np.take(centroids.numpy(), assignment.numpy(), axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", block.numpy(), own))
-    return (block * centroids[labels]).sum(dim=1)
+    return (block * centroids[assignment]).sum(dim=1)
 
 
-def assign(rows: Rows, centroids: torch.Tensor, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Alg. 2's M step over all centroids: labels (int64) and scores (float32), both of shape (N,).
+def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Alg. 2's M step over all centroids: assignment (int64) and scores (float32), both of shape (N,).
 
-    Given present labels, a row moves only where another centroid is better by more than a tie, so that equal
+    Given present assignment, a row moves only where another centroid is better by more than a tie, so that equal
     centroids (duplicates split over several clusters) cannot trade rows for ever.
     """
     new = np.zeros(len(rows), dtype=np.int64)
@@ -200,9 +200,9 @@ def assign(rows: Rows, centroids: torch.Tensor, labels: np.ndarray | None = None
     def one_chunk(limits: tuple[int, int]) -> None:
         part = slice(*limits)
         block = rows.span(*limits)
-        column, value = nearest(block, centroids)
-        if labels is not None:
-            present = torch.from_numpy(labels[part]).to(block.device)
+        column, value = nearest_centroid(block, centroids)
+        if assignment is not None:
+            present = torch.from_numpy(assignment[part]).to(block.device)
             own = own_scores(block, centroids, present)
             stay = value <= own + TIE
             column, value = torch.where(stay, present, column), torch.where(stay, own, value)
@@ -212,13 +212,13 @@ def assign(rows: Rows, centroids: torch.Tensor, labels: np.ndarray | None = None
     return new, best
 
 
-def member_sums(rows: Rows, labels: np.ndarray, k: int) -> torch.Tensor:
+def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
     """Sum of each cluster's rows, of shape (k, n), in float64; members are added in row order."""
     sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
-    order = np.argsort(labels, kind="stable")
+    order = np.argsort(assignment, kind="stable")
     for start, stop in rows.chunks(0):
         index = order[start:stop]
-        owner, first = np.unique(labels[index], return_index=True)
+        owner, first = np.unique(assignment[index], return_index=True)
         block = rows.take(index)
         if rows.device.type == "cpu":
             part = torch.from_numpy(np.add.reduceat(block.numpy(), first, axis=0, dtype=np.float64))
@@ -229,7 +229,7 @@ def member_sums(rows: Rows, labels: np.ndarray, k: int) -> torch.Tensor:
     return sums
 
 
-def normalised(sums: torch.Tensor, rows: Rows, labels: np.ndarray) -> torch.Tensor:
+def normalised(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
     """Alg. 2's E step: unit float32 centroids of shape (k, n).
 
     Members that cancel out leave no direction; such a cluster takes its first member's, which is as good as any
@@ -238,21 +238,21 @@ def normalised(sums: torch.Tensor, rows: Rows, labels: np.ndarray) -> torch.Tens
     norms = sums.norm(dim=1, keepdim=True)
     centroids = (sums / norms.clamp_min(1e-12)).float()
     for cluster in torch.nonzero(norms[:, 0] < 1e-6)[:, 0].tolist():
-        centroids[cluster] = rows.take(np.flatnonzero(labels == cluster)[:1])[0]
+        centroids[cluster] = rows.take(np.flatnonzero(assignment == cluster)[:1])[0]
     return centroids
 
 
-def fill_empty(rows: Rows, centroids: torch.Tensor, labels: np.ndarray, best: np.ndarray) -> None:
-    """Give every empty cluster a member, in place; no row's score falls and every label stays a nearest centroid.
+def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best: np.ndarray) -> None:
+    """Give every empty cluster a member, in place; no row's score falls and every cluster stays a nearest centroid.
 
     An empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row that is
     nearer to it than to its own centroid joins. That may empty another cluster, so it repeats; each repeat raises the
     total score, or (where rows equal their centroid already) splits duplicates and empties nothing, so it ends.
     """
     k = len(centroids)
-    sizes = np.bincount(labels, minlength=k)
+    sizes = np.bincount(assignment, minlength=k)
     while (empty := np.flatnonzero(sizes == 0)).size:
-        donors = spare_rows(labels, best, k, len(empty))
+        donors = spare_rows(assignment, best, k, len(empty))
         empty = empty[: len(donors)]
         chosen = torch.from_numpy(empty).to(rows.device)
         centroids[chosen] = rows.take(donors)
@@ -260,19 +260,19 @@ def fill_empty(rows: Rows, centroids: torch.Tensor, labels: np.ndarray, best: np
             column, value = row_argmax(scores(rows.span(start, stop), centroids[chosen]))
             target, score = empty[column.cpu().numpy()], value.cpu().numpy()
             moves = score > best[start:stop] + TIE
-            labels[start:stop][moves] = target[moves]
+            assignment[start:stop][moves] = target[moves]
             best[start:stop][moves] = score[moves]
         # Equal donors share one centroid's direction: each keeps its own cluster, which is a tie and not a loss.
-        labels[donors] = empty
+        assignment[donors] = empty
         best[donors] = np.maximum(best[donors], 1 - TIE)
-        sizes = np.bincount(labels, minlength=k)
+        sizes = np.bincount(assignment, minlength=k)
 
 
-def spare_rows(labels: np.ndarray, best: np.ndarray, k: int, count: int) -> np.ndarray:
+def spare_rows(assignment: np.ndarray, best: np.ndarray, k: int, count: int) -> np.ndarray:
     """The `count` lowest-scoring rows whose clusters keep a member without them (fewer where clusters are small)."""
-    sizes = np.bincount(labels, minlength=k)
-    order = np.lexsort((best, labels))  # cluster by cluster, worst first
+    sizes = np.bincount(assignment, minlength=k)
+    order = np.lexsort((best, assignment))  # cluster by cluster, worst first
     first = np.cumsum(sizes) - sizes
-    rank = np.arange(len(order)) - first[labels[order]]
-    spare = order[rank < sizes[labels[order]] - 1]  # all but each cluster's best-fitting row
+    rank = np.arange(len(order)) - first[assignment[order]]
+    spare = order[rank < sizes[assignment[order]] - 1]  # all but each cluster's best-fitting row
     return spare[np.argsort(best[spare], kind="stable")][:count]

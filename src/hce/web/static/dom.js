@@ -38,7 +38,7 @@ export function breakable(text) {
 
 export const count = (number) => number.toLocaleString("en");
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
-export const nameOf = (node) => (node.label.length ? node.label.join(" · ") : node.level === 0 ? "all documents" : `node ${node.node}`);
+export const nameOf = (node) => (node.name.length ? node.name.join(" · ") : node.level === 0 ? "all documents" : `node ${node.node}`);
 
 export function bar(share) {
   const inner = el("i");

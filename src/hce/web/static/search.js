@@ -100,9 +100,9 @@ async function showStart() {
   fill($("start"), title, el("p", {}, how), keys);
   if (!facts.index.tree_levels) return;
   const answer = await get("/api/tree", { depth: 1, most: 9 });
-  const topics = answer.tree.children.filter((node) => node.label.length).map((node) => {
-    const look = () => { $("q").value = node.label.join(" "); $("q").focus(); later(0); };
-    return el("button", { onclick: look }, node.label.join(" · "), el("small", {}, count(node.size)));
+  const topics = answer.tree.children.filter((node) => node.name.length).map((node) => {
+    const look = () => { $("q").value = node.name.join(" "); $("q").focus(); later(0); };
+    return el("button", { onclick: look }, node.name.join(" · "), el("small", {}, count(node.size)));
   });
   if (topics.length && !$("q").value) fill($("start"), title, el("p", {}, how), el("div", { class: "topics" }, topics), keys);
 }

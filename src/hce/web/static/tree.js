@@ -164,7 +164,7 @@ function tiles() {
     for (const child of children) {
       const inner = child.children.length > 0;
       add(`${child.level}:${child.node}`, nameOf(child), id, child.size, tone(child, child.level === 1 ? hues.get(child.node) : own),
-        inner ? null : [...(child.label.length ? child.label : [nameOf(child)]), count(child.size)]);
+        inner ? null : [...(child.name.length ? child.name : [nameOf(child)]), count(child.size)]);
       walk(child, own);
     }
     const shown = children.reduce((sum, child) => sum + child.size, 0);

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.names import label_nodes
+from hce.tree.names import name_nodes
 from hce.tree.outline import document_counts, nested, outline
 
 
@@ -34,12 +34,12 @@ TEXTS = [
 
 
 def test_names_say_what_sets_a_node_apart(tree):
-    labels = label_nodes(tree, TEXTS, words=1)
+    labels = name_nodes(tree, TEXTS, words=1)
     assert labels == [[["animal"], ["plant"]], [["cat"], ["dog"], ["oak"]]]
 
 
 def test_plural_and_ancestors_words_are_not_repeated(tree):
-    labels = label_nodes(tree, TEXTS, words=2)
+    labels = name_nodes(tree, TEXTS, words=2)
     assert labels[0][0] == ["animal", "creature"]
     cat = labels[1][0]
     assert "cat" in cat
@@ -48,12 +48,12 @@ def test_plural_and_ancestors_words_are_not_repeated(tree):
 
 
 def test_texts_without_words_give_empty_names(tree):
-    assert label_nodes(tree, ["12 34", "", "...", "1", "2", "3"]) == [[[], []], [[], [], []]]
+    assert name_nodes(tree, ["12 34", "", "...", "1", "2", "3"]) == [[[], []], [[], [], []]]
 
 
 def test_outline_shows_sizes_and_counts_the_rest(tree):
     console = Console(width=80, record=True, file=io.StringIO())
-    tree.labels = label_nodes(tree, TEXTS, words=1)
+    tree.names = name_nodes(tree, TEXTS, words=1)
     console.print(outline(tree, levels=2, most=1))
     text = console.export_text()
     assert "6 documents, 3 levels" in text
@@ -64,7 +64,7 @@ def test_outline_shows_sizes_and_counts_the_rest(tree):
 
 
 def test_nested_export_holds_every_document_once(tree):
-    tree.labels = label_nodes(tree, TEXTS)
+    tree.names = name_nodes(tree, TEXTS)
     whole = json.loads(json.dumps(nested(tree, [f"d{i}" for i in range(6)])))
 
     def documents(entry):
@@ -72,7 +72,7 @@ def test_nested_export_holds_every_document_once(tree):
 
     assert sorted(documents(whole)) == [f"d{i}" for i in range(6)]
     assert [child["size"] for child in whole["children"]] == [4, 2]
-    assert whole["children"][0]["label"][0] == "animal"
+    assert whole["children"][0]["name"][0] == "animal"
 
 
 def test_counts_of_every_level(tree):
