@@ -308,6 +308,31 @@ def test_single_moves_by_hand():
     np.testing.assert_allclose(state.centroids[0], [1, 0], atol=1e-6)
 
 
+def test_a_row_that_stays_behind_may_leave_its_target_deserted(monkeypatch):
+    """Rows 0 and 1 would move on to the next cluster. Row 0 has to stay, or cluster 0 is empty; then so has row 1."""
+    rows = unit_rows(circle(0, 45, 90), CPU)
+    state = kmeans_fast._state_of(rows, np.arange(3), 3)
+    proposal = np.array([1, 2, 0]), np.zeros(3, dtype=np.float32), np.array([True, True, False])
+    monkeypatch.setattr(kmeans_fast, "_propose", lambda *arguments: proposal)
+    assert kmeans_fast._refine(rows, state, np.zeros(3), np.zeros((1, 3))).assignment.tolist() == [0, 1, 2]
+
+
+@given(st.data())
+def test_no_cluster_is_deserted_and_rows_stay_only_for_that(data):
+    count = data.draw(st.integers(1, 30))
+    k = data.draw(st.integers(1, count))
+    clusters = st.lists(st.integers(0, k - 1), min_size=count, max_size=count)
+    old = np.array(data.draw(clusters))
+    old[data.draw(st.permutations(range(count)))[:k]] = np.arange(k)
+    new = np.array(data.draw(clusters))
+    kept = kmeans_fast._keep_one_in_each(old, new, k)
+    sizes = np.bincount(kept, minlength=k)
+    stayed = kept != new
+    assert (sizes > 0).all()
+    assert (kept[stayed] == old[stayed]).all()
+    assert (sizes[kept[stayed]] == 1).all(), "a row stayed in a cluster that has another"
+
+
 def test_disjoint_moves_share_no_cluster():
     source, target = np.array([0, 1, 2, 4, 0]), np.array([1, 2, 3, 5, 5])
     # 0>1 first; 1>2 clashes with it, 2>3 is free once 1>2 is out, 4>5 is free, 0>5 clashes.

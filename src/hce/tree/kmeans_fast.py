@@ -147,7 +147,7 @@ class _State:
 def fast_kmeans(
     rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Callable[[int, float], None]
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
-    """Centroids, assignment, the objective after each round and the last assignment, and if the rounds ended by themselves.
+    """Centroids, assignment, the objective of each round and of the last assignment, and if the rounds ended by themselves.
 
     No step lowers the objective: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
     """
@@ -240,16 +240,26 @@ def _group_clusters(centroids: torch.Tensor, rng: np.random.Generator) -> tuple[
 def _refine(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
     """One round: find each row's best other cluster, move the rows that are nearer to it, then settle the rest."""
     target, gain, nearer = _propose(rows, state, group_of, near)
-    assignment = np.where(nearer, target, state.assignment)
-    # Where all members of a cluster would leave, the first one stays: no cluster empties, and the total still rises.
-    deserted = np.flatnonzero(nearer & (np.bincount(assignment, minlength=len(state.sums)) == 0)[state.assignment])
-    stays = deserted[np.unique(state.assignment[deserted], return_index=True)[1]]
-    assignment[stays] = state.assignment[stays]
+    assignment = _keep_one_in_each(state.assignment, np.where(nearer, target, state.assignment), len(state.sums))
     state = _state_of(rows, assignment, len(state.sums))
     wishes = np.flatnonzero(~nearer & (gain > _MIN_GAIN) & (target != assignment))
     wishes = wishes[np.argsort(-gain[wishes], kind="stable")][:_MAX_WISHES]
     _settle(rows, state, wishes, target[wishes])
     return state
+
+
+def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
+    """Return `new`, but with the first member of each cluster that all would leave still in it, as in `old`.
+
+    The total still rises: who stays loses nothing. A row that stays may be the only one that another cluster was to
+    get, so this repeats; a cluster that has kept a row keeps it, so it ends.
+    """
+    kept = new.copy()
+    while (deserted := np.bincount(kept, minlength=k) == 0).any():
+        members = np.flatnonzero(deserted[old])
+        stays = members[np.unique(old[members], return_index=True)[1]]
+        kept[stays] = old[stays]
+    return kept
 
 
 def _propose(
