@@ -1,0 +1,175 @@
+"""Write a model and indexes as this version of hce does, and what can be read from them, for `tests/test_formats.py`.
+
+    python tests/data/make_formats.py NEW_FOLDER
+
+The folders in `formats-0.1.0` were written by version 0.1.0 and must not be made anew: they stand for what people have
+on their disks, and every later version has to open them. Where a format grows, write a second set beside the first,
+`formats-VERSION`, and let the test open both. Only names that all versions have are used here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+import hce
+
+DIM = 16
+OTHER_ENGINES = {"flat": "float16", "hnsw": "float32", "ivf": "int8"}  # and what each keeps vectors in
+QUERIES = ("dough that rises overnight", "reefing in strong wind", "light of a distant star", "when to prune a pear")
+TEXTS = {
+    "bread": (
+        ("Rye bread", "Rye flour holds more water than wheat, so the dough is sticky and the loaf keeps for a week."),
+        ("Sourdough starter", "Flour and water left on a shelf begin to bubble; feed them daily until they rise."),
+        ("Kneading", "Fold the dough, turn it, press it with the heel of the hand; stop when it springs back."),
+        ("Cold proof", "A dough that rises overnight in the cold tastes better and is easier to score before baking."),
+        ("Steam in the oven", "Boiling water in a tray gives steam, the crust of a loaf stays soft until it opens."),
+        ("Salt", "Salt slows the yeast and tightens the dough; without salt bread tastes of nothing."),
+        ("Flat bread", "Roll the dough thin, bake it on a hot stone, and it puffs like a pillow within a minute."),
+        ("Old loaves", "Stale bread becomes crumbs, soup or pudding; toast hides its age for one more day."),
+        ("Whole grain", "Bran cuts the dough while it is kneaded, so such loaves rise less and need more water."),
+        ("Oven heat", "Begin very hot so that the loaf rises, then lower the heat until the crust sounds hollow."),
+    ),
+    "sailing": (
+        ("Reefing", "When the wind grows strong, reef early: a smaller sail keeps the boat upright and fast."),
+        ("Tacking", "Turn the bow through the wind, let the jib go across, and trim both sails on the new side."),
+        ("Anchoring", "Let out five times the depth in chain, go astern slowly, and see that the anchor holds."),
+        ("Leeway", "A boat slips sideways in the wind; steer higher than the mark to make up for the leeway."),
+        ("Knots", "A bowline holds under load and opens afterwards; every sailor ties it in the dark."),
+        ("Tides", "The tide turns four times a day; a passage planned with the stream takes half as long."),
+        ("Man overboard", "Shout, throw the ring, point at the swimmer, and bring the boat back against the wind."),
+        ("Fog at sea", "In fog sound the horn, slow down, listen, and keep away from the channel of the ships."),
+        ("Hull and keel", "The keel keeps the hull from slipping sideways and rights the boat after a strong gust."),
+        ("Trim", "Let the sail out until it flaps, then pull it in until it stops: that is the right trim."),
+    ),
+    "stars": (
+        ("Red giants", "A star that has burnt its hydrogen swells into a red giant and swallows its nearest planets."),
+        ("Parallax", "A near star moves against distant ones as the earth goes round; this tells how far it is."),
+        ("Dark nights", "Far from the light of towns the eye sees the milky way after half an hour of waiting."),
+        ("Telescopes", "A wide mirror gathers the light of a distant star; a long one only makes its image larger."),
+        ("Spectra", "Lines in the light of a star tell what burns there, how hot it is and how fast it leaves us."),
+        ("Comets", "A comet is a lump of ice whose tail always points away from the sun, even on the way out."),
+        ("Eclipses", "The moon covers the sun exactly because it is smaller and nearer by the same factor."),
+        ("Meteors", "Dust of an old comet burns in the air each August, and meteors fall from one point of the sky."),
+        ("Double stars", "Two stars that circle each other dim when one hides the other; this tells their weights."),
+        ("Planets", "A planet does not twinkle as a star does, because its disc is wider than the air's ripples."),
+    ),
+    "garden": (
+        ("Pruning pears", "Prune a pear in late winter, before the buds open, and cut above one that points outward."),
+        ("Compost", "Layer leaves and kitchen waste, keep the heap damp, turn it twice, and wait for a year."),
+        ("Slugs", "Slugs come at night after rain; a board laid on the soil gathers them for the morning."),
+        ("Sowing beans", "Sow beans when the soil is warm, two to a hole, and give them a pole to climb."),
+        ("Watering", "Water the soil and not the leaves, seldom and much, so that roots go down for it."),
+        ("Roses", "Cut a rose back to an outward bud in spring; feed it after the first flowers fade."),
+        ("Clay soil", "Clay holds water and bakes hard; sand and compost open it so that roots find air."),
+        ("Tulips", "Plant tulips late in autumn, three times as deep as the bulb is high, in soil that drains."),
+        ("Apple scab", "Scab spots the leaves in a wet spring; rake up fallen leaves and prune for light and air."),
+        ("Green manure", "Clover sown after the harvest feeds the soil; dig it in before the next sowing."),
+    ),
+}  # fmt: skip
+
+
+def documents() -> list[hce.Document]:
+    """Return all forty documents, the topics taking turns."""
+    return [
+        hce.Document(f"{topic}-{number}", text, title, {"topic": topic, "year": 2000 + number})
+        for number, row in enumerate(zip(*TEXTS.values(), strict=True))
+        for topic, (title, text) in zip(TEXTS, row, strict=True)
+    ]
+
+
+def save_encoder(folder: Path) -> None:
+    """Save a random vector for each word of the texts as a sentence-transformers directory."""
+    text = " ".join([*QUERIES, *(document.full_text for document in documents())]).lower()
+    words = ["[UNK]", *sorted(set(re.findall(r"\w+", text)))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    table = np.random.default_rng(3).normal(size=(len(words), DIM)).astype(np.float32)
+    modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
+
+
+def write_model() -> dict[str, Any]:
+    """Train on 36 of the documents, and return what the model's folder holds."""
+    recipe = hce.Recipe(epochs=2, batch_size=8, span_lengths=(4, 6), dev_queries=8, fit_static=False, interpolate=False)
+    corpus = hce.Corpus.from_documents(documents()[:36], name="hobbies")
+    result = hce.train(corpus, "start", recipe=recipe, output="model")
+    encoder = hce.Encoder.load("model")
+    return {
+        "fingerprint": encoder.fingerprint,
+        "corpus": corpus.fingerprint,
+        "vectors": encoder.encode(list(QUERIES), "query").round(6).tolist(),
+        "before": result.before,
+        "after": result.after,
+        "tree": describe_tree(hce.Hierarchy.load("model/hierarchy")),
+    }
+
+
+def describe_tree(tree: hce.Hierarchy) -> dict[str, Any]:
+    """Return what a later version has to find in the tree: names, the path to each document, the top's centroids."""
+    return {
+        "names": tree.names if hasattr(tree, "names") else tree.labels,  # as version 0.1.0 called them
+        "paths": [[int(node) for node in tree.path(position)] for position in range(len(tree))],
+        "centroids": tree.levels[0].centroids.round(6).tolist(),
+    }
+
+
+def write_indexes() -> dict[str, Any]:
+    """Make an index of the model's documents, and write to it; return what can be found in it.
+
+    Of the same index with another engine only the two parts that differ are kept: its manifest and its engine's files.
+    """
+    all_documents = documents()
+    corpus = hce.Corpus.from_documents(all_documents[:36], name="hobbies")
+    hce.Index.create("index", corpus, "model", engine="tree").close()
+    for engine, dtype in OTHER_ENGINES.items():
+        shutil.copytree("index", "other")
+        with hce.Index.open("other") as other, suppress(hce.HceError):  # not every version has every engine
+            other.rebuild(engine, dtype)
+            shutil.copytree("other/engine", f"engines/{engine}/engine")
+            shutil.copy("other/manifest.json", f"engines/{engine}")
+        shutil.rmtree("other")
+    with hce.Index.open("index") as index:
+        index.add(all_documents[36:])
+        index.update([hce.Document("bread-5", "Salt: two parts in a hundred of flour.", metadata={"year": 2020})])
+        index.remove(["sailing-3", "garden-9"])
+        return describe_index(index)
+
+
+def describe_index(index: hce.Index) -> dict[str, Any]:
+    """Return what a later version has to find in the index."""
+    status = index.status().as_dict()
+    return {
+        "ids": [document.id for document in index],
+        "changed": json.loads(index.get("bread-5").to_json()),
+        "hits": [[[hit.id, round(hit.score, 6)] for hit in hits] for hits in index.search(QUERIES, 5)],
+        "recent": [hit.id for hit in index.search(QUERIES[0], 50, {"year": {"gte": 2008}})],
+        "status": {name: status[name] for name in ("documents", "added", "removed", "engine", "dtype", "pending")},
+    }
+
+
+def main() -> None:
+    """Write all of it into a new folder."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True)
+    os.chdir(folder)  # so that no path of this machine gets into the files
+    save_encoder(Path("start"))
+    expected = {"version": hce.__version__, "queries": QUERIES, "model": write_model(), "index": write_indexes()}
+    shutil.rmtree("start")
+    Path("expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
