@@ -12,14 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-import bm25s
 import numpy as np
 
 from hce.comparison.task import LACKS, Built, Task, best_first
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
-from hce.errors import InputError
+from hce.errors import InputError, MissingPackageError
 from hce.evaluation.runs import Scored
+
+try:
+    import bm25s
+except ImportError as error:
+    command = "pip install 'hierarchical-corpus-encoder[compare]' (the extra [bundled] includes it)"
+    raise MissingPackageError(f"BM25 needs bm25s and nltk; {command}") from error
 
 K1, B = 1.5, 0.75
 

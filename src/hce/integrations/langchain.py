@@ -13,7 +13,8 @@ try:
     from langchain_core.retrievers import BaseRetriever
     from pydantic import ConfigDict
 except ImportError as error:
-    raise MissingPackageError("LangChain is not installed; pip install langchain-core") from error
+    command = "pip install 'hierarchical-corpus-encoder[langchain]'"
+    raise MissingPackageError(f"LangChain is not installed; {command}") from error
 
 
 class HceRetriever(BaseRetriever):

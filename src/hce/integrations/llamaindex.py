@@ -10,7 +10,8 @@ try:
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 except ImportError as error:
-    raise MissingPackageError("LlamaIndex is not installed; pip install llama-index-core") from error
+    command = "pip install 'hierarchical-corpus-encoder[llamaindex]'"
+    raise MissingPackageError(f"LlamaIndex is not installed; {command}") from error
 
 
 class HceRetriever(BaseRetriever):
