@@ -38,14 +38,14 @@ class Timing(NamedTuple):
     whole: float
 
     def line(self, name: str) -> str:
-        """Median, 99th percentile, rate."""
+        """Return median, 99th percentile and rate, for the screen."""
         median, last = 1000 * np.quantile(self.each, [0.5, 0.99])
         rate = len(self.each) / self.whole
         return f"{name:34} median {median:8.2f} ms   p99 {last:8.2f} ms   {rate:8.0f} searches/s"
 
 
 def queries_of(index: Index, count: int) -> list[str]:
-    """A few neighbouring words of random documents."""
+    """Make queries of a few neighbouring words of random documents."""
     rng = np.random.default_rng(0)
     texts = [document.full_text.split() for document in index]
     chosen = [texts[row] for row in rng.integers(len(texts), size=count)]
@@ -54,7 +54,7 @@ def queries_of(index: Index, count: int) -> list[str]:
 
 
 def bare(index: Index, queries: list[str]) -> Timing:
-    """Encode and faiss, nothing else."""
+    """Time encoding and a faiss search, nothing else."""
     _, vectors = index.vectors()
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)
@@ -70,7 +70,7 @@ def bare(index: Index, queries: list[str]) -> Timing:
 
 @contextmanager
 def server(index: Path) -> Iterator[str]:
-    """A server in a process of its own."""
+    """Run a server in a process of its own; yield its address."""
     command = [sys.executable, "-m", "hce", "serve", str(index), "--port", "0", "--json", "--read-only"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -108,7 +108,7 @@ async def clients(url: str, queries: list[str], expected: list[str], count: int)
 
 
 def main() -> None:
-    """Run all of it."""
+    """Measure, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("index", type=Path)
     parser.add_argument("--clients", type=int, default=64)

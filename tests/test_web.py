@@ -24,7 +24,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plotly.offline import get_plotlyjs
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from pydantic import TypeAdapter
 
 import hce
@@ -32,15 +32,15 @@ import hce.index.before
 import hce.web.guard
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError, MissingPackageError
+from hce.errors import InputError
 from hce.index.drift import Drift
 from hce.index.index import Index
 from hce.index.store import Store
 from hce.training.recipe import Recipe
 from hce.web import schemas as answers
-from hce.web.app import Server, create_app, listen, require_packages, rules_for, url_of
+from hce.web.app import Server, create_app, listen, url_of
 from hce.web.background import BusyError, Together
-from hce.web.guard import LOOPBACK, Guard, Rules, refusal
+from hce.web.guard import LOOPBACK, Guard, Rules, refusal, rules_for
 from hce.web.passages import best_passage, marks_in, query_words
 
 HOME = "http://127.0.0.1:8080"
@@ -576,33 +576,68 @@ def test_the_drift_is_measured_once_for_each_state(index, monkeypatch):
 # ----------------------------------------------------------------------------------------------------- the page
 
 
+STATIC = Path(hce.web.guard.__file__).parent / "static"
+
+
 def test_the_page_takes_nothing_from_elsewhere(client):
-    pages = {path: client.get(path) for path in ("/", "/docs")}
-    files = sorted(
-        each.name for each in (Path(hce.web.guard.__file__).parent).iterdir() if each.suffix not in (".py", "")
-    )
-    assert {"page.html", "page.js", "page.css", "docs.html"} <= set(files)
-    for name in files:
+    names = sorted(path.name for path in STATIC.iterdir())
+    assert {"page.html", "page.js", "page.css", "docs.html"} <= set(names)
+    for name in names:
         response = client.get(f"/static/{name}")
-        assert response.status_code == 200
+        assert response.text == (STATIC / name).read_text(encoding="utf-8")
         assert re.findall(r"https?://[^\s\"'`$)]+", response.text) in ([], ["http://www.w3.org/2000/svg"])
-        assert client.get(f"/static/{name}", headers={"if-none-match": response.headers["etag"]}).status_code == 304
         assert "innerHTML" not in response.text
-    for response in pages.values():
+    for path, name in {"/": "page.html", "/docs": "docs.html"}.items():
+        response = client.get(path)
+        assert response.text == (STATIC / name).read_text(encoding="utf-8")
         policy = response.headers["content-security-policy"]
         assert "default-src 'self'" in policy
         assert "script-src" not in policy  # so that no inline script and no eval is allowed
         assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=", response.text)
-    assert client.get("/static/../app.py").status_code == 404
-    assert client.get("/static/app.py").status_code == 404
+
+
+TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/static/page.html", "/static/page.css", "/static/page.js"])
+def test_a_browser_keeps_the_pages_files_and_asks_whether_they_changed(client, path):
+    response = client.get(path)
+    assert response.headers["content-type"] == TYPES[Path(path).suffix[1:] or "html"]
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    again = client.get(path, headers={"if-none-match": response.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["cache-control"] == "no-cache"
+    assert client.get(path, headers={"if-none-match": '"another"'}).status_code == 200
+
+
+OUTSIDE = ("app.py", "../app.py", "%2e%2e/app.py", "..%2fapp.py", "..%5capp.py", "/etc/passwd", "%2fetc%2fpasswd")
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE, "", "%00", "x" * 999])
+def test_no_other_file_can_be_reached(served, path):
+    """Over a real socket, since a test client tidies addresses up before it sends them."""
+    host, port = served.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"GET /static/{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
+    assert b"FastAPI" not in answer
+    assert b"nosniff" in answer
 
 
 def test_plotly_comes_from_its_package_and_stays_in_the_browser(client):
-    (address,) = re.findall(r'data-plotly="([^"]+)"', client.get("/").text)
+    assert '"/static/plotly.js"' in client.get("/static/plots.js").text
+    asked = client.get("/static/plotly.js", follow_redirects=False)
+    address = asked.headers["location"]
+    assert asked.headers["cache-control"] == "no-cache"
+    assert address == f"/static/plotly-{get_plotlyjs_version()}.min.js"
     small = client.get(address)
     assert small.headers["content-encoding"] == "gzip"
+    assert small.headers["content-type"] == TYPES["js"]
     assert small.text == get_plotlyjs()
-    assert "immutable" in small.headers["cache-control"]
+    assert small.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert client.get(address, headers={"accept-encoding": "identity"}).text == get_plotlyjs()
     assert len(gzip.compress(b"")) < int(small.headers["content-length"]) < 2_500_000
 
@@ -773,11 +808,15 @@ def test_the_command_serves_and_stops(index, tmp_path):
     assert said.strip().endswith("stopped")
 
 
-def test_missing_packages_are_named_with_the_command(monkeypatch):
-    require_packages()
-    monkeypatch.setattr("hce.web.app.NEEDED", ("json", "no_such_package", "nor_this"))
-    with pytest.raises(MissingPackageError, match=r"no_such_package and nor_this.*pip install '.*\[web\]'"):
-        require_packages()
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "plotly"])
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(missing, index):
+    code = f"import sys; sys.modules[{missing!r}] = None; from hce.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code, "serve", str(index.path)], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    said = rf"error: the web page needs {missing}(\.\w+)?, not installed here; pip install '.*\[web\]'"
+    assert re.fullmatch(said, run.stderr.strip())
 
 
 def test_queries_that_come_together_are_encoded_together():

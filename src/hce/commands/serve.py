@@ -1,4 +1,4 @@
-"""`hce serve`."""
+"""`hce serve`: an index as a web page and an API."""
 
 from __future__ import annotations
 
@@ -31,14 +31,11 @@ def serve(
       hce serve my-index --port 0 --json
       HCE_TOKEN=… hce serve my-index --host 0.0.0.0
     """
-    from hce.web.app import require_packages
-
-    require_packages()
-
     import webbrowser
 
     from hce.index.index import Index
-    from hce.web.app import Server, create_app, listen, rules_for, url_of
+    from hce.web.app import Server, create_app, listen, url_of
+    from hce.web.guard import rules_for
 
     with Index.open(index) as opened:
         rules = rules_for(host, token, not read_only)

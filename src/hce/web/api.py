@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 from hce._version import __version__
 from hce.data.documents import Document
@@ -46,6 +46,19 @@ from hce.web.schemas import (
     Written,
 )
 
+SEARCHES_WAITING = 256
+WRITES_WAITING = 16
+LISTED_CHARACTERS = 160
+
+Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, description="what to look for")]
+K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
+Condition = Annotated[str, Query(max_length=CONDITION_CHARACTERS)]
+Where = Annotated[
+    list[Condition], Query(max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'")
+]
+
+router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
+
 
 class Site:
     """The parts that requests are answered from.
@@ -53,7 +66,7 @@ class Site:
     Attributes:
         index: the index.
         rules: who may ask for what.
-        tree: its tree with the documents of now.
+        tree: the index's tree with the documents of now.
         untrained: the ranking to compare with.
         drift: whether it is time to retrain.
         training: what is known of the encoder's training.
@@ -80,59 +93,147 @@ class Site:
         self.untrained.start()
 
     def stop(self) -> None:
-        """End it."""
+        """End what is done in the background."""
         self.untrained.stop()
         self.drift.stop()
 
-
-SEARCHES_WAITING = 256
-
-
-WRITES_WAITING = 16
+    def sentence(self, error: Exception) -> str:
+        """Return an error's sentence without the index's folder, which whoever asks over a network need not know."""
+        return str(error).removeprefix(f"{self.index.path}: ")
 
 
-def answer_search(
-    index: Index,
-    untrained: Untrained,
-    query: str,
-    vector: np.ndarray,
-    k: int,
-    where: Sequence[str],
-    compare: bool,
+async def _site(request: Request) -> Site:
+    site: Site = request.app.state.site
+    return site
+
+
+Served = Annotated[Site, Depends(_site)]
+
+
+@router.get("/api/search", response_model=SearchAnswer)
+async def search(site: Served, q: Text, k: K = 10, where: Where = [], compare: bool = False) -> Json:  # noqa: B006
+    """Find the documents closest in meaning; with `compare`, also as the untrained encoder ranks them."""
+    vector = await site.queries.encode(q)
+    return _answer(await site.searches.run(_search_answer, site, q, vector, k, where, compare))
+
+
+@router.post("/api/documents", response_model=Written, status_code=201)
+async def add_documents(site: Served, new: NewDocuments) -> Json:
+    """Add documents, all or none; with `update`, in place of those that have their ids."""
+    documents = [each.document() for each in new.documents]
+    _check(documents)
+    write = site.index.update if new.update else site.index.add
+    count = await _write(site, 409, write, documents)  # refused where an id is there already
+    return Json(Written(await site.looks.run(len, site.index), added=count), 201)
+
+
+@router.get("/api/documents/{doc_id:path}", response_model=DocumentAnswer)
+async def get_document(site: Served, doc_id: str) -> Json:
+    """Get a document with all of its text."""
+    found = await site.looks.run(site.index.get, doc_id)
+    if found is None:
+        raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
+    return _answer(DocumentAnswer(found.id, found.title, found.text, found.metadata))
+
+
+@router.delete("/api/documents/{doc_id:path}", response_model=Written)
+async def remove_document(site: Served, doc_id: str) -> Json:
+    """Take a document out."""
+    count = await _write(site, 404, site.index.remove, [doc_id])
+    return _answer(Written(await site.looks.run(len, site.index), removed=count))
+
+
+@router.get("/api/tree", response_model=TreeAnswer)
+async def tree(
+    site: Served,
+    level: Annotated[int, Query(ge=0)] = 0,
+    node: Annotated[int, Query(ge=0)] = 0,
+    depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels below it to give")] = 1,
+    most: Annotated[int, Query(ge=1, le=CHILDREN_AT_ONCE, description="children of each node, largest first")] = 60,
+    offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
+) -> Json:
+    """Show a node of the tree, the nodes above it, and below it nodes, or in the last inner level documents."""
+    return _answer(await site.looks.run(_tree_answer, site.tree, level, node, depth, most, offset))
+
+
+@router.get("/api/tree/path", response_model=WayAnswer)
+async def tree_path(
+    site: Served,
+    q: Annotated[str | None, Query(min_length=1, max_length=QUERY_CHARACTERS, description="a query")] = None,
+    id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
+) -> Json:
+    """Show the way of a query down the tree, level by level, or a document's place in it."""
+    if (q is None) == (id is None):
+        raise HTTPException(400, "give either q, a query, or id, a document")
+    if q is not None:
+        way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
+    else:
+        way = await site.looks.run(site.tree.way_of_document, str(id))
+    return _answer(WayAnswer(q, id, way))
+
+
+@router.get("/api/status", response_model=StatusAnswer)
+async def status(
+    site: Served,
+    drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
+) -> Json:
+    """Give counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
+    return _answer(await site.looks.run(_status_answer, site, drift))
+
+
+@router.get("/health", response_model=HealthAnswer)
+async def health(site: Served) -> Json:
+    """Say whether the server and its store answer."""
+    return _answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
+
+
+def _answer(value: Any) -> Json:
+    """Return a value as JSON that no cache keeps."""
+    return Json(value, headers={"cache-control": "no-store"})
+
+
+async def _write(site: Site, refused: int, write: Callable[..., int], argument: Any) -> int:
+    """Write, and count what was written; what the index refuses is answered with the status `refused`."""
+    try:
+        return await site.writes.run(write, argument)
+    except WriterBusyError:
+        raise
+    except InputError as error:
+        raise HTTPException(refused, site.sentence(error)) from error
+
+
+def _check(documents: Iterable[Document]) -> None:
+    seen: set[str] = set()
+    for document in documents:
+        if document.is_empty:
+            raise InputError(f"document {document.id!r} has neither text nor title; there is nothing to find it by")
+        if document.id in seen:
+            raise InputError(f"id {document.id!r} comes twice; make ids unique")
+        seen.add(document.id)
+
+
+def _search_answer(
+    site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], compare: bool
 ) -> SearchAnswer:
-    """Search, and rank by the untrained encoder too if asked and if that is ready.
-
-    Args:
-        index: what is searched.
-        untrained: what is compared with.
-        query: the text.
-        vector: its vector by the index's encoder, of shape (n,).
-        k: how many documents.
-        where: conditions on metadata.
-        compare: whether to compare.
-
-    Raises:
-        InputError: a condition is none.
-    """
+    """Search by the query's vector, of shape (n,); compare with the untrained encoder's ranking once that is ready."""
     start = time.perf_counter()
     conditions = parse_clauses(where) if where else None
-    (found,) = index.search_vectors(vector[None], k, conditions)
+    (found,) = site.index.search_vectors(vector[None], k, conditions)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = query_words(query)
-    hits = [shown(hit, words) for hit in found]
-    before = None
-    if compare:
-        readiness = untrained.readiness()
-        before = Before(readiness, [])
-        if readiness.state == "ready":
-            ranking = untrained.rank(query, conditions)
-            hits = _with_ranks(index, hits, ranking)
-            before = Before(readiness, _first(index, ranking, k, words))
-    return SearchAnswer(query, k, took, hits, before)
+    hits = [_shown(hit, words) for hit in found]
+    if not compare:
+        return SearchAnswer(query, k, took, hits)
+    readiness = site.untrained.readiness()
+    if readiness.state != "ready":
+        return SearchAnswer(query, k, took, hits, Before(readiness, []))
+    ranking = site.untrained.rank(query, conditions)
+    before = [_shown(hit, words) for hit in _first(site.index, ranking, k)]
+    return SearchAnswer(query, k, took, _with_ranks(site.index, hits, ranking), Before(readiness, before))
 
 
-def shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
-    """A hit with the passage that answers."""
+def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
+    """Show a hit by the passage that answers."""
     passage = best_passage(hit.text, words)
     return Shown(
         rank=hit.rank,
@@ -149,14 +250,15 @@ def shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
 
 
 def _with_ranks(index: Index, hits: list[Shown], ranking: Ranking) -> list[Shown]:
-    """Hits with their ranks by the untrained encoder."""
+    """Return the hits with their ranks by the untrained encoder."""
     with index.reading() as reader:
         present = reader.present(hit.id for hit in hits)
     numbers = np.array([present[hit.id][0] if hit.id in present else -1 for hit in hits], dtype=np.int64)
     return [replace(hit, before=rank) for hit, rank in zip(hits, ranking.ranks_of(numbers), strict=True)]
 
 
-def _first(index: Index, ranking: Ranking, k: int, words: re.Pattern[str] | None) -> list[Shown]:
+def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
+    """Return the untrained encoder's first k hits."""
     best = ranking.first(k)
     with index.reading() as reader:
         documents = reader.documents(number for number, _ in best)
@@ -165,152 +267,14 @@ def _first(index: Index, ranking: Ranking, k: int, words: re.Pattern[str] | None
         if number in documents:  # else it was removed this moment
             document = documents[number]
             hits.append(Hit(rank, score, document.id, document.title, document.text, document.metadata))
-    return [shown(hit, words) for hit in hits]
-
-
-router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
-
-LISTED_CHARACTERS = 160
-
-Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, description="what to look for")]
-
-K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
-
-Condition = Annotated[str, Query(max_length=CONDITION_CHARACTERS)]
-
-Where = Annotated[
-    list[Condition], Query(max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'")
-]
-
-Id = Annotated[str, Query(min_length=1, max_length=ID_CHARACTERS)]
-
-
-def site_of(request: Request) -> Site:
-    """What this server serves."""
-    site: Site = request.app.state.site
-    return site
-
-
-def answer(value: Any) -> Json:
-    """A value as JSON that no cache keeps."""
-    return Json(value, headers={"cache-control": "no-store"})
-
-
-def one_line(error: Exception, site: Site) -> str:
-    """An error's sentence without the index's folder, which whoever asks over the network need not know."""
-    return str(error).removeprefix(f"{site.index.path}: ")
-
-
-def _whole(document: Document) -> DocumentAnswer:
-    return DocumentAnswer(document.id, document.title, document.text, document.metadata)
-
-
-@router.get("/api/search", response_model=SearchAnswer)
-async def search(request: Request, q: Text, k: K = 10, where: Where = [], compare: bool = False) -> Json:  # noqa: B006
-    """Find the documents closest in meaning; with `compare`, also as the untrained encoder ranks them."""
-    site = site_of(request)
-    vector = await site.queries.encode(q)
-    return answer(await site.searches.run(answer_search, site.index, site.untrained, q, vector, k, where, compare))
-
-
-@router.post("/api/documents", response_model=Written, status_code=201)
-async def add_documents(request: Request, new: NewDocuments) -> Json:
-    """Add documents, all or none; with `update`, in place of those that have their ids."""
-    site = site_of(request)
-    documents = [each.document() for each in new.documents]
-    _check(documents)
-    try:
-        count = await site.writes.run(site.index.update if new.update else site.index.add, documents)
-    except WriterBusyError:
-        raise
-    except InputError as error:  # an id is there already
-        raise HTTPException(409, one_line(error, site)) from error
-    return Json(Written(await site.looks.run(len, site.index), added=count), 201)
-
-
-def _check(documents: list[Document]) -> None:
-    seen: set[str] = set()
-    for document in documents:
-        if document.is_empty:
-            raise InputError(f"document {document.id!r} has neither text nor title; there is nothing to find it by")
-        if document.id in seen:
-            raise InputError(f"id {document.id!r} comes twice; make ids unique")
-        seen.add(document.id)
-
-
-@router.get("/api/documents/{doc_id:path}", response_model=DocumentAnswer)
-async def get_document(request: Request, doc_id: str) -> Json:
-    """A document with all of its text."""
-    site = site_of(request)
-    document = await site.looks.run(site.index.get, doc_id)
-    if document is None:
-        raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
-    return answer(_whole(document))
-
-
-@router.delete("/api/documents/{doc_id:path}", response_model=Written)
-async def remove_document(request: Request, doc_id: str) -> Json:
-    """Take a document out."""
-    site = site_of(request)
-    try:
-        count = await site.writes.run(site.index.remove, [doc_id])
-    except WriterBusyError:
-        raise
-    except InputError as error:
-        raise HTTPException(404, one_line(error, site)) from error
-    return answer(Written(await site.looks.run(len, site.index), removed=count))
-
-
-@router.get("/api/tree", response_model=TreeAnswer)
-async def tree(
-    request: Request,
-    level: Annotated[int, Query(ge=0)] = 0,
-    node: Annotated[int, Query(ge=0)] = 0,
-    depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels below it to give")] = 1,
-    most: Annotated[int, Query(ge=1, le=CHILDREN_AT_ONCE, description="children of each node, largest first")] = 60,
-    offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
-) -> Json:
-    """A node of the tree, the nodes above it, and what is below it: nodes, or in the last inner level documents."""
-    site = site_of(request)
-    return answer(await site.looks.run(_tree_answer, site.tree, level, node, depth, most, offset))
+    return hits
 
 
 def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
     found = live.node(level, node, depth, most)
-    path, levels = live.above(level, node), live.levels
-    documents = live.documents(node, offset, most) if level == levels else []
-    return TreeAnswer(levels, found, path, [_listed(each) for each in documents], offset)
-
-
-def _listed(document: Document) -> Listed:
-    return Listed(document.id, document.title, document.text[:LISTED_CHARACTERS])
-
-
-@router.get("/api/tree/path", response_model=WayAnswer)
-async def tree_path(
-    request: Request,
-    q: Annotated[str | None, Query(min_length=1, max_length=QUERY_CHARACTERS, description="a query")] = None,
-    id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
-) -> Json:
-    """The way of a query down the tree, level by level, or a document's place in it."""
-    site = site_of(request)
-    if (q is None) == (id is None):
-        raise HTTPException(400, "give either q, a query, or id, a document")
-    if q is not None:
-        way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
-    else:
-        way = await site.looks.run(site.tree.way_of_document, str(id))
-    return answer(WayAnswer(q, id, way))
-
-
-@router.get("/api/status", response_model=StatusAnswer)
-async def status(
-    request: Request,
-    drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
-) -> Json:
-    """Counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
-    site = site_of(request)
-    return answer(await site.looks.run(_status_answer, site, drift))
+    documents = live.documents(node, offset, most) if level == live.levels else []
+    listed = [Listed(each.id, each.title, each.text[:LISTED_CHARACTERS]) for each in documents]
+    return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
 
 
 def _status_answer(site: Site, drift: bool) -> StatusAnswer:
@@ -329,10 +293,3 @@ def _status_answer(site: Site, drift: bool) -> StatusAnswer:
         needs_token=site.rules.token is not None,
         version=__version__,
     )
-
-
-@router.get("/health", response_model=HealthAnswer)
-async def health(request: Request) -> Json:
-    """Whether the server and its store answer."""
-    site = site_of(request)
-    return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))

@@ -24,8 +24,8 @@ from hce.index.index import Index
 
 logger = logging.getLogger(__name__)
 
-
 Result = TypeVar("Result")
+TEXTS_AT_ONCE = 32
 
 
 class BusyError(Exception):
@@ -62,9 +62,6 @@ class Lane:
             self._inside -= 1
 
 
-TEXTS_AT_ONCE = 32
-
-
 class Together:
     """Encodes texts for requests that run side by side.
 
@@ -80,7 +77,7 @@ class Together:
         self._task: asyncio.Task[None] | None = None
 
     async def encode(self, text: str) -> np.ndarray:
-        """The vector of a text, of shape (n,).
+        """Encode a text together with those of others; its vector is of shape (n,).
 
         Raises:
             BusyError: too many are waiting.
@@ -110,13 +107,13 @@ class Together:
 
 @dataclass(frozen=True)
 class DriftState:
-    """What is known of the drift.
+    """The last measurement of the drift.
 
     Attributes:
         state: measuring, or done.
-        verdict: ok, re-cluster, retrain or unknown, of the last measurement.
+        verdict: ok, re-cluster, retrain or unknown.
         reasons: why, one sentence each.
-        outdated: whether documents were written since.
+        outdated: whether documents were written since then.
     """
 
     state: Literal["measuring", "done"]
@@ -126,7 +123,7 @@ class DriftState:
 
 
 class DriftWatch:
-    """Measures at most once for each state of the documents, and only when somebody asks."""
+    """Measures the drift at most once for each state of the documents, and only when somebody asks."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -136,7 +133,7 @@ class DriftWatch:
         self._thread: Thread | None = None
 
     def now(self) -> DriftState:
-        """The last verdict; a newer one is measured in the background if documents were written since."""
+        """Return the last verdict; where documents were written since, measure a newer one in the background."""
         with self.index.reading() as reader:
             change = reader.state().change
         with self._lock:
@@ -161,6 +158,6 @@ class DriftWatch:
             found = DriftState("done", reasons=(str(error),))
         except Exception:
             logger.exception("the drift could not be measured")
-            found = DriftState("done", reasons=("it could not be measured; the server's log says why",))
+            found = DriftState("done", reasons=("the drift could not be measured; the server's log says why",))
         with self._lock:
             self._state, self._measured_at, self._thread = found, change, None

@@ -20,9 +20,30 @@ import anyio
 
 logger = logging.getLogger(__name__)
 
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 READING = frozenset({"GET", "HEAD"})
+BODY_BYTES = 8 * 2**20
+BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up
+
+# Of every answer that does not say otherwise. Plotly sets styles of its own; nothing else comes from elsewhere than
+# this server, and no script is inline. A browser keeps the page's files, but asks each time whether they have changed.
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,13 @@ class Rules:
     writable: bool = True
 
 
+def rules_for(host: str, token: str | None, writable: bool) -> Rules:
+    """Return the rules of a server that listens at `host`; where others can connect, writing always needs a token."""
+    if host in LOOPBACK:
+        return Rules(LOOPBACK, token, writable)
+    return Rules(None, token or (secrets.token_urlsafe(18) if writable else None), writable)
+
+
 class Refusal(NamedTuple):
     """An answer in place of the application's."""
 
@@ -48,66 +76,13 @@ class Refusal(NamedTuple):
 
 
 def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | None:
-    """Why a request is not to reach the application; None where it may."""
+    """Say why a request is not to reach the application; None where it may."""
     host = headers.get("host", "")
-    if rules.hosts is not None and host_name(host) not in rules.hosts:
+    if rules.hosts is not None and _host_name(host) not in rules.hosts:
         return Refusal(421, f"this server does not answer to the name {host[:100]!r}")
     if method in READING:
         return None
     return _foreign(host, headers) or _unauthorised(headers, rules)
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, without the port and the brackets of an IPv6 address."""
-    name, _, port = host.rpartition(":")
-    if not name or not port.isdigit():
-        name = host
-    return name.strip("[]").lower()
-
-
-def _foreign(host: str, headers: dict[str, str]) -> Refusal | None:
-    """Why a write that a browser sends for another site is refused."""
-    origin = headers.get("origin")
-    same = origin is None or origin.partition("://")[2] == host
-    if not same or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return Refusal(403, "writing from another site's page is not allowed")
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return Refusal(415, "send the body as JSON, with the header Content-Type: application/json")
-    return None
-
-
-def _unauthorised(headers: dict[str, str], rules: Rules) -> Refusal | None:
-    if not rules.writable:
-        return Refusal(403, "this server is read-only")
-    if rules.token is None:
-        return None
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), rules.token.encode()):
-        return None
-    return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
-
-
-Message = MutableMapping[str, Any]
-
-Receive = Callable[[], Awaitable[Message]]
-
-Send = Callable[[Message], Awaitable[None]]
-
-Application = Callable[[Any, Receive, Send], Awaitable[None]]
-
-# Plotly sets styles of its own; nothing else comes from elsewhere than this server, and no script is inline.
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 class Guard:
@@ -161,8 +136,40 @@ class Guard:
             await _refuse(Refusal(500, "something went wrong in the server; its log says what"), send)
 
 
+def _host_name(host: str) -> str:
+    """Return the name in a Host header, without the port and the brackets of an IPv6 address."""
+    name, _, port = host.rpartition(":")
+    if not name or not port.isdigit():
+        name = host
+    return name.strip("[]").lower()
+
+
+def _foreign(host: str, headers: dict[str, str]) -> Refusal | None:
+    """Say why a write is refused that a browser sends for another site."""
+    origin = headers.get("origin")
+    same = origin is None or origin.partition("://")[2] == host
+    if not same or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return Refusal(403, "writing from another site's page is not allowed")
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return Refusal(415, "send the body as JSON, with the header Content-Type: application/json")
+    return None
+
+
+def _unauthorised(headers: dict[str, str], rules: Rules) -> Refusal | None:
+    """Say why a write is refused that brings no right to write."""
+    if not rules.writable:
+        return Refusal(403, "this server is read-only")
+    if rules.token is None:
+        return None
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), rules.token.encode()):
+        return None
+    return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
+
+
 async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal:
-    """All of a request's body, or why it is refused: announced or not, it may not be larger or slower than allowed."""
+    """Read a request's body, or say why it is refused: announced or not, it may be neither too large nor too slow."""
     too_large = Refusal(413, f"a request can hold {BODY_BYTES // 2**20} MB at most; send the documents in parts")
     announced = headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > BODY_BYTES:
@@ -184,7 +191,7 @@ async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What the application receives: the body that was read, then whatever comes after it."""
+    """Give the application the body that was read, then whatever comes after it."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -194,6 +201,8 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _with_headers(send: Send) -> Send:
+    """Add to each answer those of `HEADERS` that it does not have."""
+
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message.get("headers", ())}
@@ -215,7 +224,3 @@ async def _refuse(refused: Refusal, send: Send) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-BODY_BYTES = 8 * 2**20
-BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up

@@ -26,9 +26,9 @@ class Passage(NamedTuple):
     """A part of a text.
 
     Attributes:
-        text: it; white space is as in the document.
-        start: where it begins in the document.
-        whole: whether it is all of the document.
+        text: its characters, white space as in the document.
+        start: where the passage begins in the document.
+        whole: whether the passage is all of the document.
         marks: where the query's words stand in it.
     """
 
@@ -39,7 +39,7 @@ class Passage(NamedTuple):
 
 
 def query_words(query: str) -> re.Pattern[str] | None:
-    """A pattern of the words to mark; words that stand in every text only if there is no other."""
+    """Return a pattern of the words to mark; words that stand in every text only if there is no other."""
     words = list(dict.fromkeys(word.casefold() for word in WORD.findall(query)))
     telling = [word for word in words if word not in ENGLISH_STOP_WORDS and len(word) > 1] or words
     if not telling:
@@ -48,13 +48,13 @@ def query_words(query: str) -> re.Pattern[str] | None:
 
 
 def marks_in(text: str, words: re.Pattern[str] | None) -> list[Mark]:
-    """Where a query's words stand."""
+    """Find where a query's words stand in a text."""
     found = words.finditer(text[:READ_CHARACTERS]) if words else ()
     return [match.span() for match, _ in zip(found, range(MOST_MARKS), strict=False)]
 
 
 def best_passage(text: str, words: re.Pattern[str] | None, length: int = PASSAGE_CHARACTERS) -> Passage:
-    """The passage with most different words of the query, the first of several; the beginning where none occurs."""
+    """Find the passage with most different words of the query, the first of several; the beginning where none is."""
     if len(text) <= length:
         return Passage(text, 0, True, marks_in(text, words))
     marks = marks_in(text, words)
@@ -65,7 +65,7 @@ def best_passage(text: str, words: re.Pattern[str] | None, length: int = PASSAGE
 
 
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
-    """A little before the first mark of the window that holds most different words."""
+    """Return a position a little before the first mark of the window that holds most different words."""
     best, start = 0, 0
     spelled = [text[first:last].casefold() for first, last in marks]
     for number, (first, _) in enumerate(marks):
@@ -77,13 +77,13 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
 
 
 def _word_start(text: str, position: int) -> int:
-    """The beginning of the first whole word at or after a position."""
+    """Return the beginning of the first whole word at or after a position."""
     gap = re.compile(r"\s").search(text, position - 1, position + 40) if position else None
     return gap.end() if gap else position
 
 
 def _word_end(text: str, position: int) -> int:
-    """The end of the last whole word before a position."""
+    """Return the end of the last whole word before a position."""
     if position >= len(text):
         return len(text)
     gap = max(text.rfind(" ", position - 40, position), text.rfind("\n", position - 40, position))

@@ -40,7 +40,7 @@ class NewDocument(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     def document(self) -> Document:
-        """It as the index takes it."""
+        """Return the document as the index takes it."""
         return Document(self.id, self.text, self.title, self.metadata)
 
 
@@ -127,7 +127,7 @@ class TreeAnswer:
 
     Attributes:
         levels: the number of levels of nodes below the root; documents are one more.
-        path: the nodes from the root down to this one, itself left out.
+        path: the nodes from the root down to the parent of this one.
     """
 
     levels: int
@@ -148,7 +148,7 @@ class WayAnswer:
 
 @dataclass(frozen=True)
 class StatusAnswer:
-    """What there is to say of the index and of this server.
+    """The state of the index and of this server.
 
     Attributes:
         tree_nodes: the number of nodes of each level of the tree, from the top, without the root.
@@ -168,7 +168,7 @@ class StatusAnswer:
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """That the server answers."""
+    """Whether the server answers."""
 
     status: str
     documents: int
@@ -185,13 +185,13 @@ class Json(JSONResponse):
     """JSON of the types above; half a surrogate pair, which metadata can hold, is spelled as the escape it came as."""
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """Return the body."""
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields)
         return text.encode("utf-8", "backslashreplace")
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """As `dataclasses.asdict`, without its copies, which took longer than a search."""
+    """Do as `dataclasses.asdict` does, without its copies, which took longer than a search."""
     if not is_dataclass(value):
         raise TypeError(f"an answer cannot hold a {type(value).__name__}")
     return vars(value)

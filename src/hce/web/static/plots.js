@@ -5,7 +5,7 @@ let loading = null;
 export function plotly() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = document.documentElement.dataset.plotly;
+    script.src = "/static/plotly.js";
     script.onload = () => resolve(window.Plotly);
     script.onerror = () => { loading = null; reject(new Error("the pictures could not be loaded")); };
     document.head.append(script);
