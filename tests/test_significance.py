@@ -12,7 +12,15 @@ from scipy import stats
 
 from hce.errors import InputError
 from hce.evaluation import significance
-from hce.evaluation.significance import EXACT_UP_TO, bootstrap_interval, compare_paired, holm, randomisation_test
+from hce.evaluation.significance import (
+    EXACT_UP_TO,
+    Corrected,
+    bootstrap_interval,
+    compare_paired,
+    compare_several,
+    holm,
+    randomisation_test,
+)
 
 
 def by_query(values) -> dict[str, float]:
@@ -52,6 +60,16 @@ def test_exact_is_the_definition(differences):
     assert randomisation_test(scaled) == pytest.approx(enumerated(np.array(differences)))
 
 
+@pytest.mark.parametrize("n", [2, 7, EXACT_UP_TO])
+def test_every_sign_assignment_is_counted(n):
+    tenths = np.random.default_rng(n).integers(-9, 10, size=n)
+    tenths[tenths == 0] = 3
+    sums = np.zeros(1, dtype=int)
+    for value in tenths:
+        sums = np.concatenate([sums + value, sums - value])
+    assert randomisation_test(tenths / 10) == np.mean(np.abs(sums) >= abs(tenths.sum()))
+
+
 @pytest.mark.parametrize("n", [8, 12])
 def test_scipys_exact_test_agrees(n):
     rng = np.random.default_rng(n)
@@ -84,6 +102,15 @@ def test_random_signs_agree_with_enumeration(monkeypatch):
     drawn = randomisation_test(differences, draws=40_000)
     assert drawn != exact
     assert drawn == pytest.approx(exact, abs=0.01)
+
+
+def test_random_signs_by_the_formula():
+    """Sums of tenths often tie with the one observed, and rounding must not tell them apart."""
+    tenths = np.random.default_rng(9).integers(1, 4, size=30) * np.where(np.arange(30) % 3 == 0, -1, 1)
+    signs = np.where(np.random.default_rng([4, 0]).random((2000, 30)) < 0.5, 1, -1)
+    extreme = int((np.abs(signs @ tenths) >= abs(tenths.sum())).sum())
+    assert 0 < extreme < 2000
+    assert randomisation_test(tenths / 10, seed=4, draws=2000) == (extreme + 1) / 2001
 
 
 def test_blocks_change_nothing(monkeypatch):
@@ -146,6 +173,21 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_order_of_queries():
 def test_the_same_system_twice():
     scores = by_query(np.random.default_rng(0).random(40))
     assert compare_paired(scores, scores) == (0.0, 1.0, 0.0, 0.0, 0, 0, 40)
+
+
+def test_one_query_has_no_interval_and_no_significance():
+    assert compare_paired({"x": 0.75}, {"x": 0.5}) == (0.25, 1.0, 0.25, 0.25, 1, 0, 0)
+
+
+def test_several_comparisons_are_corrected_together():
+    rng = np.random.default_rng(7)
+    ours, rivals = by_query(rng.random(30) + 0.2), {name: by_query(rng.random(30)) for name in "abc"}
+    found = compare_several({name: (ours, rival) for name, rival in rivals.items()}, seed=3)
+    alone = {name: compare_paired(ours, rival, seed=3) for name, rival in rivals.items()}
+    corrected = holm([each.p for each in alone.values()])
+    assert found == {name: Corrected(alone[name], p) for name, p in zip("abc", corrected, strict=True)}
+    assert found["a"].as_dict() == {**alone["a"]._asdict(), "p_holm": corrected[0]}
+    assert compare_several({}) == {}
 
 
 @pytest.mark.parametrize(("a", "b"), [({}, {}), ({"x": 1.0}, {"y": 1.0}), ({"x": 1.0, "y": 1.0}, {"x": 1.0})])
