@@ -17,7 +17,7 @@ from hce.comparison.by_recipe import trained
 from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
 from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose
 from hce.comparison.tas_b import TopicBatches, by_topic
-from hce.comparison.task import Task, best_first
+from hce.comparison.task import Task
 from hce.comparison.tsdae import damaged, denoise
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -229,12 +229,6 @@ def test_denoising_refuses_what_cannot_decode(concept_corpus, gtr_folder):
 
 
 # ------------------------------------------------------------------------------------------------------- all of them
-
-
-@given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 40))
-def test_best_first_is_a_stable_sort(values, k):
-    scores = np.array(values, dtype=np.float32)
-    assert best_first(scores, k).tolist() == sorted(range(len(values)), key=lambda i: -values[i])[:k]
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if SYSTEMS[name].needs != "transformer"])

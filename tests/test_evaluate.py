@@ -19,7 +19,6 @@ from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, check_documents, evaluate, rank, score_run
 from hce.evaluation.measures import FAMILIES, capped_recall, parse_measure
 from hce.evaluation.runs import Scored, read_run, write_run
-from hce.search.exact import nearest
 
 
 class Fixed:
@@ -313,19 +312,3 @@ def test_ir_measures_own_reader_agrees(scifact_static, tmp_path):
     )
     report = evaluate(searcher, dataset.queries, dataset.qrels, ["nDCG@10", "R@100", "RR@10"])
     assert report.means == pytest.approx({str(measure): value for measure, value in theirs.items()}, abs=1e-9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(count=st.integers(1, 60), queries=st.integers(0, 5), k=st.integers(1, 80), seed=st.integers(0, 99))
-def test_nearest_is_a_sort(count, queries, k, seed):
-    rng = np.random.default_rng(seed)
-    documents = rng.integers(-1, 2, size=(count, 3)).astype(np.float32)  # many equal scores
-    asked = rng.integers(-1, 2, size=(queries, 3)).astype(np.float32)
-    scores, numbers = nearest(asked, documents, k)
-    full = asked @ documents.T
-    assert numbers.shape == (queries, min(k, count))
-    for row in range(queries):
-        expected = sorted(full[row], reverse=True)[:k]
-        np.testing.assert_allclose(scores[row], expected)
-        np.testing.assert_allclose(full[row, numbers[row]], scores[row])
-        assert len(set(numbers[row].tolist())) == len(numbers[row])

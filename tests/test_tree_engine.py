@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import faiss
@@ -34,7 +35,7 @@ def built(vectors: np.ndarray, **options) -> TreeEngine:
 def stored(layer: Lists) -> dict[int, tuple[int, np.ndarray]]:
     """Id → list and vector, read out of faiss's lists alone."""
     found = {}
-    for number in range(layer.index.nlist):
+    for number in range(layer.file.index.nlist):
         members = layer.members(np.array([number]))
         for id_, vector in zip(members.ids.tolist(), members.vectors, strict=True):
             assert id_ not in found, "in two lists"
@@ -43,14 +44,14 @@ def stored(layer: Lists) -> dict[int, tuple[int, np.ndarray]]:
 
 
 def assert_is_a_tree(engine: TreeEngine, known: dict[int, np.ndarray]) -> None:
-    layers, branching = engine._tree.layers, engine._tree.branching
+    layers, branching = engine._layers.lists, engine._layers.branching
     assert len(layers) == len(branching) >= 2
     for number, layer in enumerate(layers):
         content = stored(layer)
-        assert layer.index.ntotal == len(content)
+        assert layer.file.index.ntotal == len(content)
         assert layer.ids.tolist() == sorted(content)
         assert [content[id_][0] for id_ in layer.ids.tolist()] == layer.home.tolist()
-        nodes = set(engine._tree.nodes(number).tolist())
+        nodes = set(engine._layers.nodes(number).tolist())
         assert set(layer.home.tolist()) <= nodes, "children of no node"
         if number:
             least, most = bounds(branching[number])
@@ -128,14 +129,14 @@ def test_a_broad_tree_is_grown_anew_with_smaller_leaves():
     trained = Hierarchy.build(vectors, 64)
     engine = built(vectors, hierarchy=trained)
     assert_is_a_tree(engine, dict(enumerate(vectors)))
-    layers = engine._tree.layers
+    layers = engine._layers.lists
     assert 0.7 * 4000 / LEAF < len(layers[-2]) < 1.3 * 4000 / LEAF
 
 
 def test_a_fine_tree_is_taken_as_it_is():
     vectors = unit(2000, 0)
     tree = Hierarchy.build(vectors, 8)
-    layers = built(vectors, hierarchy=tree)._tree.layers
+    layers = built(vectors, hierarchy=tree)._layers.lists
     assert abs(len(layers[-2]) - len(tree.levels[-1].centroids)) < 0.1 * len(layers[-2])
     assert len(layers) == tree.depth
 
@@ -144,12 +145,12 @@ def test_grown_from_nothing_by_small_steps():
     vectors, queries = unit(6000, 0, topics=300), unit(200, 1, topics=300)
     engine = built(vectors[:0])
     engine.add(np.arange(10), vectors[:10])
-    assert len(engine._tree.layers) == 2
+    assert len(engine._layers.lists) == 2
     for start in range(10, 6000, 40):
         numbers = np.arange(start, min(start + 40, 6000))
         engine.add(numbers, vectors[numbers])
     assert_is_a_tree(engine, dict(enumerate(vectors)))
-    assert engine._tree.branching == [ROOT, INNER, LEAF]  # the root has been raised
+    assert engine._layers.branching == [ROOT, INNER, LEAF]  # the root has been raised
     exact = engine.search(queries, 10, allowed=np.arange(6000)).numbers
     found = engine.search(queries, 10).numbers
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.tolist(), strict=True)]) > 0.95
@@ -166,7 +167,7 @@ def test_new_documents_go_where_their_topic_is_and_make_leaves_for_new_ones():
     engine = built(np.concatenate([around(axis, 40) for axis in range(4)]))
     engine.add(np.arange(1000, 1010), around(2, 10))
     engine.add(np.arange(2000, 2150), around(9, 150))
-    documents = engine._tree.documents
+    documents = engine._layers.documents
     topic = {n: n // 40 for n in range(160)} | dict.fromkeys(range(1000, 1010), 2) | dict.fromkeys(range(2000, 2150), 9)
     with_their_own = []
     for leaf in np.unique(documents.home):
@@ -214,11 +215,11 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
 @pytest.mark.parametrize("count", [9, 33, 200])
 def test_parts_are_within_bounds(count):
     for vectors in (unit(count, 1), np.repeat(unit(1, 0), count, axis=0), _heap_and_outliers(count)):
-        labels, centroids = parts(vectors, 8)
-        sizes = np.bincount(labels)
+        assignment, centroids = parts(vectors, 8)
+        sizes = np.bincount(assignment)
         assert len(sizes) == len(centroids) >= 2 or count < 12
         assert sizes.min() >= 2 and sizes.max() <= 32
-        means = np.stack([vectors[labels == part].mean(axis=0) for part in range(len(sizes))])
+        means = np.stack([vectors[assignment == part].mean(axis=0) for part in range(len(sizes))])
         assert np.allclose(centroids, means / np.linalg.norm(means, axis=1, keepdims=True), atol=1e-5)
 
 
@@ -232,3 +233,14 @@ def test_bounds_by_hand():
     assert bounds(8) == (2, 32)
     assert bounds(16) == (4, 64)
     assert bounds(9) == (3, 36)
+
+
+def test_a_descent_keeps_alive_what_it_looks_into():
+    vectors, queries = unit(1000, 0), unit(20, 1)
+    engine = built(vectors, dtype="float16")
+    descent, expected = engine._descent(), engine.search(queries, 5).numbers
+    del engine
+    gc.collect()
+    np.empty((1000, DIM), np.float16).fill(1)  # over memory that was let go of
+    found = descent.search(queries, 13, 190.0).numbers
+    assert all(set(wanted) <= set(row) for wanted, row in zip(expected.tolist(), found.tolist(), strict=True))

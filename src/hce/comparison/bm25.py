@@ -14,11 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from hce.comparison.task import LACKS, Built, Task, best_first
+from hce.comparison.task import LACKS, Built, Task
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.runs import Scored
+from hce.search.exact import best_first
 
 try:
     import bm25s

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.comparison.task import Built, Task, best_first
+from hce.comparison.task import Built, Task
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
-from hce.search.exact import nearest
+from hce.search.exact import best_first, nearest
 from hce.training.heldout import labelled_dev
 from hce.training.pairs import LabelledPairs
 

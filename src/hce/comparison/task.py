@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.encoding.corpus_vectors import encode_corpus
@@ -120,17 +118,6 @@ class System:
             "transformer": not static,
         }
         return None if self.needs is None or there[self.needs] else LACKS[self.needs]
-
-
-def best_first(scores: np.ndarray, k: int) -> np.ndarray:
-    """The numbers of the k highest of scores of shape (N,), best first, equal ones in order."""
-    k = min(k, len(scores))
-    if k < 1:
-        return np.empty(0, dtype=np.int64)
-    lowest = np.partition(scores, len(scores) - k)[len(scores) - k]
-    among = np.flatnonzero(scores >= lowest)
-    best: np.ndarray = among[np.argsort(-scores[among], kind="stable")[:k]]
-    return best
 
 
 def searched_by_vectors(

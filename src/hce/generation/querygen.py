@@ -22,6 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.files import open_atomically
 from hce.progress import progress_bar
+from hce.search.exact import score_blocks
 
 
 class Journal:
@@ -89,9 +90,6 @@ class Journal:
                     f"{self.path} holds an unfinished run with {name} {found.get(name)!r}, not {wanted!r}; "
                     "give the same settings to continue it, or delete it"
                 )
-
-
-SCORES_AT_ONCE = 1 << 24
 
 
 class QueryWriter(Protocol):
@@ -203,11 +201,8 @@ def own_ranks(queries: Sequence[str], numbers: Sequence[int], corpus: Corpus, en
     asked = encoder.encode(queries, "query")
     own = np.asarray(numbers)
     ranks = np.empty(len(asked), dtype=np.int64)
-    rows = max(1, SCORES_AT_ONCE // len(documents))
-    for start in range(0, len(asked), rows):
-        block = slice(start, start + rows)
-        scores = asked[block] @ documents.T
-        ranks[block] = (scores > scores[np.arange(len(scores)), own[block]][:, None]).sum(axis=1)
+    for rows, scores in score_blocks(asked, documents):
+        ranks[rows] = (scores > scores[np.arange(len(scores)), own[rows]][:, None]).sum(axis=1)
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""Keeping a tree of lists in shape as documents come and go, with no training.
+"""Keeping layers of lists in shape as documents come and go, with no training.
 
 A list that holds more than 4·b is split, one that holds fewer than b/4 is dissolved into its neighbours, and what
 lies nearer to a new leaf than to its own moves there. Each layer is put right from the bottom up, for the number of
@@ -6,6 +6,8 @@ lists in one is the number of vectors in the layer above.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -19,27 +21,27 @@ INNER = 16  # children of a node that stands where the root was
 ROUNDS = 16
 
 
-def balance(tree: Layers) -> None:
+def balance(layers: Layers) -> None:
     """Bring all lists within their bounds; only the root's, and the last one of a layer, may be short."""
-    layer = len(tree.layers) - 1
+    layer = len(layers.lists) - 1
     while layer > 0:
-        _dissolve_short(tree, layer)
-        _split_long(tree, layer)
+        _dissolve_short(layers, layer)
+        _split_long(layers, layer)
         layer -= 1
-        if layer == 0 and len(tree.layers[0]) > MOST * ROOT:
-            _raise_root(tree)
+        if layer == 0 and len(layers.lists[0]) > MOST * ROOT:
+            _raise_root(layers)
             layer = 1
 
 
-def settle(tree: Layers, leaves: np.ndarray) -> None:
+def settle(layers: Layers, leaves: np.ndarray) -> None:
     """Move the centroids of leaves that have taken documents in, and of the nodes above, to the means of their own.
 
     Args:
-        tree: changed in place.
+        layers: changed in place.
         leaves: rising, of shape (m,).
     """
-    for layer in range(len(tree.layers) - 1, 0, -1):
-        lists, above = tree.layers[layer], tree.layers[layer - 1]
+    for layer in range(len(layers.lists) - 1, 0, -1):
+        lists, above = layers.lists[layer], layers.lists[layer - 1]
         members, parents = lists.members(leaves), above.home_of(leaves)
         centroids = _centroids(members.vectors, np.searchsorted(leaves, lists.home_of(members.ids)))
         above.drop(leaves)
@@ -48,44 +50,45 @@ def settle(tree: Layers, leaves: np.ndarray) -> None:
 
 
 def bounds(branching: int) -> tuple[int, int]:
-    """How few and how many a list may hold."""
-    return -int(-LEAST * branching // 1), int(MOST * branching)
+    """Return how few and how many a list may hold."""
+    return math.ceil(LEAST * branching), MOST * branching
 
 
-def _dissolve_short(tree: Layers, layer: int) -> None:
+def _dissolve_short(layers: Layers, layer: int) -> None:
     """Hand the members of short lists to the other lists, to the nearest centroid each; one list always stays."""
-    lists, above = tree.layers[layer], tree.layers[layer - 1]
-    least, _ = bounds(tree.branching[layer])
+    lists, above = layers.lists[layer], layers.lists[layer - 1]
+    least, _ = bounds(layers.branching[layer])
     sizes = lists.sizes()[above.ids]
     short = above.ids[(sizes < least) & (np.arange(len(sizes)) != sizes.argmax())]
     if not len(short):
         return
     members = lists.members(short)
     above.drop(short)
-    home = above.search(members.vectors, 1, tree.nodes(layer - 1)).numbers[:, 0]
+    home = above.search(members.vectors, 1, layers.nodes(layer - 1)).numbers[:, 0]
     lists.spread(short, members, home)
 
 
-def _split_long(tree: Layers, layer: int) -> None:
-    lists, above = tree.layers[layer], tree.layers[layer - 1]
-    _, most = bounds(tree.branching[layer])
+def _split_long(layers: Layers, layer: int) -> None:
+    """Cut long lists up, and let the new ones draw from their neighbours."""
+    lists, above = layers.lists[layer], layers.lists[layer - 1]
+    _, most = bounds(layers.branching[layer])
     for number in np.flatnonzero(lists.sizes() > most)[:, None]:
         members = lists.members(number)
-        assignment, centroids = parts(members.vectors, tree.branching[layer])
+        assignment, centroids = parts(members.vectors, layers.branching[layer])
         targets = np.concatenate([number, _unused(above.ids, len(centroids) - 1)])
         parent = above.home_of(number)
         above.drop(number)
         above.put(targets, centroids, np.repeat(parent, len(targets)))
         lists.spread(number, members, targets[assignment])
-        _draw_from_neighbours(tree, layer, targets, centroids)
+        _draw_from_neighbours(layers, layer, targets, centroids)
 
 
-def _draw_from_neighbours(tree: Layers, layer: int, targets: np.ndarray, centroids: np.ndarray) -> None:
+def _draw_from_neighbours(layers: Layers, layer: int, targets: np.ndarray, centroids: np.ndarray) -> None:
     """Move into new lists what is nearer to their centroids than to its own, within the bounds of both sides."""
-    lists, above = tree.layers[layer], tree.layers[layer - 1]
-    least, most = bounds(tree.branching[layer])
+    lists, above = layers.lists[layer], layers.lists[layer - 1]
+    least, most = bounds(layers.branching[layer])
     depth = min(NEIGHBOURS + len(targets), len(above))
-    near = above.search(centroids.mean(axis=0, keepdims=True), depth, tree.nodes(layer - 1)).numbers[0]
+    near = above.search(centroids.mean(axis=0, keepdims=True), depth, layers.nodes(layer - 1)).numbers[0]
     near = near[~np.isin(near, targets)][:NEIGHBOURS]
     for donor, centroid in zip(near[:, None], above.vectors_of(near), strict=True):
         members = lists.members(donor)
@@ -99,9 +102,9 @@ def _draw_from_neighbours(tree: Layers, layer: int, targets: np.ndarray, centroi
 
 
 def _fits(lists: Lists, home: np.ndarray, most: int) -> bool:
-    """Whether lists can take these in."""
+    """Tell whether the lists `home` can take these in."""
     numbers, more = np.unique(home, return_counts=True)
-    sizes = [lists.index.invlists.list_size(number) for number in numbers.tolist()]
+    sizes = [lists.file.size(number) for number in numbers.tolist()]
     return bool(np.all(sizes + more <= most))
 
 
@@ -115,9 +118,9 @@ def parts(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
     count = max(2, round(len(vectors) / branching))
     result = spherical_kmeans(vectors, count, mode="exact", max_rounds=ROUNDS)
     large = np.bincount(result.assignment, minlength=count) >= least
-    assignment = (
-        (vectors @ result.centroids[large].T).argmax(axis=1) if large.any() else np.zeros(len(vectors), np.int64)
-    )
+    assignment = np.zeros(len(vectors), np.int64)
+    if large.any():
+        assignment = (vectors @ result.centroids[large].T).argmax(axis=1)
     sizes = np.bincount(assignment)
     if len(sizes) < 2 or sizes.max() > most or sizes.min() < least:
         # Many equal vectors, or one heap with a few outliers: even slices across the direction of largest spread.
@@ -135,16 +138,16 @@ def _centroids(vectors: np.ndarray, assignment: np.ndarray) -> np.ndarray:
 
 
 def _unused(used: np.ndarray, count: int) -> np.ndarray:
-    """The least numbers that are not in use; `used` is rising."""
+    """Return the least numbers that are not in use; `used` is rising."""
     return np.setdiff1d(np.arange(len(used) + count), used)[:count]
 
 
-def _raise_root(tree: Layers) -> None:
+def _raise_root(layers: Layers) -> None:
     """Put a new root above the old one, which then can be split like any other node."""
-    old = tree.layers[0]
-    top = Lists.new(old.index.d, 1, CENTROID_DTYPE, np.empty((0, old.index.d), np.float32))
+    old = layers.lists[0]
+    top = Lists.new(old.dim, 1, CENTROID_DTYPE, np.empty((0, old.dim), np.float32))
     centroid = _centroids(old.everything().vectors, np.zeros(len(old), np.int64))
     top.put(np.zeros(1, np.int64), centroid, np.zeros(1, np.int64))
-    tree.layers.insert(0, top)
-    tree.branching[0] = INNER
-    tree.branching.insert(0, ROOT)
+    layers.lists.insert(0, top)
+    layers.branching[0] = INNER
+    layers.branching.insert(0, ROOT)

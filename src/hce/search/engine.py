@@ -8,7 +8,6 @@ readers of faiss trust what they read, so a damaged file is found out before it 
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +20,22 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from hce.errors import FormatError, InputError
-from hce.files import write_json
+from hce.files import read_json, write_json
 from hce.tree.hierarchy import Hierarchy
+
+ENGINES = {"flat": ("hce.search.flat", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
+"""Module and class of each engine; each module is built on this one, so it is imported when it is asked for."""
+
+FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes a tenth of a second and more
+
+CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
+"""The name of each kind of number, and faiss's name of it."""
+
+ROWS_AT_ONCE = 65_536
+SAMPLE = 65_536
+FEW = 1024  # rows that tell too little of the range of each dimension
+BYTES_AT_ONCE = 1 << 24
+ARRAYS, CHECKSUMS = "arrays.safetensors", "checksums.json"
 
 
 class Found(NamedTuple):
@@ -43,7 +56,7 @@ class Engine(Protocol):
     name: ClassVar[str]
 
     def __len__(self) -> int:
-        """How many vectors there are."""
+        """Return how many vectors there are."""
         ...
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
@@ -60,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """The k vectors of the largest inner product; k of them if there are k.
+        """Find the k vectors of the largest inner product; k of them if there are k.
 
         Args:
             queries: unit rows of shape (Q, n), float32.
@@ -74,17 +87,67 @@ class Engine(Protocol):
         ...
 
 
-CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
+# ----------------------------------------------------------------------------------------- by name
 
-"""The name of each kind of number, and faiss's name of it."""
 
-ROWS_AT_ONCE = 65_536
-SAMPLE = 65_536
-FEW = 1024  # rows that tell too little of the range of each dimension
+def engine_for(documents: int) -> str:
+    """Name the engine for so many documents: flat, which is exact, as long as that is fast."""
+    return "flat" if documents <= FLAT_IS_FAST else "tree"
+
+
+def new_engine(
+    name: str,
+    dim: int,
+    *,
+    numbers: np.ndarray,
+    vectors: np.ndarray,
+    dtype: str = "float32",
+    hierarchy: Hierarchy | None = None,
+    seed: int = 0,
+) -> Engine:
+    """Build an engine of all these vectors; none is fine too.
+
+    Args:
+        name: one of `ENGINES`.
+        dim: the length n of a vector.
+        numbers: of shape (N,), int64, rising.
+        vectors: unit rows of shape (N, n), float32, a memory map included.
+        dtype: "float32"; "float16" and "int8" take a half and a quarter of the space, and lose a little.
+        hierarchy: the trained tree of these vectors, whose document i is row i. `tree` searches by it, and grows
+            one of its own where none is given; flat has no use for it.
+        seed: of whatever is drawn at random.
+
+    Raises:
+        InputError: an engine or a dtype that does not exist.
+    """
+    codec_of(dtype)
+    engine: Engine = _class_of(name).build(dim, numbers, vectors, dtype, hierarchy, seed)
+    return engine
+
+
+def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
+    """Read what `Engine.save` wrote.
+
+    Raises:
+        InputError: there is no such engine.
+        FormatError: the files are damaged or of another shape; build the engine anew.
+    """
+    engine: Engine = _class_of(name).load(Path(folder), dim)
+    return engine
+
+
+def _class_of(name: str) -> Any:
+    if name not in ENGINES:
+        raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
+    module, class_name = ENGINES[name]
+    return getattr(import_module(module), class_name)
+
+
+# ----------------------------------------------------------------------------------------- how vectors are kept
 
 
 def codec_of(dtype: str) -> str:
-    """The name that faiss has for a kind of number.
+    """Return the name that faiss has for a kind of number.
 
     Raises:
         InputError: there is no such kind.
@@ -94,24 +157,17 @@ def codec_of(dtype: str) -> str:
     return CODECS[dtype]
 
 
-def training_sample(vectors: np.ndarray, most: int = SAMPLE) -> np.ndarray:
-    """Rows from all over `vectors`, in memory."""
-    step = max(1, -(-len(vectors) // most))
-    return np.ascontiguousarray(vectors[::step], dtype=np.float32)
-
-
 def range_sample(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Rows that span what later rows may hold: a quarter more than those seen, or all of −1 … 1 where few are seen."""
+    """Make rows that span what later rows may hold: a quarter more than those seen, or −1 … 1 where few are seen."""
     ends = np.ones((1, dim), np.float32)
     if len(vectors) < FEW:
         return np.concatenate([ends, -ends])
-    sample = training_sample(vectors)
+    sample = np.asarray(vectors[:: -(-len(vectors) // SAMPLE)], dtype=np.float32)  # from all over, in memory
     low, high = sample.min(axis=0, keepdims=True), sample.max(axis=0, keepdims=True)
     return np.concatenate([low - (high - low) / 8, high + (high - low) / 8])
 
 
-ARRAYS, CHECKSUMS = "arrays.safetensors", "checksums.json"
-BYTES_AT_ONCE = 1 << 24
+# ----------------------------------------------------------------------------------------- on disk
 
 
 class Parts(NamedTuple):
@@ -136,7 +192,7 @@ def read_parts(folder: Path, dim: int) -> Parts:
     Raises:
         ValueError: a file has changed, or the vectors are not of length `dim`.
     """
-    checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+    checksums = read_json(folder / CHECKSUMS)
     for name, known in checksums.items():
         require(_checksum(folder / name) == known, f"{name} is not as it was written")
     paths = [folder / name for name in checksums if name != ARRAYS]
@@ -176,57 +232,3 @@ def _checksum(path: Path) -> int:
         while block := file.read(BYTES_AT_ONCE):
             value = zlib.crc32(block, value)
     return value
-
-
-ENGINES = ("flat", "hnsw", "ivf", "tree")
-
-
-def new_engine(
-    name: str,
-    dim: int,
-    *,
-    numbers: np.ndarray,
-    vectors: np.ndarray,
-    dtype: str = "float32",
-    hierarchy: Hierarchy | None = None,
-    seed: int = 0,
-) -> Engine:
-    """Build an engine of all these vectors; none is fine too.
-
-    Args:
-        name: one of `ENGINES`.
-        dim: the length n of a vector.
-        numbers: of shape (N,), int64, rising.
-        vectors: unit rows of shape (N, n), float32, a memory map included.
-        dtype: "float32"; "float16" and "int8" take a half and a quarter of the space, and lose a little.
-        hierarchy: the trained tree of these vectors, whose document i is row i. `tree` searches by it, and grows
-            one of its own where none is given; the others have no use for it.
-        seed: of whatever is drawn at random.
-
-    Raises:
-        InputError: an engine or a dtype that does not exist.
-    """
-    codec_of(dtype)
-    return _class_of(name).build(dim, numbers, vectors, dtype, hierarchy, seed)
-
-
-def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
-    """Read what `Engine.save` wrote.
-
-    Raises:
-        InputError: there is no such engine.
-        FormatError: the files are damaged or of another shape; build the engine anew.
-    """
-    return _class_of(name).load(Path(folder), dim)
-
-
-def _class_of(name: str) -> type[Any]:
-    """Import an engine where it is asked for: each of them is built on this module."""
-    if name not in ENGINES:
-        raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
-    module = "tree_engine" if name == "tree" else name
-    return next(
-        each
-        for each in vars(import_module(f"hce.search.{module}")).values()
-        if isinstance(each, type) and each.__dict__.get("name") == name
-    )

@@ -1,12 +1,14 @@
-"""Exact search with ties settled by number, whatever holds the vectors.
+"""Exact search: the k best with ties settled by number, whatever holds the vectors.
 
 Equal texts have equal vectors, so ties are common, at the last place too. There, a search that returns any k of the
 best is not enough: more candidates are fetched until one of them is clearly worse than the k-th.
+
+For vectors that are plain arrays, and need no engine, there are `nearest` and the blocks of scores underneath.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
@@ -17,19 +19,22 @@ from hce.search.engine import Found
 SPARE = 8  # candidates beyond k, which tell whether the last place is shared
 SLACK = 1e-5  # how far the scores of equal unit vectors may lie apart in a matrix product
 VALUES_AT_ONCE = 1 << 24  # floats of candidates fetched at a time: 64 MB
+SCORES_AT_ONCE = 1 << 26  # floats in a block of the score matrix: 256 MB
 
-Nearest = Callable[[np.ndarray, int], Found]
-
+Fetch = Callable[[np.ndarray, int], Found]
 """(queries, depth) → the `depth` best of each query, in any order; there are so many."""
 
 
+# ----------------------------------------------------------------------------------------- candidates
+
+
 def nothing(queries: int, k: int) -> Found:
-    """What is found where there is nothing."""
+    """Return what is found where there is nothing."""
     return Found(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
 
 
 def ranked(candidates: Found, k: int) -> Found:
-    """The k best of each query's candidates, equal scores in order of number; −1 is no candidate."""
+    """Return the k best of each query's candidates, equal scores in order of number; −1 is no candidate."""
     if candidates.scores.shape[1] >= k and (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all():
         return Found(candidates.scores[:, :k], candidates.numbers[:, :k])  # as faiss leaves them where none are equal
     scores = np.where(candidates.numbers < 0, -np.inf, candidates.scores).astype(np.float32)
@@ -40,46 +45,49 @@ def ranked(candidates: Found, k: int) -> Found:
     return found
 
 
-def search_exactly(nearest: Nearest, available: int, queries: np.ndarray, k: int, slack: float = 0.0) -> Found:
-    """The k best of `available` vectors, ties settled by number.
+def completed(found: Found, queries: np.ndarray, exactly: Callable[[np.ndarray], Found]) -> Found:
+    """Search exactly for those queries of which too few were found; call it where there are k vectors."""
+    short = np.flatnonzero(found.numbers[:, -1] < 0)
+    if len(short):
+        found.scores[short], found.numbers[short] = exactly(queries[short])
+    return found
+
+
+def search_exactly(fetch: Fetch, available: int, queries: np.ndarray, k: int, slack: float = 0.0) -> Found:
+    """Find the k best of `available` vectors, ties settled by number.
 
     Args:
-        nearest: fetches candidates.
+        fetch: gets candidates.
         available: how many vectors there are to be found.
         queries: unit rows of shape (Q, n).
         k: 1 or more.
-        slack: how far the scores of equal vectors may lie apart when `nearest` chooses.
+        slack: how far the scores of equal vectors may lie apart when `fetch` chooses.
     """
     depth = min(k + SPARE, available)
     if not depth or not len(queries):
         return nothing(len(queries), k)
-    candidates = nearest(queries, depth)
+    candidates = fetch(queries, depth)
     found = ranked(candidates, k)
     if depth < available:
         shared = found.scores[:, k - 1] - candidates.scores.min(axis=1) <= slack
         for query in np.flatnonzero(shared):
-            wider = _past_the_tie(nearest, available, queries[query : query + 1], k, slack)
+            wider = _past_the_tie(fetch, available, queries[query : query + 1], k, slack)
             found.scores[query], found.numbers[query] = wider.scores[0], wider.numbers[0]
     return found
 
 
-def _past_the_tie(nearest: Nearest, available: int, query: np.ndarray, k: int, slack: float) -> Found:
-    """The k best for one query of shape (1, n), with as many candidates as it takes."""
+def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack: float) -> Found:
+    """Find the k best for one query of shape (1, n), with as many candidates as it takes."""
     depth = k + SPARE
     while True:
         depth = min(4 * depth, available)
-        candidates = nearest(query, depth)
+        candidates = fetch(query, depth)
         found = ranked(candidates, k)
         if depth == available or found.scores[0, k - 1] - candidates.scores.min() > slack:
             return found
 
 
-def completed(found: Found, queries: np.ndarray, exactly: Callable[[np.ndarray], Found]) -> Found:
-    """What was found, and, for queries of which too few were, what an exact search finds; there are k vectors."""
-    short = np.flatnonzero(found.numbers[:, -1] < 0)
-    if len(short):
-        found.scores[short], found.numbers[short] = exactly(queries[short])
-    return found
+# ----------------------------------------------------------------------------------------- rows of a faiss index
 
 
 def search_rows(
@@ -97,22 +105,22 @@ def search_rows(
         k: 1 or more.
         among: which rows may be found, of shape (N,), bool; by default all.
     """
-    chosen = None if among is None else faiss.SearchParameters(sel=row_selector(among))
+    chosen = None if among is None else faiss.SearchParameters(sel=selector(among))
 
-    def nearest(block: np.ndarray, depth: int) -> Found:
+    def fetch(block: np.ndarray, depth: int) -> Found:
         _, rows = storage.search(block, depth, params=chosen)
         return Found(_scores(storage, block, rows), numbers[rows])
 
-    return search_exactly(nearest, len(numbers) if among is None else int(among.sum()), queries, k, SLACK)
+    return search_exactly(fetch, len(numbers) if among is None else int(among.sum()), queries, k, SLACK)
 
 
-def row_selector(rows: np.ndarray) -> faiss.IDSelector:
-    """Make faiss look at these rows only: of shape (N,), bool."""
-    return faiss.IDSelectorBitmap(np.packbits(rows, bitorder="little"))
+def selector(chosen: np.ndarray) -> faiss.IDSelector:
+    """Make faiss look only at the ids i for which `chosen[i]` holds, of shape (ids,), bool."""
+    return faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
 
 
 def _scores(storage: faiss.Index, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Inner products of each query with its candidate rows of shape (Q, C)."""
+    """Compute the inner products of each query with its candidate rows of shape (Q, C)."""
     flat, of_query = rows.reshape(-1), np.repeat(np.arange(len(rows)), rows.shape[1])
     scores = np.empty(len(flat), np.float32)
     step = max(1, VALUES_AT_ONCE // storage.d)
@@ -122,11 +130,24 @@ def _scores(storage: faiss.Index, queries: np.ndarray, rows: np.ndarray) -> np.n
     return scores.reshape(rows.shape)
 
 
-SCORES_AT_ONCE = 1 << 26  # floats in a block of the score matrix: 256 MB
+# ----------------------------------------------------------------------------------------- rows of an array
+
+
+def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Compute all inner products of queries (Q, n) with documents (N, n), as many queries at a time as memory allows.
+
+    Yields:
+        Which queries, and their scores of shape (queries, N).
+    """
+    table = torch.from_numpy(np.asarray(documents)).T
+    step = max(1, SCORES_AT_ONCE // max(len(documents), 1))
+    for start in range(0, len(queries), step):
+        rows = slice(start, min(start + step, len(queries)))
+        yield rows, (torch.from_numpy(queries[rows]) @ table).numpy()
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k documents of the largest inner product with each query, best first; equal ones among them in order.
+    """Find the k documents of the largest inner product with each query, best first; equal ones among them in order.
 
     Args:
         queries: of shape (Q, n).
@@ -134,17 +155,24 @@ def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndar
         k: how many; N if that is less.
 
     Returns:
-        Scores and document numbers, each of shape (Q, min(k, N)).
+        Scores and positions of documents, each of shape (Q, min(k, N)).
     """
-    k = min(k, len(documents))
-    table = torch.from_numpy(np.asarray(documents))
-    scores, numbers = [], []
-    for start in range(0, len(queries), max(1, SCORES_AT_ONCE // max(len(documents), 1))):
-        block = torch.from_numpy(queries[start : start + max(1, SCORES_AT_ONCE // max(len(documents), 1))]) @ table.T
-        best, where = block.topk(k, dim=1)
-        order = np.lexsort((where.numpy(), -best.numpy()), axis=1)
-        scores.append(np.take_along_axis(best.numpy(), order, axis=1))
-        numbers.append(np.take_along_axis(where.numpy(), order, axis=1))
-    if not scores:
-        return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
-    return np.concatenate(scores), np.concatenate(numbers)
+    shape = (len(queries), min(k, len(documents)))
+    scores, positions = np.empty(shape, np.float32), np.empty(shape, np.int64)
+    for rows, block in score_blocks(queries, documents):
+        best, where = (each.numpy() for each in torch.from_numpy(block).topk(shape[1], dim=1))
+        order = np.lexsort((where, -best), axis=1)
+        scores[rows] = np.take_along_axis(best, order, axis=1)
+        positions[rows] = np.take_along_axis(where, order, axis=1)
+    return scores, positions
+
+
+def best_first(scores: np.ndarray, k: int) -> np.ndarray:
+    """Return the positions of the k highest of scores of shape (N,), best first, equal ones in order."""
+    k = min(k, len(scores))
+    if k < 1:
+        return np.empty(0, dtype=np.int64)
+    lowest = np.partition(scores, len(scores) - k)[len(scores) - k]
+    among = np.flatnonzero(scores >= lowest)
+    best: np.ndarray = among[np.argsort(-scores[among], kind="stable")[:k]]
+    return best

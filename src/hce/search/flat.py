@@ -1,4 +1,4 @@
-"""flat: every vector is compared with the query. Exact, and the measure of the others."""
+"""flat: every vector is compared with the query. Exact, and the measure of `tree`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FlatEngine:
         hierarchy: Hierarchy | None = None,
         seed: int = 0,
     ) -> FlatEngine:
-        """An engine of these vectors; `hce.search.engine.new_engine` says more."""
+        """Build an engine of these vectors; `hce.search.engine.new_engine` says what the arguments are."""
         storage = faiss.index_factory(dim, codec_of(dtype), faiss.METRIC_INNER_PRODUCT)
         if not storage.is_trained:
             storage.train(range_sample(vectors, dim))
@@ -73,7 +73,7 @@ class FlatEngine:
         self._storage.ntotal = kept
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """The k vectors of the largest inner product, exactly."""
+        """Find the k vectors of the largest inner product, exactly."""
         among = None if allowed is None else np.isin(self._numbers, allowed)
         return search_rows(self._storage, self._numbers, queries, k, among)
 

@@ -1,7 +1,12 @@
-"""Lists: vectors in numbered lists, kept by faiss's inverted file; a search is told which lists to look into."""
+"""Lists: vectors in numbered lists, kept by faiss's inverted file; a search is told which lists to look into.
+
+`InvertedFile` is the only place that reaches into faiss's memory. `Lists` knows which vector is in which list, and
+`Layers` are lists below lists: a tree as it is searched.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,46 +15,10 @@ import faiss
 import numpy as np
 
 from hce.search.engine import ROWS_AT_ONCE, Found, codec_of, range_sample
-from hce.search.exact import search_exactly
+from hce.search.exact import search_exactly, selector
 
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
-
-
-class Layers(NamedTuple):
-    """Layers from the root's only list down to the leaves' lists of documents.
-
-    Attributes:
-        layers: two or more.
-        branching: for each layer, how many a list is expected to hold.
-    """
-
-    layers: list[Lists]
-    branching: list[int]
-
-    @property
-    def documents(self) -> Lists:
-        """The bottom layer."""
-        return self.layers[-1]
-
-    def nodes(self, layer: int) -> np.ndarray:
-        """The lists of a layer that are in use."""
-        return self.layers[layer - 1].ids if layer else np.zeros(1, np.int64)
-
-    def start(self, work: float) -> int:
-        """Where to begin a search of about `work` vectors a layer: the lowest layer that costs no more in full.
-
-        Beginning one layer higher would cost that layer, and then `work` vectors of this one.
-        """
-        begin, above = 0, 0
-        for number, layer in enumerate(self.layers[:-1]):
-            if len(layer) <= work + above:
-                begin = number
-            above = len(layer)
-        return begin
-
-
 KINDS = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
-
 LISTS_AT_ONCE = 1 << 22  # pairs of a query and a list in one call
 
 
@@ -60,96 +29,189 @@ class Members(NamedTuple):
     vectors: np.ndarray
 
 
+class InvertedFile:
+    """faiss's inverted lists.
+
+    faiss's Python can neither read a list, nor append to a list by its number, nor search chosen lists under a filter
+    and from several threads. Here it is done by pointers into faiss's memory, none of which is seen elsewhere.
+
+    Attributes:
+        index: what faiss searches, reads and writes.
+    """
+
+    def __init__(self, index: faiss.IndexIVF) -> None:
+        self.index = index
+
+    @classmethod
+    def new(cls, dim: int, count: int, dtype: str, vectors: np.ndarray) -> InvertedFile:
+        """Make so many empty lists, their codes made for the range of vectors (N, n)."""
+        index = _empty_index(faiss.IndexFlatIP(dim), count, dtype)  # a quantizer that knows no centroids
+        if dtype != "float32":
+            index.sq.train(range_sample(vectors, dim))
+        return cls(index)
+
+    @property
+    def dtype(self) -> str:
+        """What the vectors are kept in."""
+        if self._is_plain:
+            return "float32"
+        return next(name for name, kind in KINDS.items() if kind == self.index.sq.qtype)
+
+    @property
+    def _is_plain(self) -> bool:
+        return isinstance(self.index, faiss.IndexIVFFlat)
+
+    def size(self, number: int) -> int:
+        """Return how many vectors are in a list."""
+        return int(self.index.invlists.list_size(number))
+
+    def read(self, number: int) -> Members:
+        """Copy a list out."""
+        stored, size = self.index.invlists, self.size(number)
+        if not size:
+            return Members(np.empty(0, np.int64), np.empty((0, self.index.d), np.float32))
+        ids = faiss.rev_swig_ptr(stored.get_ids(number), size).copy()
+        codes = faiss.rev_swig_ptr(stored.get_codes(number), size * self.index.code_size).reshape(size, -1)
+        return Members(ids, codes.view(np.float32).copy() if self._is_plain else self.index.sq.decode(codes))
+
+    def append(self, members: Members, home: np.ndarray) -> None:
+        """Append vectors to lists that are there: `home`, rising, of shape (m,)."""
+        ids = np.ascontiguousarray(members.ids, dtype=np.int64)
+        vectors = np.ascontiguousarray(members.vectors, dtype=np.float32)
+        codes = vectors.view(np.uint8) if self._is_plain else self.index.sq.compute_codes(vectors)
+        limits = [*np.flatnonzero(np.diff(home, prepend=-1)).tolist(), len(home)]
+        for start, stop in pairwise(limits):
+            pointers = faiss.swig_ptr(ids[start:stop]), faiss.swig_ptr(codes[start:stop])
+            self.index.invlists.add_entries(int(home[start]), stop - start, *pointers)
+
+    def clear(self, number: int) -> None:
+        """Empty a list."""
+        self.index.invlists.resize(number, 0)
+
+    def reserve(self, count: int) -> None:
+        """Have at least so many lists; faiss knows no way to append one, so they are doubled."""
+        old = self.index.invlists
+        if count <= old.nlist:
+            return
+        more = faiss.ArrayInvertedLists(max(count, 2 * old.nlist), old.code_size)
+        for number in filter(old.list_size, range(old.nlist)):
+            more.add_entries(number, old.list_size(number), old.get_ids(number), old.get_codes(number))
+        self.index.nlist = more.nlist
+        self.index.replace_invlists(more, True)  # the old lists are deleted, and faiss now owns the new ones:
+        more.this.disown()
+
+    def under(self, quantizer: faiss.Index) -> faiss.IndexIVF:
+        """Return the same lists as an index of their own, for which `quantizer` chooses among them.
+
+        That index sees what is put into lists, but not a list that is made: make it anew after changes.
+        """
+        index = _empty_index(quantizer, self.index.nlist, self.dtype)
+        if not self._is_plain:
+            index.sq = self.index.sq
+        index.replace_invlists(self.index.invlists, False)
+        index.ntotal = self.index.ntotal
+        index.referenced_objects = [quantizer, self.index]  # which it keeps alive
+        return index
+
+    def search(self, queries: np.ndarray, k: int, lists: np.ndarray, only: faiss.IDSelector | None) -> Found:
+        """Find the k best of the lists (Q, lists) of each query (Q, n), in any order; −1 fills what is missing."""
+        lists, probes = np.ascontiguousarray(lists), lists.shape[1]
+        options = _probing(probes) if only is None else faiss.SearchParametersIVF(nprobe=probes, sel=only)
+        found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+        unused = np.empty(lists.shape, np.float32)  # scores of the lists, which only codes of residuals need
+        arrays = map(faiss.swig_ptr, (lists, unused, found.scores, found.numbers))
+        self.index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), k, *arrays, False, options)
+        return found
+
+
 class Lists:
     """Vectors with ids, each in one list.
 
     Attributes:
-        index: faiss's lists.
+        file: the lists themselves.
         ids: rising, of shape (m,), int64.
         home: the list of each, of shape (m,), int64.
     """
 
-    def __init__(self, index: faiss.IndexIVF, ids: np.ndarray, home: np.ndarray) -> None:
-        self.index = index
+    def __init__(self, file: InvertedFile, ids: np.ndarray, home: np.ndarray) -> None:
+        self.file = file
         self.ids = ids
         self.home = home
 
     @classmethod
     def new(cls, dim: int, count: int, dtype: str, vectors: np.ndarray) -> Lists:
-        """So many empty lists, for vectors like these."""
-        return cls(inverted_file(dim, count, dtype, vectors), np.empty(0, np.int64), np.empty(0, np.int64))
+        """Make so many empty lists, for vectors like these."""
+        return cls(InvertedFile.new(dim, count, dtype, vectors), np.empty(0, np.int64), np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def dtype(self) -> str:
-        """What the vectors are kept in."""
-        if isinstance(self.index, faiss.IndexIVFFlat):
-            return "float32"
-        return next(name for name, kind in KINDS.items() if kind == self.index.sq.qtype)
+    def dim(self) -> int:
+        """The length n of a vector."""
+        return int(self.file.index.d)
 
     def sizes(self) -> np.ndarray:
-        """How many vectors are in each list, of shape (lists,)."""
-        return np.bincount(self.home, minlength=self.index.nlist)
+        """Return how many vectors are in each list, of shape (lists,)."""
+        return np.bincount(self.home, minlength=self.file.index.nlist)
 
     def home_of(self, ids: np.ndarray) -> np.ndarray:
-        """The lists of ids that are there."""
+        """Return the lists of ids that are there."""
         return self.home[np.searchsorted(self.ids, ids)]
 
     def members(self, numbers: np.ndarray) -> Members:
-        """What is in some lists."""
-        parts = [self._members(number) for number in numbers.tolist()]
+        """Return what is in some lists."""
+        parts = [self.file.read(number) for number in numbers.tolist()]
         if not parts:
-            return Members(np.empty(0, np.int64), np.empty((0, self.index.d), np.float32))
+            return Members(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))
         return Members(np.concatenate([part.ids for part in parts]), np.concatenate([part.vectors for part in parts]))
 
     def everything(self) -> Members:
-        """All there is, in order of id."""
+        """Return all there is, in order of id."""
         members = self.members(np.unique(self.home))
         order = np.argsort(members.ids)
         return Members(members.ids[order], members.vectors[order])
+
+    def vectors_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the vectors of ids that are there, of shape (m, n)."""
+        members = self.members(np.unique(self.home_of(ids)))
+        order = np.argsort(members.ids)
+        return members.vectors[order[np.searchsorted(members.ids, ids, sorter=order)]]
 
     def put(self, ids: np.ndarray, vectors: np.ndarray, home: np.ndarray) -> None:
         """Add vectors under new ids, each to a list; a list that is not there yet is made."""
         if not len(ids):
             return
-        self._reserve(int(home.max()) + 1)
+        self.file.reserve(int(home.max()) + 1)
         # List by list: each then lies in one piece of memory, beside its neighbours.
         order = np.argsort(home, kind="stable")
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
-            self._append(ids[rows], np.ascontiguousarray(vectors[rows], dtype=np.float32), home[rows])
+            self.file.append(Members(ids[rows], vectors[rows]), home[rows])
         ids, home = np.concatenate([self.ids, ids]), np.concatenate([self.home, home])
         order = np.argsort(ids, kind="stable")
         self.ids, self.home = ids[order], home[order]
-        self.index.ntotal = len(ids)
+        self.file.index.ntotal = len(ids)
 
     def drop(self, ids: np.ndarray) -> None:
         """Take ids out that are there."""
         if not len(ids):
             return
-        self.index.remove_ids(faiss.IDSelectorBatch(np.ascontiguousarray(ids, dtype=np.int64)))
+        self.file.index.remove_ids(faiss.IDSelectorBatch(np.ascontiguousarray(ids, dtype=np.int64)))
         kept = ~np.isin(self.ids, ids)
         self.ids, self.home = self.ids[kept], self.home[kept]
 
     def spread(self, numbers: np.ndarray, members: Members, home: np.ndarray) -> None:
         """Empty lists, and put what was in them, `members`, into the lists `home`, which they may be among."""
         for number in numbers.tolist():
-            self.index.invlists.resize(number, 0)
-        self._reserve(int(home.max(initial=0)) + 1)
+            self.file.clear(number)
+        self.file.reserve(int(home.max(initial=0)) + 1)
         order = np.argsort(home, kind="stable")
-        self._append(members.ids[order], members.vectors[order], home[order])
+        self.file.append(Members(members.ids[order], members.vectors[order]), home[order])
         self.home[np.searchsorted(self.ids, members.ids)] = home
 
-    def vectors_of(self, ids: np.ndarray) -> np.ndarray:
-        """The vectors of ids that are there, of shape (m, n)."""
-        members = self.members(np.unique(self.home_of(ids)))
-        order = np.argsort(members.ids)
-        return members.vectors[order[np.searchsorted(members.ids, ids, sorter=order)]]
-
     def search(self, queries: np.ndarray, k: int, lists: np.ndarray, only: faiss.IDSelector | None = None) -> Found:
-        """The k best of some lists, in any order.
+        """Find the k best of some lists, in any order.
 
         Args:
             queries: of shape (Q, n).
@@ -162,34 +224,21 @@ class Lists:
             lists = np.broadcast_to(lists, (len(queries), len(lists)))
         step = max(1, LISTS_AT_ONCE // lists.shape[1])
         if len(queries) <= step:
-            return _search_lists(self.index, queries, k, lists, only)
+            return self.file.search(queries, k, lists, only)
         blocks = [slice(start, start + step) for start in range(0, len(queries), step)]
-        parts = [_search_lists(self.index, queries[block], k, lists[block], only) for block in blocks]
+        parts = [self.file.search(queries[block], k, lists[block], only) for block in blocks]
         return Found(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def under(self, quantizer: faiss.Index) -> faiss.IndexIVF:
-        """The same lists as an index of their own, for which `quantizer` chooses among them.
-
-        It sees what is put into lists, but not a list that is made: make it anew after changes. Keep this object while
-        that one is in use.
-        """
-        index = inverted_file(self.index.d, self.index.nlist, self.dtype, None, quantizer)
-        if self.dtype != "float32":
-            index.sq = self.index.sq
-        index.replace_invlists(self.index.invlists, False)
-        index.ntotal = len(self)
-        return index
-
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """The k best of all lists, or of the allowed ids (rising), ties settled by id."""
+        """Find the k best of all lists, or of the allowed ids (rising), ties settled by id."""
         among = self.ids if allowed is None else np.intersect1d(self.ids, allowed, assume_unique=True)
-        only = None if allowed is None else number_selector(among)
+        only = None if allowed is None else _id_selector(among)
         lists = np.unique(self.home)
 
-        def nearest(block: np.ndarray, depth: int) -> Found:
+        def fetch(block: np.ndarray, depth: int) -> Found:
             return self.search(block, depth, lists, only)
 
-        return search_exactly(nearest, len(among), queries, k)
+        return search_exactly(fetch, len(among), queries, k)
 
     def check(self) -> None:
         """Refuse arrays that do not tell what is in the lists.
@@ -197,90 +246,71 @@ class Lists:
         Raises:
             ValueError: they do not.
         """
-        if not isinstance(self.index, faiss.IndexIVF):
-            raise ValueError(f"a {type(self.index).__name__} has no lists")
-        stored = [self.index.invlists.list_size(number) for number in range(self.index.nlist)]
+        index = self.file.index
+        if not isinstance(index, faiss.IndexIVF):
+            raise ValueError(f"a {type(index).__name__} has no lists")
+        stored = [self.file.size(number) for number in range(index.nlist)]
         if len(self.ids) != len(self.home) or not np.array_equal(self.sizes(), stored):
-            raise ValueError(f"{self.index.ntotal} vectors and {len(self.ids)} numbers")
-
-    def _members(self, number: int) -> Members:
-        stored = self.index.invlists
-        size = stored.list_size(number)
-        if not size:
-            return Members(np.empty(0, np.int64), np.empty((0, self.index.d), np.float32))
-        ids = faiss.rev_swig_ptr(stored.get_ids(number), size).copy()
-        codes = faiss.rev_swig_ptr(stored.get_codes(number), size * self.index.code_size).reshape(size, -1)
-        plain = isinstance(self.index, faiss.IndexIVFFlat)
-        return Members(ids, codes.view(np.float32).copy() if plain else self.index.sq.decode(codes))
-
-    def _append(self, ids: np.ndarray, vectors: np.ndarray, home: np.ndarray) -> None:
-        """Append rows that are sorted by list."""
-        ids = np.ascontiguousarray(ids, dtype=np.int64)
-        plain = isinstance(self.index, faiss.IndexIVFFlat)
-        codes = vectors.view(np.uint8) if plain else self.index.sq.compute_codes(vectors)
-        limits = [*np.flatnonzero(np.diff(home, prepend=-1)).tolist(), len(home)]
-        for start, stop in pairwise(limits):
-            pointers = faiss.swig_ptr(ids[start:stop]), faiss.swig_ptr(codes[start:stop])
-            self.index.invlists.add_entries(int(home[start]), stop - start, *pointers)
-
-    def _reserve(self, count: int) -> None:
-        """Have at least so many lists; faiss knows no way to append one, so they are doubled."""
-        old = self.index.invlists
-        if count <= old.nlist:
-            return
-        more = faiss.ArrayInvertedLists(max(count, 2 * old.nlist), old.code_size)
-        for number in np.unique(self.home).tolist():
-            more.add_entries(number, old.list_size(number), old.get_ids(number), old.get_codes(number))
-        self.index.nlist = more.nlist
-        self.index.replace_invlists(more, True)
-        more.this.disown()
+            raise ValueError(f"{index.ntotal} vectors and {len(self.ids)} numbers")
 
 
-def inverted_file(
-    dim: int, lists: int, dtype: str, vectors: np.ndarray | None, quantizer: faiss.Index | None = None
-) -> faiss.IndexIVF:
-    """Empty lists.
+@dataclass
+class Layers:
+    """Lists from the root's only one down to the leaves' lists of documents.
 
-    Args:
-        dim: the length n of a vector.
-        lists: how many.
-        dtype: what the vectors are kept in.
-        vectors: of shape (N, n); the codes are made for their range. None: the caller brings the codes' ranges.
-        quantizer: chooses lists; by default one that knows no centroids.
+    Each layer keeps the children of one level's nodes, a list a node: the centroids of the next level's nodes under
+    these nodes' numbers, and at the bottom the documents.
+
+    Attributes:
+        lists: of each layer; two or more.
+        branching: for each layer, how many a list is expected to hold.
     """
-    quantizer = quantizer or faiss.IndexFlatIP(dim)
+
+    lists: list[Lists]
+    branching: list[int]
+
+    @property
+    def documents(self) -> Lists:
+        """The bottom layer."""
+        return self.lists[-1]
+
+    def nodes(self, layer: int) -> np.ndarray:
+        """Return the numbers of a layer's lists that are in use."""
+        return self.lists[layer - 1].ids if layer else np.zeros(1, np.int64)
+
+    def start(self, work: float) -> int:
+        """Choose where to begin a search of about `work` vectors a layer: the lowest layer that costs no more in full.
+
+        Beginning one layer higher would cost that layer, and then `work` vectors of this one.
+        """
+        begin, above = 0, 0
+        for layer, lists in enumerate(self.lists[:-1]):
+            if len(lists) <= work + above:
+                begin = layer
+            above = len(lists)
+        return begin
+
+
+def _empty_index(quantizer: faiss.Index, count: int, dtype: str) -> faiss.IndexIVF:
+    """Make so many empty lists for faiss to search; the codes' ranges are up to the caller."""
     if codec_of(dtype) == "Flat":
-        index = faiss.IndexIVFFlat(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.IndexIVFFlat(quantizer, quantizer.d, count, faiss.METRIC_INNER_PRODUCT)
     else:
         # Not of residuals: a vector keeps its code when it moves to another list.
-        index = faiss.IndexIVFScalarQuantizer(quantizer, dim, lists, KINDS[dtype], faiss.METRIC_INNER_PRODUCT, False)
-        if vectors is not None:
-            index.sq.train(range_sample(vectors, dim))
+        kind, metric = KINDS[dtype], faiss.METRIC_INNER_PRODUCT
+        index = faiss.IndexIVFScalarQuantizer(quantizer, quantizer.d, count, kind, metric, False)
     index.is_trained = True
     return index
 
 
-def number_selector(numbers: np.ndarray) -> faiss.IDSelector:
-    """Make faiss look at these numbers only: rising, of shape (m,), int64."""
-    chosen = np.zeros(int(numbers[-1]) + 1 if len(numbers) else 1, dtype=bool)
-    chosen[numbers] = True
-    return faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
-
-
-def _search_lists(
-    index: faiss.IndexIVF, queries: np.ndarray, k: int, lists: np.ndarray, only: faiss.IDSelector | None
-) -> Found:
-    """Call faiss's own function: its Python wrapper can neither filter nor be used by several threads at once."""
-    lists, probes = np.ascontiguousarray(lists), lists.shape[1]
-    options = _probing(probes) if only is None else faiss.SearchParametersIVF(nprobe=probes, sel=only)
-    found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    unused = np.empty(lists.shape, np.float32)  # scores of the lists, which only codes of residuals need
-    arrays = map(faiss.swig_ptr, (lists, unused, found.scores, found.numbers))
-    index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), k, *arrays, False, options)
-    return found
+def _id_selector(ids: np.ndarray) -> faiss.IDSelector:
+    """Make faiss look at these ids only: rising, of shape (m,), int64."""
+    chosen = np.zeros(int(ids[-1]) + 1 if len(ids) else 1, dtype=bool)
+    chosen[ids] = True
+    return selector(chosen)
 
 
 @lru_cache(maxsize=256)
 def _probing(lists: int) -> faiss.SearchParametersIVF:
-    """Kept, as making one takes as long as searching a few lists."""
+    """Make the setting of a search once, as making one takes as long as searching a few lists."""
     return faiss.SearchParametersIVF(nprobe=lists)

@@ -1,10 +1,9 @@
 """tree: the hierarchy of the corpus as the index.
 
 A beam of nodes goes down the levels by inner product with their centroids, and the documents in the leaves under the
-last of it are compared with the query. Each layer keeps the children of one level's nodes, a list a node: the
-centroids of the next level's nodes, and at the bottom the documents. The way down is one call of faiss: an inverted
-file whose coarse quantiser is an inverted file of nodes, and so on upwards, to a layer whose nodes are few enough to
-be compared one and all. Several calls, one a layer, find the same and take half as long again for a single query.
+last of it are compared with the query. The way down is one call of faiss: an inverted file whose coarse quantiser is
+an inverted file of nodes, and so on upwards, to a layer whose nodes are few enough to be compared one and all. Several
+calls, one a layer, find the same and take half as long again for a single query.
 """
 
 from __future__ import annotations
@@ -20,114 +19,14 @@ import numpy as np
 from hce.search.balance import balance, settle
 from hce.search.engine import Found, Parts, read_parts, reading, require, write_parts
 from hce.search.exact import SPARE, completed, ranked
-from hce.search.lists import CENTROID_DTYPE, Layers, Lists
+from hce.search.lists import CENTROID_DTYPE, InvertedFile, Layers, Lists
 from hce.tree.growing import Grown, Level
 from hce.tree.hierarchy import Hierarchy
 
 LEAF = 8  # documents in a leaf, on average
-
-
-def lay_out(
-    dim: int, numbers: np.ndarray, vectors: np.ndarray, dtype: str, hierarchy: Hierarchy | None, seed: int
-) -> Layers:
-    """Lay a hierarchy of `vectors` out as lists; without one, grow it first."""
-    if not len(vectors):
-        return _tree(dim, [], numbers, vectors, np.empty(0, np.int64), dtype)
-    # A trained tree is broad: its leaves hold dozens of documents, which is good for training and too coarse for
-    # searching. Finer leaves under its nodes were tried, and a tree grown anew finds more at less work (docs/LOG.md).
-    if hierarchy is None or len(vectors) > 2 * LEAF * len(np.unique(hierarchy.document_parent)):
-        hierarchy = Hierarchy.build(vectors, LEAF, seed=seed)
-    grown = in_order(list(hierarchy.levels), hierarchy.document_parent)
-    return _tree(dim, list(grown.levels), numbers, vectors, grown.document_parent, dtype)
-
-
-def in_order(levels: list[Level], leaf: np.ndarray) -> Grown:
-    """Number the nodes of each level so that siblings are neighbours: what is searched together then lies together."""
-    ordered, new_number = [], np.zeros(1, np.int64)
-    for level in levels:
-        parent = new_number[level.parent]
-        order = np.argsort(parent, kind="stable")
-        ordered.append(Level(parent[order], level.centroids[order]))
-        new_number = np.empty_like(order)
-        new_number[order] = np.arange(len(order))
-    return Grown(tuple(ordered), new_number[leaf])
-
-
-def _tree(
-    dim: int, levels: list[Level], numbers: np.ndarray, vectors: np.ndarray, leaf: np.ndarray, dtype: str
-) -> Layers:
-    if not levels:  # the root's only child is the only leaf
-        levels = [Level(np.zeros(1, np.int64), np.eye(1, dim, dtype=np.float32))]
-    layers, count = [], 1
-    for level in levels:
-        layer = Lists.new(dim, count, CENTROID_DTYPE, level.centroids)
-        layer.put(np.arange(len(level.parent)), level.centroids, level.parent)
-        layers.append(layer)
-        count = len(level.parent)
-    documents = Lists.new(dim, count, dtype, vectors)
-    documents.put(numbers, vectors, leaf)
-    above = [1, *(len(layer) for layer in layers[:-1])]
-    branching = [max(LEAF, round(len(layer) / lists)) for layer, lists in zip(layers, above, strict=True)]
-    return Layers([*layers, documents], [*branching, LEAF])
-
-
-KEPT = 64  # settings of searches; making one takes as long as searching a few lists
-
-
-class Descent:
-    """A beam of nodes down to the leaves, and the documents in them.
-
-    It sees the tree as it was when this was made: after a change, make another. Any number of threads may use it.
-
-    Attributes:
-        usual: the work that it was laid out for; see `Layers.start`.
-        whole: how many nodes are compared at its beginning.
-    """
-
-    def __init__(self, tree: Layers, usual: float) -> None:
-        self.usual = usual
-        start = tree.start(usual)
-        first, *below = tree.layers[start:]
-        nodes = first.everything()
-        index = faiss.IndexIDMap(faiss.IndexFlatIP(first.index.d))
-        index.add_with_ids(nodes.vectors, nodes.ids)
-        self.whole = len(first)
-        self._indexes = [index]
-        for layer in below:
-            self._indexes.append(layer.under(self._indexes[-1]))
-        self._layers = tree.layers  # whose lists the indexes look into
-        self._sizes = [len(layer) for layer in tree.layers[start:]]
-        self._options: dict[float, list[faiss.SearchParametersIVF | None]] = {}
-
-    def leaves(self, queries: np.ndarray, work: float) -> np.ndarray:
-        """The best leaf for each query, of shape (Q,), where about `work` vectors are compared at each layer."""
-        options = self._options_of(work)[-2]
-        return np.asarray(self._indexes[-2].search(_ready(queries), 1, params=options)[1][:, 0])
-
-    def search(self, queries: np.ndarray, k: int, work: float) -> Found:
-        """The k best documents under the last beam, in any order; −1 fills what is missing."""
-        return Found(*self._indexes[-1].search(_ready(queries), k, params=self._options_of(work)[-1]))
-
-    def _options_of(self, work: float) -> list[faiss.SearchParametersIVF | None]:
-        """For each layer, how wide the beams above it are."""
-        known = self._options.get(work)
-        if known is not None:
-            return known
-        options: list[faiss.SearchParametersIVF | None] = [None]
-        for nodes, children in pairwise(self._sizes):
-            beam = math.ceil(min(nodes, work * nodes / max(1, children)))
-            options.append(faiss.SearchParametersIVF(nprobe=max(1, beam), quantizer_params=options[-1]))
-        if len(self._options) < KEPT:
-            self._options[work] = options
-        return options
-
-
-def _ready(queries: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(queries, dtype=np.float32)
-
-
 EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
+KEPT = 64  # settings of searches; making one takes as long as searching a few lists
 
 
 class TreeEngine:
@@ -140,8 +39,8 @@ class TreeEngine:
 
     name: ClassVar[str] = "tree"
 
-    def __init__(self, tree: Layers, seed: int = 0, effort: float = EFFORT) -> None:
-        self._tree = tree
+    def __init__(self, layers: Layers, seed: int = 0, effort: float = EFFORT) -> None:
+        self._layers = layers
         self._seed = seed
         self.effort = effort
         self._way: Descent | None = None
@@ -156,40 +55,40 @@ class TreeEngine:
         hierarchy: Hierarchy | None = None,
         seed: int = 0,
     ) -> TreeEngine:
-        """An engine of these vectors; `hce.search.engine.new_engine` says more."""
-        tree = lay_out(dim, numbers, vectors, dtype, hierarchy, seed)
-        balance(tree)
-        return cls(tree, seed)
+        """Build an engine of these vectors; `hce.search.engine.new_engine` says what the arguments are."""
+        layers = lay_out(dim, numbers, vectors, dtype, hierarchy, seed)
+        balance(layers)
+        return cls(layers, seed)
 
     def __len__(self) -> int:
-        return len(self._tree.documents)
+        return len(self._layers.documents)
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Put each vector into the leaf that the beam finds; where most are new, grow the tree anew."""
-        documents = self._tree.documents
+        documents = self._layers.documents
         if not len(numbers):
             return
         if len(numbers) > len(documents):
             known = documents.everything()
             numbers, vectors = np.concatenate([known.ids, numbers]), np.concatenate([known.vectors, vectors])
-            self._tree = lay_out(vectors.shape[1], numbers, vectors, documents.dtype, None, self._seed)
+            self._layers = lay_out(vectors.shape[1], numbers, vectors, documents.file.dtype, None, self._seed)
         else:
             leaves = self._descent().leaves(vectors, ROUTING * self._work(1))
             documents.put(numbers, vectors, leaves)
-            settle(self._tree, np.unique(leaves))
-        balance(self._tree)
+            settle(self._layers, np.unique(leaves))
+        balance(self._layers)
         self._way = None
 
     def remove(self, numbers: np.ndarray) -> None:
         """Take vectors out of their leaves."""
-        documents = self._tree.documents
+        documents = self._layers.documents
         documents.drop(np.intersect1d(documents.ids, numbers))
-        balance(self._tree)
+        balance(self._layers)
         self._way = None
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """The k vectors of about the largest inner product; exactly these among `allowed`."""
-        documents = self._tree.documents
+        """Find the k vectors of about the largest inner product; exactly these among `allowed`."""
+        documents = self._layers.documents
         if allowed is not None or k + SPARE >= len(self) or not len(queries):
             return documents.search_exactly(queries, k, allowed)
         found = self._descent().search(queries, k + SPARE, self._work(k))
@@ -197,11 +96,11 @@ class TreeEngine:
 
     def save(self, folder: Path) -> None:
         """Write the layers."""
-        layers = {f"layer{number}": layer for number, layer in enumerate(self._tree.layers)}
-        arrays = {"branching": np.array(self._tree.branching), "seed": np.array([self._seed])}
-        for name, layer in layers.items():
-            arrays |= {f"{name}.ids": layer.ids, f"{name}.home": layer.home}
-        write_parts(folder, Parts({name: layer.index for name, layer in layers.items()}, arrays))
+        layers = {f"layer{number}": lists for number, lists in enumerate(self._layers.lists)}
+        arrays = {"branching": np.array(self._layers.branching), "seed": np.array([self._seed])}
+        for name, lists in layers.items():
+            arrays |= {f"{name}.ids": lists.ids, f"{name}.home": lists.home}
+        write_parts(folder, Parts({name: lists.file.index for name, lists in layers.items()}, arrays))
 
     @classmethod
     def load(cls, folder: Path, dim: int) -> TreeEngine:
@@ -213,23 +112,106 @@ class TreeEngine:
         with reading(folder):
             indexes, arrays = read_parts(folder, dim)
             names = [f"layer{number}" for number in range(len(indexes))]
-            layers = [Lists(indexes[name], arrays[f"{name}.ids"], arrays[f"{name}.home"]) for name in names]
-            tree = Layers(layers, arrays["branching"].tolist())
-            require(len(layers) == len(tree.branching) > 1, f"{len(layers)} layers")
-            for number, layer in enumerate(layers):
-                layer.check()
-                require(set(layer.home.tolist()) <= set(tree.nodes(number).tolist()), "a list without a node")
+            lists = [
+                Lists(InvertedFile(indexes[name]), arrays[f"{name}.ids"], arrays[f"{name}.home"]) for name in names
+            ]
+            layers = Layers(lists, arrays["branching"].tolist())
+            require(len(lists) == len(layers.branching) > 1, f"{len(lists)} layers")
+            for number, each in enumerate(lists):
+                each.check()
+                require(set(each.home.tolist()) <= set(layers.nodes(number).tolist()), "a list without a node")
             seed = int(arrays["seed"][0])
-        return cls(tree, seed)
+        return cls(layers, seed)
 
     def _work(self, k: int) -> float:
-        """How many vectors to compare with a query at each level."""
+        """Return how many vectors to compare with a query at each level."""
         return max(self.effort * len(self) ** 0.5, 4 * k)
 
     def _descent(self) -> Descent:
-        """The way down the tree as it is now."""
+        """Return the way down the layers as they are now."""
         usual = self.effort * len(self) ** 0.5
         descent = self._way
         if descent is None or descent.usual != usual:  # several threads may do this at once, to the same end
-            descent = self._way = Descent(self._tree, usual)
+            descent = self._way = Descent(self._layers, usual)
         return descent
+
+
+class Descent:
+    """A beam of nodes down to the leaves, and the documents in them.
+
+    It sees the layers as they were when this was made: after a change, make another. Any number of threads may use it.
+
+    Attributes:
+        usual: the work that it was laid out for; see `Layers.start`.
+        whole: how many nodes are compared at its beginning.
+    """
+
+    def __init__(self, layers: Layers, usual: float) -> None:
+        self.usual = usual
+        first, *below = layers.lists[layers.start(usual) :]
+        nodes = first.everything()
+        index = faiss.IndexIDMap(faiss.IndexFlatIP(first.dim))
+        index.add_with_ids(nodes.vectors, nodes.ids)
+        self.whole = len(first)
+        self._indexes = [index]
+        for lists in below:
+            self._indexes.append(lists.file.under(self._indexes[-1]))
+        self._sizes = [len(lists) for lists in (first, *below)]
+        self._options: dict[float, list[faiss.SearchParametersIVF | None]] = {}
+
+    def leaves(self, queries: np.ndarray, work: float) -> np.ndarray:
+        """Find the best leaf for each query, of shape (Q,), where about `work` vectors are compared at each layer."""
+        options = self._options_of(work)[-2]
+        return np.asarray(self._indexes[-2].search(_ready(queries), 1, params=options)[1][:, 0])
+
+    def search(self, queries: np.ndarray, k: int, work: float) -> Found:
+        """Find the k best documents under the last beam, in any order; −1 fills what is missing."""
+        return Found(*self._indexes[-1].search(_ready(queries), k, params=self._options_of(work)[-1]))
+
+    def _options_of(self, work: float) -> list[faiss.SearchParametersIVF | None]:
+        """Return, for each layer, how wide the beams above it are."""
+        known = self._options.get(work)
+        if known is not None:
+            return known
+        options: list[faiss.SearchParametersIVF | None] = [None]
+        for nodes, children in pairwise(self._sizes):
+            beam = math.ceil(min(nodes, work * nodes / max(1, children)))
+            options.append(faiss.SearchParametersIVF(nprobe=max(1, beam), quantizer_params=options[-1]))
+        if len(self._options) < KEPT:
+            self._options[work] = options
+        return options
+
+
+def lay_out(
+    dim: int, numbers: np.ndarray, vectors: np.ndarray, dtype: str, hierarchy: Hierarchy | None, seed: int
+) -> Layers:
+    """Lay a hierarchy of `vectors` out as lists; without one, grow it first."""
+    levels, leaf = _fine_levels(vectors, hierarchy, seed)
+    if not levels:  # the root's only child is the only leaf
+        levels = (Level(np.zeros(1, np.int64), np.eye(1, dim, dtype=np.float32)),)
+    lists, sizes = [], [1]
+    for level in levels:
+        lists.append(Lists.new(dim, sizes[-1], CENTROID_DTYPE, level.centroids))
+        lists[-1].put(np.arange(len(level.parent)), level.centroids, level.parent)
+        sizes.append(len(level.parent))
+    lists.append(Lists.new(dim, sizes[-1], dtype, vectors))
+    lists[-1].put(numbers, vectors, leaf)
+    branching = [max(LEAF, round(children / nodes)) for nodes, children in pairwise(sizes)]
+    return Layers(lists, [*branching, LEAF])
+
+
+def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) -> Grown:
+    """Return the levels of a tree with small leaves: those of `hierarchy` if it has them, else of one grown anew.
+
+    A trained tree is broad: its leaves hold dozens of documents, which is good for training and too coarse for
+    searching. Finer leaves under its nodes were tried, and a tree grown anew finds more at less work (docs/LOG.md).
+    """
+    if not len(vectors):
+        return Grown((), np.empty(0, np.int64))
+    if hierarchy is None or len(vectors) > 2 * LEAF * len(np.unique(hierarchy.document_parent)):
+        hierarchy = Hierarchy.build(vectors, LEAF, seed=seed)
+    return Grown(hierarchy.levels, hierarchy.document_parent)
+
+
+def _ready(queries: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(queries, dtype=np.float32)

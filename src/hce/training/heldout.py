@@ -19,7 +19,7 @@ from hce.data.judgments import Qrels, Query
 from hce.data.text import Span, cut_span
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.search.exact import nearest
+from hce.search.exact import nearest, score_blocks
 from hce.training.pairs import equal_texts
 
 
@@ -148,9 +148,7 @@ def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray
         own = np.einsum("ij,ij->i", asked, encoder.encode(queries.variants))
         place = np.array([answer[0] for answer in queries.answers])
         better = np.zeros(len(asked), dtype=np.int64)
-        for start in range(0, len(asked), 1024):
-            rows = slice(start, start + 1024)
-            scores = asked[rows] @ pool.T
+        for rows, scores in score_blocks(asked, pool):
             scores[np.arange(len(scores)), place[rows]] = -np.inf  # its whole text; the variant stands in for it
             better[rows] = (scores >= own[rows, None]).sum(axis=1)
         return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
