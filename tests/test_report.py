@@ -88,6 +88,16 @@ def test_figures_hold_the_history_and_the_tree(model):
         assert total == sum(v for v, p in zip(icicle.values, icicle.parents, strict=True) if p == parent)
 
 
+def test_a_nodes_small_children_are_put_together(model, monkeypatch):
+    monkeypatch.setattr("hce.pages.report.MOST_CHILDREN", 2)
+    icicle = tree_figure(model.tree).data[0]
+    below_root = [place for place, parent in enumerate(icicle.parents) if parent == "root"]
+    sizes = [model.tree.leaves_under(1, node).size for node in model.tree.children(0, 0)]
+    assert [icicle.values[place] for place in below_root[:2]] == sorted(sizes, reverse=True)[:2]
+    assert icicle.labels[below_root[2]] == f"… {len(sizes) - 2} more"
+    assert icicle.values[below_root[2]] == sum(sizes) - sum(sorted(sizes)[-2:])
+
+
 def test_the_card_has_the_facts(model):
     card = (model.path / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
@@ -104,6 +114,25 @@ def test_no_model_no_report(tmp_path):
     (tmp_path / "hce.json").write_text("{")
     with pytest.raises(FormatError, match="damaged"):
         ModelFolder.read(tmp_path)
+
+
+def test_without_plotly_it_is_one_line_with_the_command_that_installs_it(model, tmp_path):
+    code = "import sys; sys.modules['plotly'] = None; from hce.cli import main; main()"
+    command = [sys.executable, "-c", code, "report", str(model.path), "-o", str(tmp_path / "out.html")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert re.fullmatch(r"error: .*plotly is not installed; pip install '.*\[web\]'", run.stderr.strip())
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_p_is_that_of_the_test_with_holms_correction(model):
+    scores = {"a": [(0.1, 0.9)] * 5, "b": [(0.5, 0.6), (0.5, 0.5), (0.6, 0.5)]}
+    queries = [DevQuery(kind, f"q{i}", *pair) for kind, pairs in scores.items() for i, pair in enumerate(pairs)]
+    means = {"before": {"a": 0.1, "b": 0.53}, "after": {"a": 0.9, "b": 0.53}}
+    page = report(replace(model, queries=queries, facts={**model.facts, **means}))
+    # Five queries that all gain: 2 of 32 signs are as far from 0, twice that by Holm; two that cancel out: p = 1.
+    assert "<td>+0.8000</td><td>0.1250</td><td>5</td><td>0</td><td>0</td>" in page
+    assert "<td>+0.0000</td><td>1.0000</td><td>1</td><td>1</td><td>1</td>" in page
 
 
 def test_the_command_line(model, tmp_path):

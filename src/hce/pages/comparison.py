@@ -10,13 +10,24 @@ import numpy as np
 
 from hce.comparison.table import Comparison, Row, Table, cells, header, notes
 from hce.evaluation.significance import bootstrap_interval
-from hce.pages.page import GREY, OURS, RIVAL, definitions, go, html_page, html_table, make_subplots, picture
+from hce.pages.page import (
+    GREY,
+    OURS,
+    RIVAL,
+    definitions,
+    difference_bars,
+    go,
+    html_page,
+    html_table,
+    make_subplots,
+    picture,
+)
 
 AROUND = ("top center", "bottom center", "middle right", "middle left")  # so that few names cover each other
 
 
 def page(table: Table) -> str:
-    """The whole page; whatever comes from the user's files is escaped."""
+    """Write the page; whatever comes from the user's files is escaped."""
     comparison, rows, _ = table
     parts = [
         definitions(comparison.about),
@@ -38,7 +49,7 @@ def page(table: Table) -> str:
 
 
 def quality_figure(comparison: Comparison, rows: Sequence[Row]) -> go.Figure:
-    """A bar for each system, a panel for each measure."""
+    """Draw a bar for each system, in a panel for each measure."""
     figure = make_subplots(cols=len(comparison.measures), shared_yaxes=True, subplot_titles=comparison.measures)
     for column, measure in enumerate(comparison.measures, start=1):
         means = [row.scores[measure].mean for row in rows]
@@ -61,7 +72,7 @@ def quality_figure(comparison: Comparison, rows: Sequence[Row]) -> go.Figure:
 
 
 def cost_figure(comparison: Comparison, rows: Sequence[Row]) -> go.Figure:
-    """The first measure against what training and searching took."""
+    """Draw the first measure against what training and searching took."""
     measure = comparison.measures[0]
     costs = {
         "training, seconds": [row.training_seconds for row in rows],
@@ -86,30 +97,17 @@ def cost_figure(comparison: Comparison, rows: Sequence[Row]) -> go.Figure:
 
 
 def difference_figure(comparison: Comparison, one: str, other: str) -> go.Figure:
-    """Query by query, how much better one system does than another, sorted."""
+    """Draw query by query how much better one system does than another, sorted."""
     measure = comparison.measures[0]
     first, second = comparison.per_query(one, measure), comparison.per_query(other, measure)
-    ordered = sorted(((first[query] - second[query], query) for query in first), reverse=True)
-    values = [difference for difference, _ in ordered]
-    figure = go.Figure(
-        go.Bar(
-            x=list(range(1, len(values) + 1)),
-            y=values,
-            hovertext=[escape(query) for _, query in ordered],
-            marker_color=[OURS if value > 0 else RIVAL for value in values],
-            marker_line_width=0,
-        )
-    )
-    figure.update_layout(height=300, margin={"t": 10}, bargap=0, xaxis_title="queries", yaxis_title=f"Δ {measure}")
-    return figure
+    return difference_bars(((first[query] - second[query], query) for query in first), RIVAL, f"Δ {measure}")
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
+    """Yield a picture for each pair that differs in the tree alone, and for each of ours beside the best rival."""
     pairs = dict.fromkeys(comparison.pairs)
     if comparison.best_rival is not None:
-        pairs.update(
-            dict.fromkeys((name, comparison.best_rival) for name in comparison.systems if name in comparison.ours)
-        )
+        pairs |= dict.fromkeys((name, comparison.best_rival) for name in comparison.systems if name in comparison.ours)
     for one, other in pairs:
         yield f"<h2>{escape(one)} less {escape(other)}, query by query</h2>"
         yield picture(difference_figure(comparison, one, other))

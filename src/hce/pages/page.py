@@ -16,7 +16,18 @@ except ImportError as error:
         "no page with pictures: plotly is not installed; pip install 'hierarchical-corpus-encoder[web]'"
     ) from error
 
-__all__ = ["GREY", "OURS", "RIVAL", "definitions", "go", "html_page", "html_table", "make_subplots", "picture"]
+__all__ = [
+    "GREY",
+    "OURS",
+    "RIVAL",
+    "definitions",
+    "difference_bars",
+    "go",
+    "html_page",
+    "html_table",
+    "make_subplots",
+    "picture",
+]
 
 OURS, RIVAL, GREY = "#c0392b", "#2c3e50", "#95a5a6"
 PAGE = """<!doctype html>
@@ -48,18 +59,18 @@ h2 {{ margin-top: 2em; font-size: 1.15em; }}
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """The whole file; `parts` are HTML already."""
+    """Return the whole file; `parts` are HTML already."""
     return PAGE.format(title=escape(title), ours=OURS, plotly=get_plotlyjs(), body="\n".join(parts))
 
 
 def picture(figure: go.Figure) -> str:
-    """A figure, to be put into a page."""
+    """Return a figure as a part of a page."""
     figure.update_layout(template="plotly_white")
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False}))
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], ours: Sequence[bool] = ()) -> str:
-    """A table of texts, scrolled sideways where it is too wide; rows of `ours` stand out."""
+    """Return a table of texts, scrolled sideways where it is too wide; rows of `ours` stand out."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = []
     for number, row in enumerate(rows):
@@ -69,5 +80,19 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], ours: Seque
 
 
 def definitions(items: Mapping[str, str]) -> str:
-    """Names and what they stand for."""
+    """Return names and what they stand for as a list."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in items.items()) + "</dl>"
+
+
+def difference_bars(differences: Iterable[tuple[float, str]], worse: str, axis: str) -> go.Figure:
+    """Draw a bar for each query, its difference and its text, best first; those that lost have the colour `worse`."""
+    ordered = sorted(differences, reverse=True)
+    bars = go.Bar(
+        x=list(range(1, len(ordered) + 1)),
+        y=[difference for difference, _ in ordered],
+        hovertext=[escape(query) for _, query in ordered],
+        marker_color=[OURS if difference > 0 else worse for difference, _ in ordered],
+        marker_line_width=0,
+    )
+    layout = {"height": 300, "bargap": 0, "xaxis_title": "queries", "yaxis_title": axis}
+    return go.Figure(bars).update_layout(margin={"t": 10}, **layout)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from shlex import quote
+from typing import NamedTuple
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+import numpy as np
 
-from hce.evaluation.significance import Paired, compare_paired, holm
-from hce.pages.page import GREY, OURS, definitions, html_page, html_table, picture
+from hce.evaluation.significance import compare_several
+from hce.pages.page import GREY, OURS, definitions, difference_bars, go, html_page, html_table, make_subplots, picture
 from hce.training.heldout import mean_over_kinds
 from hce.training.model_folder import DevQuery, ModelFolder
 from hce.training.recipe import Recipe
@@ -20,10 +20,20 @@ from hce.tree.outline import document_counts
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
 MOST_CHILDREN = 12  # of a node in the picture of the tree
+DRAWN_LEVELS = 3  # of the tree, with the root
+
+
+class Tile(NamedTuple):
+    """A node in the picture of the tree."""
+
+    id: str
+    text: str
+    parent: str
+    size: int
 
 
 def report(model: ModelFolder) -> str:
-    """The whole page."""
+    """Write the page."""
     facts = model.facts
     parts = [
         definitions(_about(model)),
@@ -42,7 +52,7 @@ def report(model: ModelFolder) -> str:
 
 
 def command(model: ModelFolder) -> str:
-    """The command line that makes this model again: the settings that are not defaults are spelled out."""
+    """Return the command that makes this model again: the settings that are not defaults are spelled out."""
     facts = model.facts
     defaults = Recipe.for_encoder(static=facts["static"]).as_dict()
     encoder = facts["encoder"].removesuffix(", fitted")
@@ -59,7 +69,7 @@ def command(model: ModelFolder) -> str:
 
 
 def training_figure(history: Sequence[Epoch]) -> go.Figure:
-    """Dev measure by kind, loss and accuracy by level, and churn, over the epochs."""
+    """Draw dev measure by kind, loss and accuracy by level, and churn, over the epochs."""
     titles = ("dev measure", "loss by level", "accuracy by level", "documents that moved")
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.16)
     panels: list[dict[str, list[float | None]]] = [
@@ -86,31 +96,27 @@ def training_figure(history: Sequence[Epoch]) -> go.Figure:
 
 
 def tree_figure(tree: Hierarchy) -> go.Figure:
-    """The inner levels as an icicle, the largest nodes first; small ones of a parent are put together."""
-    ids, labels, parents, values = ["root"], [f"{len(tree):,} documents"], [""], [len(tree)]
-    shown = {0: [(0, "root")]}
-    sizes = document_counts(tree)
-    for level in range(1, min(tree.depth, 3)):
-        counts = sizes[level]
-        shown[level] = []
-        for node, parent in shown[level - 1]:
-            children = sorted(tree.children(level - 1, node).tolist(), key=lambda child: -counts[child])
-            for child in children[:MOST_CHILDREN]:
-                name = f"{level}/{child}"
-                words = tree.names[level - 1][child] if tree.names else []
-                ids.append(name)
-                labels.append(escape(" · ".join(words) or f"node {child}"))
-                parents.append(parent)
-                values.append(int(counts[child]))
-                shown[level].append((child, name))
-            rest = children[MOST_CHILDREN:]
-            if rest:
-                ids.append(f"{parent}/rest")
-                labels.append(f"… {len(rest)} more")
-                parents.append(parent)
-                values.append(int(counts[rest].sum()))
-    figure = go.Figure(go.Icicle(ids=ids, labels=labels, parents=parents, values=values, branchvalues="total"))
+    """Draw the inner levels as an icicle, the largest nodes first; a node's small children are put together."""
+    root = Tile("root", f"{len(tree):,} documents", "", len(tree))
+    ids, texts, parents, sizes = zip(root, *_tiles(tree, document_counts(tree), 0, 0, root.id), strict=True)
+    figure = go.Figure(go.Icicle(ids=ids, labels=texts, parents=parents, values=sizes, branchvalues="total"))
     return figure.update_layout(height=560, margin={"t": 10, "l": 0, "r": 0, "b": 0})
+
+
+def _tiles(tree: Hierarchy, counts: Sequence[np.ndarray], level: int, node: int, parent: str) -> Iterator[Tile]:
+    """Yield the tiles below a node: its largest children with those below them, and one for the other children."""
+    if level + 1 >= min(tree.depth, DRAWN_LEVELS):
+        return
+    sizes = counts[level + 1]
+    children = sorted(tree.children(level, node).tolist(), key=lambda child: -sizes[child])
+    for child in children[:MOST_CHILDREN]:
+        words = tree.names[level][child] if tree.names else []
+        tile = Tile(f"{level + 1}/{child}", escape(" · ".join(words) or f"node {child}"), parent, int(sizes[child]))
+        yield tile
+        yield from _tiles(tree, counts, level + 1, child, tile.id)
+    others = children[MOST_CHILDREN:]
+    if others:
+        yield Tile(f"{parent}/rest", f"… {len(others)} more", parent, int(sizes[others].sum()))
 
 
 def _about(model: ModelFolder) -> dict[str, str]:
@@ -127,31 +133,32 @@ def _about(model: ModelFolder) -> dict[str, str]:
 
 def _before_and_after(model: ModelFolder) -> str:
     before, after = model.facts["before"], model.facts["after"]
-    compared = {kind: _paired(model.queries, kind) for kind in before} if model.queries else {}
-    adjusted = dict(zip(compared, holm([each.p for each in compared.values()]), strict=True))
+    compared = compare_several({kind: _scores(model.queries, kind) for kind in before}) if model.queries else {}
     rows = []
     for kind in before:
-        row = [kind, f"{before[kind]:.4f}", f"{after[kind]:.4f}", f"{after[kind] - before[kind]:+.4f}"]
+        row = _measured(kind, before[kind], after[kind])
         if kind in compared:
-            paired = compared[kind]
-            row += [f"{adjusted[kind]:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
+            paired, p = compared[kind]
+            row += [f"{p:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
         rows.append(row)
-    means = mean_over_kinds(before), mean_over_kinds(after)
-    rows.append(["mean", f"{means[0]:.4f}", f"{means[1]:.4f}", f"{means[1] - means[0]:+.4f}"])
+    rows.append(_measured("mean", mean_over_kinds(before), mean_over_kinds(after)))
     header = ["NDCG@10", "before", "after", "difference", "p", "better", "worse", "equal"]
     return html_table(header if compared else header[:4], rows, [False] * len(before) + [True])
 
 
-def _paired(queries: Sequence[DevQuery], kind: str) -> Paired:
+def _measured(name: str, before: float, after: float) -> list[str]:
+    return [name, f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"]
+
+
+def _scores(queries: Sequence[DevQuery], kind: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what the queries of a kind scored after and before."""
     of_kind = [query for query in queries if query.kind == kind]
-    after, before = (
-        {str(number): getattr(query, side) for number, query in enumerate(of_kind)} for side in ("after", "before")
-    )
-    return compare_paired(after, before)
+    after = {str(number): query.after for number, query in enumerate(of_kind)}
+    return after, {str(number): query.before for number, query in enumerate(of_kind)}
 
 
 def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
-    """The queries that gained most, and those that lost most."""
+    """Yield tables of the queries that gained most and that lost most, and a picture of all."""
     ordered = sorted(queries, key=lambda query: query.before - query.after)
     gained = [query for query in ordered if query.after > query.before][:MOST_CHANGED]
     lost = [query for query in reversed(ordered) if query.after < query.before][:MOST_CHANGED]
@@ -164,25 +171,12 @@ def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
             )
     if queries:
         yield "<h2>Every query</h2>"
-        yield picture(_difference_figure(queries))
-
-
-def _difference_figure(queries: Sequence[DevQuery]) -> go.Figure:
-    ordered = sorted(queries, key=lambda query: query.before - query.after)
-    values = [query.after - query.before for query in ordered]
-    bars = go.Bar(
-        x=list(range(1, len(values) + 1)),
-        y=values,
-        hovertext=[escape(_short(query.query)) for query in ordered],
-        marker_color=[OURS if value > 0 else GREY for value in values],
-        marker_line_width=0,
-    )
-    layout = {"height": 280, "bargap": 0, "xaxis_title": "queries", "yaxis_title": "after less before"}
-    return go.Figure(bars).update_layout(margin={"t": 10}, **layout)
+        differences = ((query.after - query.before, _short(query.query)) for query in queries)
+        yield picture(difference_bars(differences, GREY, "after less before"))
 
 
 def _series(history: Sequence[Epoch], name: str) -> dict[str, list[float | None]]:
-    """A mapping of each epoch turned over: for each key its values over the epochs."""
+    """Turn a mapping of each epoch over: for each key its values over the epochs."""
     keys = dict.fromkeys(key for epoch in history for key in getattr(epoch, name))
     return {key: [getattr(epoch, name).get(key) for epoch in history] for key in keys}
 
