@@ -64,6 +64,32 @@ def test_a_line_every_ten_seconds_and_one_at_the_end(capfd, clock):
     ]
 
 
+def test_no_more_is_done_than_there_is(capfd, monkeypatch, clock):
+    with progress_bar("epoch 1/2", 27_408, "pairs", show=True) as advance:
+        clock.now += 20
+        advance(27_000)
+        clock.now += 20
+        advance(409)  # the last batch has one more than was left
+        clock.now += 20
+        advance(5)
+    assert capfd.readouterr().err.splitlines() == [
+        "epoch 1/2: 27,000/27,408 pairs, 1,350 pairs/s, 0 s left",
+        "epoch 1/2: 27,408/27,408 pairs, 685 pairs/s, 0 s left",
+        "epoch 1/2: 27,408/27,408 pairs, 457 pairs/s, 0 s left",
+    ]
+
+
+def test_no_more_is_done_than_there_is_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar("encoding", 4, "texts", show=True) as advance:
+        advance(3)
+        advance(3)
+    assert "4/4" in terminal.getvalue()
+    assert "6/4" not in terminal.getvalue()
+
+
 def test_short_work_says_nothing(capfd):
     with progress_bar("encoding", 3, "texts", show=True) as advance:
         advance(3)

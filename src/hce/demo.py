@@ -17,7 +17,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Report, Searcher, evaluate
-from hce.evaluation.significance import compare_paired, holm
+from hce.evaluation.significance import compare_several
 from hce.index.index import Index
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -55,12 +55,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomisation test, Holm's correction)")
 
     with Index.create(folder / "index", dataset.corpus, folder / "model") as index:
-        out.print("\nThe tree of the corpus, as the trained encoder sees it:\n")
-        if index.tree is not None:
-            out.print(outline(index.tree.hierarchy, levels=2, most=3))
-        for question in EXAMPLES:
-            out.print(f"\n[bold]{question}[/]")
-            out.print(_side_by_side(question, searchers))
+        _look_around(out, index, searchers)
         _come_and_go(out, index)
     seconds = time.perf_counter() - start
     out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
@@ -78,7 +73,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
 
 def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
-    """The rivals, in the order of the table; the trained model is written to `folder`."""
+    """Make the systems, in the order of the table; the trained model is written to `folder`."""
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = Recipe.for_encoder(static=untrained.is_static, documents=len(corpus), seed=seed)
@@ -101,8 +96,15 @@ def _dense(encoder: Encoder, dataset: Dataset) -> DenseSearcher:
     return DenseSearcher(encoder, dataset.corpus.ids, encoder.encode(list(dataset.corpus.texts())))
 
 
+def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
+    """Return for each rival the p of its difference to hce, corrected for the number of rivals."""
+    scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
+    compared = compare_several({name: (scores["hce"], each) for name, each in scores.items() if name != "hce"})
+    return {name: each.p_holm for name, each in compared.items()}
+
+
 def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table:
-    """Means, and for each rival whether the difference to hce could be chance."""
+    """Show the means, and for each rival whether the difference to hce could be chance."""
     table = Table("", *MEASURES, "p", box=None)
     for name, report in reports.items():
         means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
@@ -111,15 +113,18 @@ def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table
     return table
 
 
-def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
-    """For each rival the p of its difference to hce, corrected for the number of rivals."""
-    values = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
-    rivals = [name for name in values if name != "hce"]
-    return dict(zip(rivals, holm([compare_paired(values["hce"], values[name]).p for name in rivals]), strict=True))
+def _look_around(out: Console, index: Index, searchers: Mapping[str, Searcher]) -> None:
+    """Show the top of the tree, and what a few questions find before and after training."""
+    out.print("\nThe tree of the corpus, as the trained encoder sees it:\n")
+    if index.tree is not None:
+        out.print(outline(index.tree.hierarchy, levels=2, most=3))
+    for question in EXAMPLES:
+        out.print(f"\n[bold]{question}[/]")
+        out.print(_side_by_side(question, searchers))
 
 
 def _side_by_side(question: str, searchers: Mapping[str, Searcher]) -> Table:
-    """The first three hits, before and after."""
+    """Show the first three hits, before and after."""
     table = Table("untrained", "hce", box=None, padding=(0, 3, 0, 2))
     before, after = (searchers[name].search([question], 3)[0] for name in ("untrained", "hce"))
     for old, new in zip(before, after, strict=True):
@@ -128,7 +133,7 @@ def _side_by_side(question: str, searchers: Mapping[str, Searcher]) -> Table:
 
 
 def _come_and_go(out: Console, index: Index) -> None:
-    """A document is added and found, removed and gone, with no training in between."""
+    """Add a document and find it, remove it and miss it, with no training in between."""
     index.prepare()
     out.print(f"\nA document comes and goes, and nothing is trained: [bold]{QUESTION}[/]")
     steps: dict[str, Callable[[], object]] = {
@@ -145,7 +150,7 @@ def _come_and_go(out: Console, index: Index) -> None:
 
 
 def _free_name(folder: Path) -> Path:
-    """The folder, or the first of folder-2, folder-3, … that is not there: nothing of an earlier demo is touched."""
+    """Return the first of folder, folder-2, folder-3, … that is not there: nothing of an earlier demo is touched."""
     number, free = 1, folder
     while free.exists():
         number += 1

@@ -21,14 +21,29 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def progress_bar(description: str, total: int, unit: str, *, show: bool) -> Iterator[Advance]:
-    """Yield a function to call with the number of items just done; silent when `show` is false."""
+    """Yield a function to call with the number of items just done; silent when `show` is false.
+
+    What is done beyond `total` is not counted: some totals are estimates, and nobody has −0 seconds left.
+    """
     if not show:
         yield lambda count: None
     elif sys.stderr.isatty():
         with _terminal_bar(description, total, unit) as advance:
-            yield advance
+            yield _up_to(total, advance)
     else:
-        yield _plain_lines(description, total, unit)
+        yield _up_to(total, _plain_lines(description, total, unit))
+
+
+def _up_to(total: int, advance: Advance) -> Advance:
+    left = total
+
+    def advance_within(count: int) -> None:
+        nonlocal left
+        counted = min(count, left)
+        left -= counted
+        advance(counted)
+
+    return advance_within
 
 
 @contextmanager
