@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.comparison.bm25 import K1, B, BM25Searcher, expanded_texts
-from hce.comparison.by_recipe import trained
 from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
-from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose
+from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose, trained
 from hce.comparison.tas_b import TopicBatches, by_topic
 from hce.comparison.task import Task
 from hce.comparison.tsdae import damaged, denoise
@@ -139,7 +138,8 @@ def test_pefa_xl_by_hand():
     queries = np.array([[1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
     answers = [np.array([0]), np.array([0, 1])]
     searcher = NeighbourSearcher(Fixed({"q": [0.8, 0.6]}), ["a", "b"], documents, queries, answers, mix=0.5)
-    scores = searcher.scores(np.array([[0.8, 0.6]], dtype=np.float32))
+    asked = np.array([[0.8, 0.6]], dtype=np.float32)
+    scores = searcher.mixed(asked, asked @ documents.T)
     # q·x is 0.8 and 0.96, both neighbours count, divided by their number
     np.testing.assert_allclose(scores, [[0.5 * 0.8 + 0.5 * (0.8 + 0.96) / 2, 0.5 * 0.6 + 0.5 * 0.96 / 2]], rtol=1e-6)
     assert [hit.id for hit in searcher.search(["q"], 1)[0]] == ["a"]
@@ -268,7 +268,7 @@ def test_labels_help_pefa_on_the_queries_they_come_from(task):
 def test_unsupervised_systems_never_see_labels(task, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.comparison.by_recipe.train",
+        "hce.comparison.systems.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
     )
     for name in ("ict", "hce-u", "hce"):
@@ -283,7 +283,7 @@ def test_unsupervised_systems_never_see_labels(task, monkeypatch):
 def test_systems_with_and_without_the_tree_differ_in_the_tree_alone(task, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.comparison.by_recipe.train",
+        "hce.comparison.systems.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
     )
     for one, other in WITHOUT_TREE.items():

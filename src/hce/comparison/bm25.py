@@ -24,11 +24,12 @@ from hce.search.exact import best_first
 try:
     import bm25s
 except ImportError as error:
-    command = "pip install 'hierarchical-corpus-encoder[compare]' (the extra [bundled] includes it)"
-    raise MissingPackageError(f"BM25 needs bm25s and nltk; {command}") from error
+    raise MissingPackageError(
+        "BM25 needs bm25s and nltk; "
+        "pip install 'hierarchical-corpus-encoder[compare]' (the extra [bundled] includes it)"
+    ) from error
 
 K1, B = 1.5, 0.75
-
 WORD = r"(?u)\b\w+\b"
 
 
@@ -42,13 +43,13 @@ class BM25Searcher:
     @classmethod
     def index(cls, ids: Sequence[str], texts: Iterable[str]) -> BM25Searcher:
         """Count the words of all texts."""
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells of each step
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s tells of each step
         retriever = bm25s.BM25(method="lucene", k1=K1, b=B)
         retriever.index(_words(texts), show_progress=False)
         return cls(ids, retriever)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """The k best documents of each query, best first, equal ones in order; only those that share a word with it."""
+        """Find the k best documents that share a word with each query, best first, equal ones in order."""
         vocabulary = self.retriever.vocab_dict
         return [self._search([word for word in words if word in vocabulary], k) for words in _words(queries)]
 
@@ -57,28 +58,28 @@ class BM25Searcher:
             return []
         scores = self.retriever.get_scores(words)
         best = best_first(scores, k).tolist()
-        return [Scored(self.ids[number], float(scores[number])) for number in best if scores[number] > 0]
+        return [Scored(self.ids[position], float(scores[position])) for position in best if scores[position] > 0]
 
     @property
     def nbytes(self) -> int:
-        """The size of the index: scores, document numbers, and where each word's begin."""
+        """The size of the index: scores, their documents, and where each word's scores begin."""
         return sum(array.nbytes for array in self.retriever.scores.values() if isinstance(array, np.ndarray))
 
 
 def build_bm25(task: Task) -> Built:
-    """The documents as they are."""
+    """Index the documents as they are."""
     return _built(task.corpus, task.corpus.texts())
 
 
 def build_bm25_with_queries(task: Task) -> Built:
-    """Each document with the queries that were generated for it (docTTTTTquery, Nogueira and Lin 2019)."""
+    """Index each document with the queries that were generated for it (docTTTTTquery, Nogueira and Lin 2019)."""
     if task.generated is None:
         raise InputError(f"bm25+qg needs {LACKS['generated']}")
     return _built(task.corpus, expanded_texts(task.corpus, task.generated))
 
 
 def expanded_texts(corpus: Corpus, generated: Labels) -> Iterable[str]:
-    """Each document's text followed by its generated queries."""
+    """Return each document's text followed by its generated queries."""
     queries_of: dict[str, list[str]] = {}
     for query_id in generated.qrels:
         for document_id in generated.qrels.positives(query_id):
@@ -93,7 +94,7 @@ def _built(corpus: Corpus, texts: Iterable[str]) -> Built:
 
 
 def _words(texts: Iterable[str]) -> list[list[str]]:
-    """The stems of each text's words."""
+    """Split each text into words, and return their stems."""
     stem = _stemmer()
     found: list[list[str]] = bm25s.tokenize(
         list(texts),
@@ -108,7 +109,7 @@ def _words(texts: Iterable[str]) -> list[list[str]]:
 
 @lru_cache(maxsize=1)
 def _stemmer() -> Callable[[str], str]:
-    from nltk.stem.porter import PorterStemmer  # takes a second to import, and only here it is needed
+    from nltk.stem.porter import PorterStemmer  # takes a second to import, and is needed only here
 
     stemmer = PorterStemmer(mode=PorterStemmer.ORIGINAL_ALGORITHM)
     return lru_cache(maxsize=1 << 20)(stemmer.stem)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,71 +26,61 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
-from hce.search.exact import best_first, nearest
+from hce.search.exact import best_first, nearest, score_blocks
 from hce.training.heldout import labelled_dev
 from hce.training.pairs import LabelledPairs
 
 LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEIGHBOURS = 16  # the authors' k for NQ320k
-SCORES_AT_ONCE = 1 << 24
 METRIC = "nDCG@10"
 
 
+@dataclass(frozen=True)
 class NeighbourSearcher:
     """PEFA-XL: documents scored by their vectors and by what the nearest known queries were answered with.
 
-    Args:
-        encoder: of the queries.
+    Attributes:
+        encoder: encodes the queries that are asked.
         ids: of the documents.
-        documents: their vectors, of shape (N, n).
-        queries: vectors x_j, of shape (J, n).
-        answers: of each x_j, the numbers of its documents.
+        documents: vectors of the documents, of shape (N, n).
+        queries: vectors x_j of the known queries, of shape (J, n).
+        answers: for each x_j, the positions of the documents that answer it.
         mix: λ.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        ids: Sequence[str],
-        documents: np.ndarray,
-        queries: np.ndarray,
-        answers: Sequence[np.ndarray],
-        mix: float,
-    ) -> None:
-        self.encoder = encoder
-        self.ids = ids
-        self.documents = documents
-        self.queries = queries
-        self.answers = answers
-        self.mix = mix
+    encoder: Encoder
+    ids: Sequence[str]
+    documents: np.ndarray
+    queries: np.ndarray
+    answers: Sequence[np.ndarray]
+    mix: float
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """The k best documents of each query, best first, equal ones in order."""
+        """Find the k best documents of each query, best first, equal ones in order."""
         asked = self.encoder.encode(queries, "query")
         found: list[list[Scored]] = []
-        rows = max(1, SCORES_AT_ONCE // len(self.documents))
-        for start in range(0, len(asked), rows):
-            for scores in self.scores(asked[start : start + rows]):
+        for rows, products in score_blocks(asked, self.documents):
+            for scores in self.mixed(asked[rows], products):
                 best = best_first(scores, k).tolist()
-                found.append([Scored(self.ids[number], float(scores[number])) for number in best])
+                found.append([Scored(self.ids[position], float(scores[position])) for position in best])
         return found
 
-    def scores(self, asked: np.ndarray) -> np.ndarray:
-        """The score of every document for query vectors of shape (Q, n): of shape (Q, N)."""
-        scores = self.mix * (asked @ self.documents.T)
+    def mixed(self, asked: np.ndarray, products: np.ndarray) -> np.ndarray:
+        """Turn inner products of query vectors (Q, n) with all documents, of shape (Q, N), into scores, in place."""
+        products *= self.mix
         similarities, neighbours = nearest(asked, self.queries, NEIGHBOURS)
         share = (1 - self.mix) / neighbours.shape[1]
-        for row, (values, numbers) in enumerate(zip(similarities, neighbours.tolist(), strict=True)):
-            for value, number in zip(values, numbers, strict=True):
-                scores[row, self.answers[number]] += share * value
-        return scores
+        for row, (values, positions) in enumerate(zip(similarities, neighbours.tolist(), strict=True)):
+            for value, position in zip(values, positions, strict=True):
+                products[row, self.answers[position]] += share * value
+        return products
 
 
 def averaged(documents: np.ndarray, queries: np.ndarray, answers: Sequence[np.ndarray], mix: float) -> np.ndarray:
-    """PEFA-XS: each document's vector mixed with the mean direction of its own and its queries', of shape (N, n)."""
+    """Mix each document's vector with the mean direction of its own and its queries', of shape (N, n): PEFA-XS."""
     sums = documents.astype(np.float64)
-    for vector, numbers in zip(queries, answers, strict=True):
-        sums[numbers] += vector
+    for vector, positions in zip(queries, answers, strict=True):
+        sums[positions] += vector
     directions = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
     return (mix * documents + (1 - mix) * directions).astype(np.float32)
 
@@ -105,7 +96,7 @@ class _Known(NamedTuple):
 
 
 def build_pefa_xs(task: Task) -> Built:
-    """One index of documents moved towards their queries."""
+    """Make one index, of documents moved towards their queries."""
     known = _known(task)
 
     def with_mix(mix: float) -> Searcher:
@@ -116,7 +107,7 @@ def build_pefa_xs(task: Task) -> Built:
 
 
 def build_pefa_xl(task: Task) -> Built:
-    """Two indexes, of documents and of queries; the documents' own texts are among the queries."""
+    """Make two indexes, of documents and of queries; the documents' own texts are among the queries."""
     known = _known(task)
     queries = np.concatenate([known.queries, known.documents])
     answers = [*known.answers, *np.arange(len(known.documents))[:, None]]
@@ -138,7 +129,7 @@ def _known(task: Task) -> _Known:
 
 
 def _chosen(task: Task, known: _Known, with_mix: Callable[[float], Searcher], index_bytes: int) -> Built:
-    """The system with the λ that is best on dev; that search is all the training there is."""
+    """Choose the λ that is best on dev; that search is all the training there is."""
     dev = task.labelled[1]
     start = time.perf_counter()
     on_dev = {mix: evaluate(with_mix(mix), *dev, [METRIC]).means[METRIC] for mix in LAMBDAS}

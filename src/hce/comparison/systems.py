@@ -1,6 +1,10 @@
 """Every system that `hce compare` knows, by name.
 
-To add one, write a module beside this one with a function from `Task` to `Built` (whatever answers
+Most are our own trainer with other settings: HCE, what is left of it without a part, and the plain rivals. They differ
+in a few fields of the recipe and in which queries they may see, and in nothing else: pairs, batches, learning rate,
+steps, the choice of weights on dev are the same for all. So a difference in the result is one of method.
+
+To add a system, write a module beside this one with a function from `Task` to `Built` (whatever answers
 `search(queries, k)`, and what it cost), and give it a line here. That is all a generative retriever (DSI, NCI, SEAL,
 GenRet, IncDSI) would need as well: its searcher decodes identifiers of documents in place of comparing vectors, its
 index is its weights, and `Task.recipe` is its budget.
@@ -8,29 +12,61 @@ index is its weights, and `Task.recipe` is its budget.
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hce.comparison.bm25 import build_bm25, build_bm25_with_queries
-from hce.comparison.by_recipe import trained
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
 from hce.comparison.tas_b import build_tas_b
-from hce.comparison.task import Built, System, Task, searched_by_vectors
+from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae
 from hce.errors import InputError
+from hce.training.train import train
 
 
 def build_untrained(task: Task) -> Built:
-    """The encoder as given."""
+    """Take the encoder as given."""
     return searched_by_vectors(task.load_encoder(), task.corpus)
 
 
 def build_fitted(task: Task) -> Built:
-    """A static encoder's table weighted and whitened by the corpus's own token counts; see `hce.encoding.static`."""
+    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.static`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
     return searched_by_vectors(fitted, task.corpus, time.perf_counter() - start)
+
+
+def trained(*, labels: bool = True, generated: bool = False, **settings: Any) -> Callable[[Task], Built]:
+    """Return what builds a system by `hce.train`.
+
+    Args:
+        labels: whether the system may see labelled queries, to train on or to choose by.
+        generated: whether it trains on generated queries too.
+        settings: fields of the recipe that make it what it is.
+    """
+
+    def build(task: Task) -> Built:
+        output = task.folder / "model" if task.folder else None
+        if output is not None and output.exists():  # finished, and killed before it was measured
+            shutil.rmtree(output)
+        result = train(
+            task.corpus,
+            task.load_encoder(),
+            pairs=task.pairs if labels else None,
+            dev=task.dev if labels else None,
+            generated=task.generated if generated else None,
+            recipe=replace(task.recipe, **settings),
+            output=output,
+            resume=output is not None,
+            progress=task.progress,
+        )
+        return trained_encoder(result, task.corpus)
+
+    return build
 
 
 IN_BATCH: dict[str, Any] = {"mode": "supervised", "tree": False, "negatives": "none"}
@@ -85,7 +121,7 @@ WITHOUT_TREE = {"hce": "no-tree", "hce+qg": "no-tree+qg"}
 
 
 def choose(names: list[str], task: Task, *, static: bool) -> list[str]:
-    """The systems to compare; beside HCE, the same training without the tree always.
+    """Return the systems to compare; beside HCE, the same training without the tree is always among them.
 
     Args:
         names: as the user gave them; none means all of `DEFAULT` that can be run.
@@ -103,6 +139,5 @@ def choose(names: list[str], task: Task, *, static: bool) -> list[str]:
         lack = SYSTEMS[name].lacks(task, static=static)
         if lack:
             raise InputError(f"system {name!r} needs {lack}")
-    wanted = dict.fromkeys(names)
-    wanted.update(dict.fromkeys(WITHOUT_TREE[name] for name in names if name in WITHOUT_TREE))
-    return sorted(wanted, key=list(SYSTEMS).index)
+    wanted = {*names, *(WITHOUT_TREE[name] for name in names if name in WITHOUT_TREE)}
+    return [name for name in SYSTEMS if name in wanted]

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hce.comparison.by_recipe import facts_of, training_seconds
-from hce.comparison.task import Built, Task, searched_by_vectors
+from hce.comparison.task import Built, Task, trained_encoder
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
 from hce.training.heldout import labelled_dev
@@ -27,7 +26,7 @@ class TopicBatches:
 
     Args:
         pairs: the pairs.
-        topics: of each of their queries, of shape (queries,), int64.
+        topics: the topic of each query of the pairs, of shape (queries,), int64.
         seed: same seed, same batches.
     """
 
@@ -57,7 +56,7 @@ def by_topic(pairs: LabelledPairs, encoder: Encoder, batch_size: int, seed: int)
 
 
 def build_tas_b(task: Task) -> Built:
-    """DPR-style training on topic-aware batches."""
+    """Train as DPR does, on topic-aware batches."""
     pairs, dev_labels = task.labelled
     recipe = replace(task.recipe, mode="supervised", tree=False, negatives="none")
     dev = labelled_dev(task.corpus, *dev_labels, recipe.dev_pool, recipe.seed)
@@ -65,4 +64,4 @@ def build_tas_b(task: Task) -> Built:
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
     with encoder.remembering_words():
         result = co_train(task.corpus, encoder, Sources(topical), dev, recipe, progress=task.progress)
-    return searched_by_vectors(result.encoder, task.corpus, training_seconds(result), facts_of(result))
+    return trained_encoder(result, task.corpus)

@@ -18,6 +18,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
+from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
@@ -57,11 +58,11 @@ class Task:
     progress: bool = False
 
     def load_encoder(self) -> Encoder:
-        """The encoder as it was given, untouched by other systems."""
+        """Load the encoder as it was given, untouched by other systems."""
         return Encoder.load(self.encoder)
 
     def start_encoder(self, dev: DevSet) -> Encoder:
-        """F0 as `hce.train` would have it: a static table fitted to the corpus where that is better on dev."""
+        """Load F0 as `hce.train` would have it: a static table fitted to the corpus where that is better on dev."""
         given = self.load_encoder()
         return start_encoder(self.corpus, given, dev, dev.measure(given), self.recipe)
 
@@ -96,8 +97,8 @@ class System:
     """One entry of a comparison.
 
     Attributes:
-        about: what it is, in a line.
-        build: gets it ready.
+        about: what the system is, in a line.
+        build: gets the system ready for a task.
         needs: what it cannot do without.
         seeded: whether another seed gives another system.
         ours: whether it trains with the tree; all others are rivals.
@@ -110,7 +111,7 @@ class System:
     ours: bool = False
 
     def lacks(self, task: Task, *, static: bool) -> str | None:
-        """What it needs and the task does not have, in words."""
+        """Say in words what the system needs and the task does not have."""
         there: dict[Need, bool] = {
             "labels": task.pairs is not None,
             "generated": task.generated is not None,
@@ -123,9 +124,25 @@ class System:
 def searched_by_vectors(
     encoder: Encoder, corpus: Corpus, training_seconds: float = 0.0, facts: Mapping[str, Any] | None = None
 ) -> Built:
-    """A system that is nothing but an encoder: its documents' vectors, searched exactly."""
+    """Build a system that is nothing but an encoder: its documents' vectors, searched exactly."""
     start = time.perf_counter()
     vectors = encode_corpus(encoder, corpus)
     seconds = time.perf_counter() - start
     searcher = DenseSearcher(encoder, corpus.ids, vectors)
     return Built(searcher, training_seconds, seconds, vectors.nbytes, facts or {})
+
+
+def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
+    """Build the system that training gave, with what training did.
+
+    The seconds are those of the epochs, clustering and measuring included: those of a run that was continued add up.
+    """
+    facts = {
+        "mode": result.recipe.mode,
+        "epochs": len(result.history) - 1,
+        "mix": result.mix,
+        "metric": result.metric,
+        "before": result.before,
+        "after": result.after,
+    }
+    return searched_by_vectors(result.encoder, corpus, sum(epoch.seconds for epoch in result.history), facts)

@@ -73,7 +73,7 @@ def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool 
 
 
 def damaged(text: str, rng: np.random.Generator) -> str:
-    """The text with three tokens in five deleted; one at least is left."""
+    """Delete three tokens in five of a text; one at least is left."""
     tokens = TOKEN.findall(text)
     kept = rng.random(len(tokens)) >= DELETED
     if not kept.any():
@@ -100,8 +100,8 @@ def _loss_of(loss: DenoisingAutoEncoderLoss, encoder: Encoder, sources: list[str
 
 
 def _endless_batches(corpus: Corpus, recipe: Recipe) -> Iterator[list[str]]:
-    """All documents in batches, turn after turn, each turn in an order of its own."""
+    """Yield all documents in batches, turn after turn, each turn in an order of its own."""
     for turn in count():
         order = np.random.default_rng([recipe.seed, 0, turn]).permutation(len(corpus))
-        for numbers in np.array_split(order, batch_count(len(order), recipe.batch_size)):
-            yield [corpus[number].full_text for number in numbers.tolist()]
+        for positions in np.array_split(order, batch_count(len(order), recipe.batch_size)):
+            yield [corpus[position].full_text for position in positions.tolist()]
