@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -14,8 +15,7 @@ from conftest import write_concept_dataset
 
 from hce.commands.evaluate import _save
 from hce.commands.evaluate import compare as command
-from hce.comparison import run as bench
-from hce.comparison.run import compare
+from hce.comparison.run import Bench, compare
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import BETTER, REFERENCE, WORSE, Comparison, Result, as_json, as_markdown, cells, notes, table
 from hce.comparison.task import Built, System
@@ -76,7 +76,8 @@ def test_every_system_is_run_and_the_one_without_the_tree_too(compared):
 
 def test_finished_systems_are_not_run_again(compared, folder, encoder_folder, monkeypatch):
     output, comparison = compared
-    monkeypatch.setattr(bench.Bench, "_run", lambda *args, **options: pytest.fail("was run again"))
+    for name in comparison.systems:
+        monkeypatch.setitem(SYSTEMS, name, replace(SYSTEMS[name], build=lambda task: pytest.fail("was run again")))
     seen = []
     again = compare(
         folder,
@@ -97,15 +98,15 @@ def test_finished_systems_are_not_run_again(compared, folder, encoder_folder, mo
 
 def test_a_killed_comparison_goes_on(folder, encoder_folder, tmp_path, monkeypatch):
     runs = []
-    original = bench.Bench._run
 
-    def dying(self, name, seed, work, **options):
+    def dying(name, build, task):
         runs.append(name)
         if runs == ["bm25", "untrained"]:
             raise KeyboardInterrupt
-        return original(self, name, seed, work, **options)
+        return build(task)
 
-    monkeypatch.setattr(bench.Bench, "_run", dying)
+    for name in ("bm25", "untrained"):
+        monkeypatch.setitem(SYSTEMS, name, replace(SYSTEMS[name], build=partial(dying, name, SYSTEMS[name].build)))
     with pytest.raises(KeyboardInterrupt):
         compare(folder, tmp_path, ["bm25", "untrained"], encoder=encoder_folder, settings=BUDGET)
     compare(folder, tmp_path, ["bm25", "untrained"], encoder=encoder_folder, settings=BUDGET)
@@ -154,6 +155,47 @@ def test_a_query_in_two_splits_is_only_measured(folder, encoder_folder, tmp_path
     assert "q3" not in seen[0].dev.queries
 
 
+def test_a_system_is_built_once_for_all_splits(folder, encoder_folder, tmp_path, monkeypatch):
+    """Each split has its own queries; the queries of none of them are trained on or chosen by."""
+    built = []
+    original = SYSTEMS["untrained"].build
+    monkeypatch.setitem(
+        SYSTEMS, "untrained", replace(SYSTEMS["untrained"], build=lambda task: built.append(task) or original(task))
+    )
+    qrels = folder / "qrels" / "other.tsv"
+    Qrels([Judgment(f"q{number}", f"d{number}", 1) for number in range(50, 60)]).write(qrels)
+    try:
+        bench = Bench.open(folder, tmp_path, ["test", "other"], encoder=encoder_folder, settings=BUDGET)
+    finally:
+        qrels.unlink()
+    found = bench.compare(["bm25", "untrained"], 1)
+    assert len(built) == 1
+    assert not {f"q{number}" for number in range(50, 100)} & (set(built[0].pairs.queries) | set(built[0].dev.queries))
+    sizes = {split: len(each.per_query("untrained", "R@10")) for split, each in found.items()}
+    assert sizes == {"test": 40, "other": 10}
+    alone = compare(folder, tmp_path / "alone", ["untrained"], encoder=encoder_folder, settings=BUDGET)
+    assert alone.per_query("untrained", "R@10") == found["test"].per_query("untrained", "R@10")
+    assert "10 other queries" in found["other"].about["collection"]
+    assert bench.compare(["bm25", "untrained"], 1) == found
+    assert len(built) == 2  # by `alone`
+
+
+def test_generated_queries_rerun_only_the_systems_that_see_them(folder, encoder_folder, tmp_path):
+    (tmp_path / "generated.jsonl").write_text('{"document": "d1", "query": "w3"}\n')
+    seen = []
+    compare(folder, tmp_path, ["bm25"], encoder=encoder_folder, settings=BUDGET)
+    compare(
+        folder,
+        tmp_path,
+        ["bm25", "bm25+qg"],
+        encoder=encoder_folder,
+        settings=BUDGET,
+        generated=tmp_path / "generated.jsonl",
+        on_result=seen.append,
+    )
+    assert [(each.results["test"].system, each.cached) for each in seen] == [("bm25", True), ("bm25+qg", False)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -179,7 +221,7 @@ def test_bad_input_is_refused_before_anything_is_written(options, message, folde
 
 def test_an_output_that_cannot_be_used(folder, encoder_folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: cannot be made a folder"):
+    with pytest.raises(InputError, match="file/results: cannot be made a folder"):
         compare(folder, tmp_path / "file", ["bm25"], encoder=encoder_folder)
     compare(folder, tmp_path / "out", ["bm25"], encoder=encoder_folder)
     (result,) = (tmp_path / "out" / "results").iterdir()
@@ -233,16 +275,16 @@ def test_rows_hold_means_spread_and_corrected_significance():
     merged = {f"q{i}": (a + b) / 2 for i, (a, b) in enumerate(zip(*HIGH, strict=True))}
     reference = {f"q{i}": value for i, value in enumerate(MIDDLE)}
     expected = compare_paired(merged, reference)
-    assert high.versus["M"] == expected
+    assert high.versus["M"].paired == expected
     other = compare_paired({f"q{i}": value for i, value in enumerate(LOW)}, reference)
-    assert [low.adjusted["M"], high.adjusted["M"]] == holm([other.p, expected.p])
+    assert [low.versus["M"].p_holm, high.versus["M"].p_holm] == holm([other.p, expected.p])
     assert middle.versus == {}
 
 
 def test_a_difference_by_chance_is_not_marked():
     noisy = [[value + (0.01 if i % 2 else -0.0099) for i, value in enumerate(MIDDLE)]]
     _, row = table(made_up(no_tree=[MIDDLE], hce=noisy)).rows
-    assert row.versus["M"].difference > 0
+    assert row.versus["M"].paired.difference > 0
     assert row.mark("M") == ""
 
 
@@ -256,7 +298,7 @@ def test_text_and_markdown_and_json_say_the_same():
     answer = json.loads(json.dumps(as_json(results)))
     assert answer["best_rival"] == "no-tree"
     assert answer["rows"][2]["scores"]["M"]["mean"] == rows[2].scores["M"].mean
-    assert answer["rows"][2]["versus_best_rival"]["M"]["p_holm"] == rows[2].adjusted["M"]
+    assert answer["rows"][2]["versus_best_rival"]["M"]["p_holm"] == rows[2].versus["M"].p_holm
     (effect,) = answer["tree"]
     assert effect["difference"] == pytest.approx(0.105)
     assert effect["better"] == 60

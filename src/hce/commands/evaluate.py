@@ -221,26 +221,17 @@ def _paired(reports: list[Report], seed: int) -> dict[str, tuple[Paired, float]]
 
 def _diagnosis(asked: Asked, searcher: DenseSearcher, seed: int) -> Diagnosis:
     from hce.evaluation.diagnostics import diagnose
+    from hce.training.model_folder import trained_tree
     from hce.tree.hierarchy import Hierarchy
 
     encoder = searcher.encoder
-    saved = _saved_tree(Path(encoder.name), cast("Corpus", asked.corpus).fingerprint)
-    if saved:
-        hierarchy = Hierarchy.load(saved)
-    else:
+    hierarchy = trained_tree(encoder.name, cast("Corpus", asked.corpus))
+    if hierarchy is None:
         err.print(f"{encoder.name} holds no tree of this corpus; growing one from its vectors", soft_wrap=True)
         hierarchy = Hierarchy.build(searcher.vectors, seed=seed, device=encoder.device)
     vectors = encoder.encode([asked.queries[query_id].text for query_id in asked.qrels], "query")
     queries = dict(zip(asked.qrels, vectors, strict=True))
     return diagnose(hierarchy, searcher.ids, searcher.vectors, queries, asked.qrels)
-
-
-def _saved_tree(model: Path, corpus_fingerprint: str) -> Path | None:
-    """The tree inside a model, if it is one of these documents."""
-    if not (model / "hce.json").is_file() or not (model / "hierarchy").is_dir():
-        return None
-    facts = json.loads((model / "hce.json").read_text(encoding="utf-8"))
-    return model / "hierarchy" if facts["corpus"]["fingerprint"] == corpus_fingerprint else None
 
 
 def _write(system: Measured, report: Report, run: Path | None, per_query: Path | None) -> None:
@@ -389,9 +380,10 @@ def _listed(text: str) -> list[str]:
 def _tell(finished: Finished) -> None:
     from statistics import fmean
 
-    result = finished.result
-    means = "  ".join(f"{measure} {fmean(values.values()):.4f}" for measure, values in result.per_query.items())
-    err.print(f"{result.system}, seed {result.seed}: {means}{' (kept from before)' * finished.cached}", soft_wrap=True)
+    for result in finished.results.values():
+        means = "  ".join(f"{measure} {fmean(values.values()):.4f}" for measure, values in result.per_query.items())
+        kept = " (kept from before)" * finished.cached
+        err.print(f"{result.system}, seed {result.seed}: {means}{kept}", soft_wrap=True)
 
 
 def _save(results: Table, output: Path) -> dict[str, Any]:

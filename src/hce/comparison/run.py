@@ -13,75 +13,127 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
 from hce.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
 from hce.comparison.table import Comparison, Result
-from hce.comparison.task import Task
+from hce.comparison.task import Built, Task
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import Ranked, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
-from hce.files import write_json
+from hce.files import unfinished, write_json
 from hce.training.recipe import Recipe
-from hce.training.train import split_labels
+from hce.training.sources import split_labels
+
+MEASURES = ("nDCG@10", "R@10", "R@100")
+
+T = TypeVar("T")
 
 
 class Finished(NamedTuple):
-    """A system's result, and whether it was there already."""
+    """A system's results, by the split that was measured, and whether they were there already."""
 
-    result: Result
+    results: dict[str, Result]
     cached: bool
 
 
+@dataclass(frozen=True)
 class Bench:
     """Where systems are run one at a time, and their results kept.
 
-    Args:
-        folder: of the results.
-        dataset: what is measured on.
-        task: what every system is given.
-        identity: what all results depend on.
-        measures: names.
+    Attributes:
+        output: the folder of the results.
+        collection: the name of what is measured on.
+        tested: the queries that are measured, by split.
+        task: what every system is given; none of its labels is measured.
+        encoder: what `task.encoder` names.
+        measures: names, see `hce.evaluation.measures.parse_measure`.
     """
 
-    def __init__(
-        self, folder: Path, dataset: Dataset, task: Task, identity: dict[str, Any], measures: tuple[str, ...]
-    ) -> None:
-        self.folder = folder / "results"
-        self.dataset = dataset
-        self.task = task
-        self.identity = identity
-        self.measures = measures
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be made a folder ({error.strerror}); choose another place") from error
+    output: Path
+    collection: str
+    tested: Mapping[str, Labels]
+    task: Task
+    encoder: Encoder
+    measures: tuple[str, ...]
 
-    def result(self, name: str, seed: int, *, progress: bool) -> Finished:
-        """The kept result of a system, or a new one."""
-        identity = {**self.identity, "system": name, "seed": seed}
-        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-        path = self.folder / f"{name}-{seed}-{key}.json"
-        if path.is_file():
-            return Finished(_read(path), cached=True)
-        work = path.with_suffix(".unfinished")
-        result = self._run(name, seed, work, progress=progress)
-        write_json(path, {"identity": identity, "result": asdict(result)})
-        shutil.rmtree(work, ignore_errors=True)
-        return Finished(result, cached=False)
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        output: str | Path,
+        tested: Sequence[str],
+        *,
+        encoder: str = "static",
+        measures: Sequence[str] = MEASURES,
+        generated: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Bench:
+        """Read a BEIR folder, to measure on the splits named in `tested`; for the rest, see `compare`."""
+        for measure in measures:
+            parse_measure(measure)
+        datasets = {split: Dataset.load(folder, split) for split in tested}
+        corpus = next(iter(datasets.values())).corpus
+        fresh = Encoder.load(encoder)
+        recipe = _budget(len(corpus), settings or {}, static=fresh.is_static)
+        labels = {split: dataset.labels for split, dataset in datasets.items()}
+        pairs, dev = _training_labels(folder, labels, recipe)
+        queries = None if generated is None else _generated(generated, corpus)
+        task = Task(corpus, fresh.name, recipe, pairs, dev, queries)
+        return cls(Path(output), Path(folder).absolute().name, labels, task, fresh, tuple(measures))
 
-    def _run(self, name: str, seed: int, work: Path, *, progress: bool) -> Result:
-        work.mkdir(exist_ok=True)
-        recipe = replace(self.task.recipe, seed=seed)
-        built = SYSTEMS[name].build(replace(self.task, recipe=recipe, folder=work, progress=progress))
+    def compare(
+        self,
+        names: Sequence[str],
+        seeds: int,
+        *,
+        progress: bool = False,
+        on_result: Callable[[Finished], None] = lambda finished: None,
+    ) -> dict[str, Comparison]:
+        """Run systems with several seeds, those that no seed changes once, and put them side by side for each split."""
+        found: list[Finished] = []
+        for name in names:
+            for seed in range(seeds if SYSTEMS[name].seeded else 1):
+                found.append(self.results(name, seed, progress=progress))
+                on_result(found[-1])
+        return {
+            split: Comparison(
+                about=self._about(split, seeds),
+                measures=self.measures,
+                systems={name: SYSTEMS[name].about for name in names},
+                ours=frozenset(name for name in names if SYSTEMS[name].ours),
+                results=tuple(finished.results[split] for finished in found),
+                pairs=tuple((name, WITHOUT_TREE[name]) for name in names if WITHOUT_TREE.get(name) in names),
+            )
+            for split in self.tested
+        }
+
+    def results(self, name: str, seed: int, *, progress: bool = False) -> Finished:
+        """Return the results of a system: those that are kept, or new ones."""
+        system, recipe = SYSTEMS[name], replace(self.task.recipe, seed=seed)
+        generated = self.task.generated if system.needs == "generated" else None
+        task = replace(self.task, recipe=recipe, generated=generated, progress=progress)
+        identity = {**self._identity, "generated": generated and generated.digest, "system": name, "seed": seed}
+
+        def run(work: Path) -> dict[str, Any]:
+            built = system.build(replace(task, folder=work))
+            return {split: asdict(self._measure(built, split, name, seed)) for split in self.tested}
+
+        def read(kept: Mapping[str, Any]) -> dict[str, Result]:
+            return {split: Result(**kept[split]) for split in self.tested}
+
+        return Finished(*keep(self.output / "results", f"{name}-{seed}", identity, run, read))
+
+    def _measure(self, built: Built, split: str, name: str, seed: int) -> Result:
         timed = _Timed(built.searcher)
-        report = evaluate(timed, self.dataset.queries, self.dataset.qrels, self.measures)
+        report = evaluate(timed, *self.tested[split], self.measures)
         return Result(
             system=name,
             seed=seed,
@@ -93,32 +145,35 @@ class Bench:
             facts=dict(built.facts),
         )
 
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What the results of all systems depend on."""
+        task = self.task
+        return {
+            "hce": __version__,
+            "corpus": task.corpus.fingerprint,
+            "judgments": {split: labels.digest for split, labels in self.tested.items()},
+            "pairs": task.pairs and task.pairs.digest,
+            "dev": task.dev and task.dev.digest,
+            "encoder": self.encoder.fingerprint,
+            "recipe": task.recipe.as_dict(),
+            "measures": list(self.measures),
+        }
 
-class _Timed:
-    """A searcher with a watch."""
-
-    def __init__(self, searcher: Searcher) -> None:
-        self.searcher = searcher
-        self.seconds, self.queries = 0.0, 0
-
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
-        start = time.perf_counter()
-        found = self.searcher.search(queries, k)
-        self.seconds += time.perf_counter() - start
-        self.queries += len(queries)
-        return found
-
-
-def _read(path: Path) -> Result:
-    try:
-        return Result(**json.loads(path.read_text(encoding="utf-8"))["result"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise FormatError(
-            f"{path} is no result of a comparison ({error}); delete it to run that system again"
-        ) from error
-
-
-MEASURES = ("nDCG@10", "R@10", "R@100")
+    def _about(self, split: str, seeds: int) -> dict[str, str]:
+        task, recipe = self.task, self.task.recipe
+        trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labelled queries"
+        if task.generated is not None:
+            trained_on += f", {len(task.generated.qrels):,} generated queries for systems named +qg"
+        counts = f"{len(task.corpus):,} documents, {len(self.tested[split].qrels):,} {split} queries"
+        return {
+            "collection": f"{self.collection}: {counts}",
+            "training": trained_on,
+            "encoder": task.encoder,
+            "budget": f"{recipe.epochs} epochs of {recipe.epoch_pairs:,} pairs in batches of {recipe.batch_size}, "
+            f"{seeds} {'seed' if seeds == 1 else 'seeds'}",
+            "version": f"hce {__version__}",
+        }
 
 
 def compare(
@@ -159,53 +214,85 @@ def compare(
     """
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
-    for measure in measures:
-        parse_measure(measure)
-    dataset = Dataset.load(folder, split)
-    fresh = Encoder.load(encoder)
-    task = task_of(Path(folder), dataset, fresh, split, generated, settings or {})
-    names = choose(list(systems), replace(task, progress=progress), static=fresh.is_static)
-    bench = Bench(Path(output), dataset, task, _identity(dataset, task, fresh, measures), tuple(measures))
-    results = []
-    for name in names:
-        for seed in range(seeds if SYSTEMS[name].seeded else 1):
-            finished = bench.result(name, seed, progress=progress)
-            results.append(finished.result)
-            on_result(finished)
-    return Comparison(
-        about=_about(Path(folder), dataset, task, split, seeds),
-        measures=tuple(measures),
-        systems={name: SYSTEMS[name].about for name in names},
-        ours=frozenset(name for name in names if SYSTEMS[name].ours),
-        results=tuple(results),
-        pairs=tuple((name, WITHOUT_TREE[name]) for name in names if name in WITHOUT_TREE),
+    bench = Bench.open(
+        folder, output, [split], encoder=encoder, measures=measures, generated=generated, settings=settings
     )
+    names = choose(list(systems), bench.task, static=bench.encoder.is_static)
+    return bench.compare(names, seeds, progress=progress, on_result=on_result)[split]
 
 
-def task_of(
+def keep(
     folder: Path,
-    dataset: Dataset,
-    encoder: Encoder,
-    split: str,
-    generated: str | Path | None,
-    settings: Mapping[str, Any],
-) -> Task:
-    """What every system is given that is to be measured on `dataset`, the split of that name of the folder."""
-    recipe = _budget(len(dataset.corpus), settings, static=encoder.is_static)
-    pairs = dev = None
-    if split != "train" and "train" in splits(folder):
-        pairs = _without(Labels(*Dataset.load(folder, "train")[1:]), dataset)
-        if split != "dev" and "dev" in splits(folder):
-            dev = _without(Labels(*Dataset.load(folder, "dev")[1:]), dataset)
-            pairs = pairs.only(name for name in pairs.qrels if name not in dev.qrels)
-        else:
-            pairs, dev = split_labels(pairs, recipe)
-    queries = None if generated is None else _generated(generated, dataset.corpus)
-    return Task(dataset.corpus, encoder.name, recipe, pairs, dev, queries)
+    name: str,
+    identity: Mapping[str, Any],
+    run: Callable[[Path], Any],
+    read: Callable[[Any], T],
+) -> tuple[T, bool]:
+    """Return what is kept under a name, or run it and keep what it gives.
+
+    Args:
+        folder: of the files that are kept.
+        name: what the file's name begins with.
+        identity: everything that the result depends on, as JSON; the file's name ends in its digest.
+        run: gives the result as JSON; it may keep its state in the folder that it is given until it is done.
+        read: makes the result of the JSON.
+
+    Returns:
+        The result, and whether it was there already.
+
+    Raises:
+        InputError: the folder cannot be made.
+        FormatError: the file is damaged.
+    """
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    path = folder / f"{name}-{key}.json"
+    cached = path.is_file()
+    if not cached:
+        work = unfinished(path)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be made a folder ({error.strerror}); choose another place") from error
+        write_json(path, {"identity": identity, "result": run(work)})
+        shutil.rmtree(work, ignore_errors=True)
+    try:
+        return read(json.loads(path.read_text(encoding="utf-8"))["result"]), cached
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"{path} is no result of a comparison ({error}); delete it to run it again") from error
+
+
+class _Timed:
+    """A searcher with a watch."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self.searcher = searcher
+        self.seconds, self.queries = 0.0, 0
+
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
+        start = time.perf_counter()
+        found = self.searcher.search(queries, k)
+        self.seconds += time.perf_counter() - start
+        self.queries += len(queries)
+        return found
+
+
+def _training_labels(
+    folder: str | Path, tested: Mapping[str, Labels], recipe: Recipe
+) -> tuple[Labels | None, Labels | None]:
+    """Return the labels to train on and those to choose by, less the queries that are measured, if there are any."""
+    measured = {query_id for labels in tested.values() for query_id in labels.qrels}
+    there = {"train", "dev"}.intersection(splits(folder)).difference(tested)
+    if "train" not in there:
+        return None, None
+    pairs = Dataset.load(folder, "train").labels.without(measured)
+    if "dev" not in there:
+        return split_labels(pairs, recipe)
+    dev = Dataset.load(folder, "dev").labels.without(measured)
+    return pairs.without(dev.qrels), dev
 
 
 def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Recipe:
-    """What every trained system may spend: as given, else an epoch as long as the corpus and no batch too big."""
+    """Return what every trained system may spend: as given, or an epoch as long as the corpus and no larger batch."""
     recipe = Recipe.for_encoder(static=static, documents=documents, **{"epoch_pairs": documents, **settings})
     if recipe.batch_size > documents:
         raise InputError(
@@ -216,50 +303,8 @@ def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Rec
 
 
 def _generated(path: str | Path, corpus: Corpus) -> Labels:
-    labels = Labels(*read_generated(path))
+    labels = read_generated(path)
     unknown = {judgment.document_id for judgment in labels.qrels.judgments()}.difference(corpus.ids, corpus.left_out)
     if unknown:
         raise InputError(f"{path}: document {min(unknown)!r} is not in {corpus.name}; do the files match?")
     return labels
-
-
-def _without(labels: Labels, dataset: Dataset) -> Labels:
-    """The labels less the queries that are measured, wherever splits overlap."""
-    return labels.only(name for name in labels.qrels if name not in dataset.qrels)
-
-
-def _identity(dataset: Dataset, task: Task, encoder: Encoder, measures: Sequence[str]) -> dict[str, Any]:
-    return {
-        "hce": __version__,
-        "corpus": dataset.corpus.fingerprint,
-        "judgments": _digest(Labels(dataset.queries, dataset.qrels)),
-        "pairs": _digest(task.pairs),
-        "dev": _digest(task.dev),
-        "generated": _digest(task.generated),
-        "encoder": encoder.fingerprint,
-        "recipe": task.recipe.as_dict(),
-        "measures": list(measures),
-    }
-
-
-def _digest(labels: Labels | None) -> str | None:
-    if labels is None:
-        return None
-    rows = [[labels.queries[judgment.query_id].text, *judgment] for judgment in labels.qrels.judgments()]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def _about(folder: Path, dataset: Dataset, task: Task, split: str, seeds: int) -> dict[str, str]:
-    recipe = task.recipe
-    trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labelled queries"
-    if task.generated is not None:
-        trained_on += f", {len(task.generated.qrels):,} generated queries for systems named +qg"
-    counts = f"{len(dataset.corpus):,} documents, {len(dataset.qrels):,} {split} queries"
-    return {
-        "collection": f"{folder.absolute().name}: {counts}",
-        "training": trained_on,
-        "encoder": task.encoder,
-        "budget": f"{recipe.epochs} epochs of {recipe.epoch_pairs:,} pairs in batches of {recipe.batch_size}, "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}",
-        "version": f"hce {__version__}",
-    }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from hce.evaluation.significance import Paired, compare_paired, holm
+from hce.evaluation.significance import Corrected, Paired, compare_paired, compare_several
 
 ALPHA = 0.05
 BETTER, WORSE, REFERENCE = "▲", "▼", "◆"
@@ -22,14 +22,14 @@ class Result:
     """One system with one seed, measured.
 
     Attributes:
-        system: its name.
-        seed: of its training.
+        system: the system's name.
+        seed: the seed of its training.
         per_query: each measure's value for each query.
         training_seconds: what it took to train.
         indexing_seconds: what it took to encode or index all documents.
         search_ms: milliseconds a query, asked all at once.
         index_bytes: the size of what is searched.
-        facts: what else is known of it.
+        facts: what else is known of the system.
     """
 
     system: str
@@ -54,12 +54,11 @@ class Row:
     """One system of the table, its seeds taken together.
 
     Attributes:
-        system: its name.
-        about: what it is, in a line.
+        system: the system's name.
+        about: what the system is, in a line.
         scores: by measure.
-        is_reference: whether it is the best rival, which the others are tested against.
-        versus: by measure, how it compares with the best rival.
-        adjusted: by measure, p after Holm's correction.
+        is_reference: whether this is the best rival, which the others are tested against.
+        versus: by measure, how the system compares with the best rival; p is corrected for the number of systems.
         training_seconds: and the other costs: means over seeds.
         facts: of the first seed.
     """
@@ -68,8 +67,7 @@ class Row:
     about: str
     scores: dict[str, Score]
     is_reference: bool
-    versus: dict[str, Paired]
-    adjusted: dict[str, float]
+    versus: dict[str, Corrected]
     training_seconds: float
     indexing_seconds: float
     search_ms: float
@@ -77,12 +75,18 @@ class Row:
     facts: dict[str, Any]
 
     def mark(self, measure: str) -> str:
-        """Better or worse than the best rival, where that is no chance; or the best rival itself."""
+        """Mark the best rival, and what is better or worse than it where that is no chance."""
         if self.is_reference:
             return REFERENCE
-        if self.adjusted.get(measure, 1.0) >= ALPHA:
+        if measure not in self.versus or self.versus[measure].p_holm >= ALPHA:
             return ""
-        return BETTER if self.versus[measure].difference > 0 else WORSE
+        return BETTER if self.versus[measure].paired.difference > 0 else WORSE
+
+    def score(self, measure: str) -> str:
+        """Write the mean, its spread over seeds if there is any, and the mark."""
+        mean, spread = self.scores[measure]
+        shown = f"{mean:.4f}" + (f" ± {spread:.4f}" if spread else "")
+        return f"{shown} {self.mark(measure)}".rstrip()
 
 
 class Effect(NamedTuple):
@@ -115,11 +119,11 @@ class Comparison:
     pairs: tuple[tuple[str, str], ...] = ()
 
     def of(self, system: str) -> list[Result]:
-        """Its results, one a seed."""
+        """Return the results of a system, one a seed."""
         return [result for result in self.results if result.system == system]
 
     def per_query(self, system: str, measure: str) -> dict[str, float]:
-        """Its value for each query, the mean over seeds."""
+        """Return what a system scored for each query, the mean over seeds."""
         found = [result.per_query[measure] for result in self.of(system)]
         return {query_id: fmean(values[query_id] for values in found) for query_id in found[0]}
 
@@ -157,36 +161,36 @@ def table(comparison: Comparison) -> Table:
 
 
 def _rows(comparison: Comparison) -> list[Row]:
+    versus = {measure: _versus_rival(comparison, measure) for measure in comparison.measures}
+    return [
+        _row(comparison, name, {measure: found[name] for measure, found in versus.items() if name in found})
+        for name in comparison.systems
+    ]
+
+
+def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Corrected]:
+    """Compare every other system with the best rival; where there is no rival, nothing."""
     rival = comparison.best_rival
-    others = [name for name in comparison.systems if rival is not None and name != rival]
-    versus: dict[str, dict[str, Paired]] = {name: {} for name in comparison.systems}
-    adjusted: dict[str, dict[str, float]] = {name: {} for name in comparison.systems}
-    for measure in comparison.measures:
-        for name in others:
-            versus[name][measure] = _paired(comparison, name, str(rival), measure)
-        ps = holm([versus[name][measure].p for name in others])
-        for name, p in zip(others, ps, strict=True):
-            adjusted[name][measure] = p
-    return [_row(comparison, name, versus[name], adjusted[name]) for name in comparison.systems]
+    if rival is None:
+        return {}
+    reference = comparison.per_query(rival, measure)
+    others = [name for name in comparison.systems if name != rival]
+    return compare_several({name: (comparison.per_query(name, measure), reference) for name in others})
 
 
 def _paired(comparison: Comparison, one: str, other: str, measure: str) -> Paired:
     return compare_paired(comparison.per_query(one, measure), comparison.per_query(other, measure))
 
 
-def _row(comparison: Comparison, name: str, versus: dict[str, Paired], adjusted: dict[str, float]) -> Row:
+def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row:
     results = comparison.of(name)
-    scores = {}
-    for measure in comparison.measures:
-        means = [fmean(result.per_query[measure].values()) for result in results]
-        scores[measure] = Score(fmean(means), stdev(means) if len(means) > 1 else 0.0)
+    means = {measure: [fmean(each.per_query[measure].values()) for each in results] for measure in comparison.measures}
     return Row(
         system=name,
         about=comparison.systems[name],
-        scores=scores,
+        scores={measure: Score(fmean(each), stdev(each) if len(each) > 1 else 0.0) for measure, each in means.items()},
         is_reference=name == comparison.best_rival,
         versus=versus,
-        adjusted=adjusted,
         training_seconds=fmean(result.training_seconds for result in results),
         indexing_seconds=fmean(result.indexing_seconds for result in results),
         search_ms=fmean(result.search_ms for result in results),
@@ -196,15 +200,15 @@ def _row(comparison: Comparison, name: str, versus: dict[str, Paired], adjusted:
 
 
 def header(measures: Sequence[str]) -> list[str]:
-    """The columns of `cells`."""
+    """Name the columns of `cells`."""
     return ["system", *measures, "training", "indexing", "search", "index"]
 
 
 def cells(row: Row, measures: Sequence[str]) -> list[str]:
-    """A row as text."""
+    """Write a row as text."""
     return [
         row.system,
-        *(_shown_score(row, measure) for measure in measures),
+        *(row.score(measure) for measure in measures),
         _shown_seconds(row.training_seconds),
         _shown_seconds(row.indexing_seconds),
         f"{row.search_ms:.2f} ms",
@@ -213,7 +217,7 @@ def cells(row: Row, measures: Sequence[str]) -> list[str]:
 
 
 def notes(table: Table) -> list[str]:
-    """What stands below the table: what the marks mean, and what the tree adds."""
+    """Write what stands below the table: what the marks mean, and what the tree adds."""
     lines = []
     rival = table.comparison.best_rival
     if rival is not None:
@@ -231,7 +235,7 @@ def notes(table: Table) -> list[str]:
 
 
 def as_markdown(table: Table) -> str:
-    """The table and its notes as Markdown."""
+    """Write the table and its notes as Markdown."""
     comparison = table.comparison
     columns = header(comparison.measures)
     rows = [columns, ["---", *["---:"] * (len(columns) - 1)]]
@@ -243,7 +247,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """The table, its notes and how it came about, for other programs."""
+    """Return the table, its notes and how it came about, for other programs."""
     comparison = table.comparison
     return {
         "about": comparison.about,
@@ -263,21 +267,13 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "system": row.system,
         "about": row.about,
         "scores": {measure: score._asdict() for measure, score in row.scores.items()},
-        "versus_best_rival": {
-            measure: {**paired._asdict(), "p_holm": row.adjusted[measure]} for measure, paired in row.versus.items()
-        },
+        "versus_best_rival": {measure: compared.as_dict() for measure, compared in row.versus.items()},
         "training_seconds": row.training_seconds,
         "indexing_seconds": row.indexing_seconds,
         "search_ms": row.search_ms,
         "index_bytes": row.index_bytes,
         "facts": row.facts,
     }
-
-
-def _shown_score(row: Row, measure: str) -> str:
-    mean, spread = row.scores[measure]
-    shown = f"{mean:.4f}" + (f" ± {spread:.4f}" if spread else "")
-    return f"{shown} {row.mark(measure)}".rstrip()
 
 
 def _shown_seconds(seconds: float) -> str:
