@@ -2,8 +2,8 @@
 
 Run: README's Python, every example in a docstring (with a small random table for the encoder `static`). Parsed only:
 every `hce …` line of every page and of every command's help; those of README and tutorial are run by test_tutorial.py.
-Looked up: links, the modules and functions that pages name, and that each command is on the generated page (CI makes
-that page anew and fails where it was stale).
+Looked up: links, the modules and functions that pages name, and that each command and each public name is on its
+generated page (CI makes those pages anew and fails where they were stale).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -25,8 +26,12 @@ from hce.errors import HceError, MissingPackageError
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted(path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
+CHANGELOG = ROOT / "CHANGELOG.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+(REPOSITORY,) = re.findall(r'^Source = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+PUBLISHED = (f"{REPOSITORY}/blob/main/", f"{REPOSITORY.replace('github.com', 'raw.githubusercontent.com')}/main/")
 PACKAGE = Path(hce.__file__).parent
+NAME = r"`(hce\.[a-z_]\w*(?:\.\w+)*)"  # with dots, as pages name modules and what is in them
 COMMANDS = typer.main.get_command(app)
 WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
 
@@ -54,21 +59,61 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, concept_corpus, static_e
     assert len(names["index"]) == len(concept_corpus)
 
 
+def links(text: str) -> list[str]:
+    """The targets of all links and images, the definitions of reference links among them."""
+    return re.findall(r"\]\(([^)#]+)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    """Links to files of the repository by its address are checked against the files that are here."""
+    for target in links(page.read_text(encoding="utf-8")):
+        published = next((start for start in PUBLISHED if target.startswith(start)), None)
+        if published:
+            assert (ROOT / target.removeprefix(published)).is_file(), target
+        elif not target.startswith(("https://", "http://")):
+            assert (page.parent / target).exists(), target
+        elif target.startswith(REPOSITORY):
+            assert target.removeprefix(REPOSITORY) in {"", "/issues", "/security"}, target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_readmes_links_work_on_pypi():
+    """There a page has no folder around it; and a reference that is not defined is shown as brackets."""
+    targets = links(README)
+    assert len(targets) >= 10
+    assert [target for target in targets if not target.startswith("https://")] == []
+    used, defined = re.findall(r"\]\[([\w-]+)\]", README), re.findall(r"^\[([\w-]+)\]: ", README, flags=re.MULTILINE)
+    assert set(used) == set(defined)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != CHANGELOG], ids=lambda page: page.name)
 def test_named_functions_exist(page):
-    names = set(re.findall(r"`(hce\.[a-z_]\w*(?:\.\w+)*)", page.read_text(encoding="utf-8"))) - {"hce.json"}
+    names = set(re.findall(NAME, page.read_text(encoding="utf-8"))) - {"hce.json"}
     for name in sorted(names):
-        parts = name.split(".")
-        split = next(i for i in range(len(parts), 0, -1) if _is_module(".".join(parts[:i])))
-        target = importlib.import_module(".".join(parts[:split]))
-        for part in parts[split:]:
-            target = getattr(target, part)
+        _find(name)
+
+
+def test_the_changelog_says_where_things_went():
+    rows = re.findall(
+        r"^ *\| (`(?:hce\.|[A-Z]).*) \| (.*) \|$", CHANGELOG.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert len(rows) >= 15
+    for old, new in rows:
+        for name in re.findall(NAME, new):
+            _find(name)
+        for name in re.findall(NAME, old):
+            with pytest.raises((AttributeError, ImportError)):
+                _find(name)
+
+
+def _find(name: str) -> object:
+    """The module, function, class or attribute of a name with dots."""
+    parts = name.split(".")
+    split = next(i for i in range(len(parts), 0, -1) if _is_module(".".join(parts[:i])))
+    target = importlib.import_module(".".join(parts[:split]))
+    for part in parts[split:]:
+        target = getattr(target, part)
+    return target
 
 
 def _is_module(name: str) -> bool:
@@ -76,6 +121,55 @@ def _is_module(name: str) -> bool:
         return bool(importlib.util.find_spec(name))
     except ModuleNotFoundError:
         return False
+
+
+def test_the_api_page_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert [*re.findall(r"^## (\w+)$", page, flags=re.MULTILINE), "__version__"] == sorted(
+        hce.__all__, key=lambda name: (name.startswith("_"), hce.__all__.index(name))
+    )
+
+
+class Shelf:
+    """What docs/generate.py is shown."""
+
+    def put(self, books: list[str], *, at: int = 0, log: object = print) -> int:
+        """Put books on the shelf.
+
+        Those that are there stay.
+
+        >>> Shelf().put(["a"])
+        1
+
+        Args:
+            books: their titles, which
+                may be long.
+            at: the place.
+
+        Returns:
+            How many there are now.
+
+        Raises:
+            ValueError: no room.
+        """
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room."""
+
+
+def test_signatures_and_docstrings_become_markdown():
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    (put, shown), (full, fullness) = generate["members"]("Shelf", Shelf)
+    assert (put, full) == ("put", "full")
+    assert shown.splitlines() == [
+        *("```python", "shelf.put(books: list[str], *, at: int = 0, log: object = …) -> int", "```", ""),
+        *("Put books on the shelf.", "", "Those that are there stay.", ""),
+        *("```pycon", '>>> Shelf().put(["a"])', "1", "```", ""),
+        *("**Arguments**", "", "- `books`: their titles, which may be long.", "- `at`: the place.", ""),
+        *("**Returns:** How many there are now.", "", "**Raises**", "", "- `ValueError`: no room."),
+    ]
+    assert fullness.splitlines() == ["```python", "shelf.full: bool", "```", "", "Whether there is no room."]
 
 
 def test_every_command_is_on_the_generated_page():

@@ -177,6 +177,14 @@ def test_the_extra_all_has_everything(declared):
     assert declared.extras["bundled"] >= declared.extras["compare"]  # `hce demo` needs both
 
 
+def test_named_extras_exist(declared):
+    """Those that pages and messages tell users to install."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *SOURCES]
+    named = re.findall(rf"{NAME}\[([\w,]+)\]", " ".join(page.read_text(encoding="utf-8") for page in pages))
+    assert {"all", "web"} <= set(named)
+    assert {extra for names in named for extra in names.split(",")} <= set(declared.extras)
+
+
 def test_missing_extras_are_named(environment, declared, tmp_path):
     """Without the extras everything of the core imports, and what needs one says which."""
     lines = ['{"_id": "a", "text": "red shoes"}', '{"_id": "b", "text": "blue hats"}']

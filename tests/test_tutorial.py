@@ -10,8 +10,8 @@ is kept; the docstrings are those of one package of the standard library and one
 one epoch of small batches. So
 figures and hits are not compared with the page; the first word of each line shown is, with its digits left out.
 
-What is not run: README's `make demo` and `make test` (that the targets exist is checked); the demo itself is run on the
-smaller docstrings, and only its layout compared.
+What is not run: README's `pip install`, `make demo` and `make test` (that the targets exist is checked); the demo
+itself is run on the smaller docstrings, and only its layout compared.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def test_the_readmes_session(smaller, concept_corpus):
     Path("docs.jsonl").write_text("\n".join(lines[1:]), encoding="utf-8")
     Path("new.jsonl").write_text(lines[0], encoding="utf-8")
     blocks = re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
-    made, used, wrong = (commands_of(block) for block in blocks)
+    installed, made, used, wrong = (commands_of(block) for block in blocks)
+    assert [command.line.split()[:2] for command in installed] == [["pip", "install"]]  # test_package.py tries that
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert {command.line.split()[1] for command in made} <= set(targets)
     run_all(used)
