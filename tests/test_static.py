@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from conftest import WORDS, word_tokenizer
+from small_static import small_static
 
+from hce.encoding.encoder import Encoder
 from hce.encoding.static import document_frequencies, fit_table, inverse_document_frequency
 
 
@@ -72,3 +74,22 @@ def test_fitting_moves_planted_kinds_apart(static_encoder, planted_corpus):
         return float(cosines[same].mean() - cosines[~same].mean())
 
     assert gap(static_encoder.fitted_to(planted_corpus)) > 2 * gap(static_encoder) > 0
+
+
+def test_only_the_table_as_it_was_distilled_is_fitted_unasked(planted_corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path))
+    small_static(tmp_path, planted_corpus.texts())
+    distilled = Encoder.load("static", device="cpu")
+    fitted = Encoder.for_corpus("static", planted_corpus)
+    assert fitted.fingerprint == distilled.fitted_to(planted_corpus).fingerprint != distilled.fingerprint
+    assert fitted.name == "static, fitted"
+    distilled.save(tmp_path / "trained")  # any table in a folder may have been trained
+    assert Encoder.for_corpus(tmp_path / "trained", planted_corpus).fingerprint == distilled.fingerprint
+
+
+def test_a_table_is_fitted_where_that_is_better(static_encoder, planted_corpus, bert_folder):
+    assert static_encoder.fitted_where(planted_corpus, lambda fitted: False) is static_encoder
+    fitted = static_encoder.fitted_where(planted_corpus, lambda fitted: fitted.is_static)
+    assert fitted.fingerprint == static_encoder.fitted_to(planted_corpus).fingerprint
+    transformer = Encoder.load(bert_folder, device="cpu")
+    assert transformer.fitted_where(planted_corpus, lambda fitted: True) is transformer

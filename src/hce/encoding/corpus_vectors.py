@@ -40,9 +40,10 @@ def encode_corpus(
         encoder: what encodes.
         corpus: the documents.
         folder: keep the vectors there, where all processes must see them, and return them memory-mapped (changes stay
-            in memory). Killed at any point, the next call goes on after the last finished chunk, and the file is byte
-            for byte what an uninterrupted run would have written. By default they are held in memory.
-        chunk_size: rows that are written at a time.
+            in memory). Killed at any point, the next call goes on after the last finished round, by as many processes
+            as there are then, and the file is byte for byte what an uninterrupted run of one process would have
+            written. By default the vectors are held in memory.
+        chunk_size: rows that a process writes at a time.
         progress: show a bar.
 
     Returns:
@@ -52,7 +53,7 @@ def encode_corpus(
         InputError: the folder holds vectors of another encoder or corpus, or other files, or cannot be written.
     """
     if folder is None:
-        return _encode_to_memory(encoder, corpus)
+        return _encode_to_memory(encoder, corpus, progress=progress and is_first_process())
     identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
     file = VectorFile(folder, len(corpus), encoder.dim, identity)
     try:
@@ -78,13 +79,16 @@ def _encode_to_file(encoder: Encoder, corpus: Corpus, file: VectorFile, chunk_si
     file.finish()
 
 
-def _encode_to_memory(encoder: Encoder, corpus: Corpus) -> np.ndarray:
+def _encode_to_memory(encoder: Encoder, corpus: Corpus, *, progress: bool) -> np.ndarray:
+    """Encode a share, and gather those of all processes; all shares are of one size."""
     padded = -(-len(corpus) // process_count()) * process_count()
-    rows = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last part up
+    rows = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last share up
     vectors = np.empty((len(rows), encoder.dim), dtype=np.float32)
-    for start in range(0, len(rows), TEXTS_AT_ONCE):
-        texts = [corpus[row].full_text for row in rows[start : start + TEXTS_AT_ONCE].tolist()]
-        vectors[start : start + len(texts)] = encoder.encode(texts)
+    with progress_bar("encoding", len(rows), "documents", show=progress) as advance:
+        for start in range(0, len(rows), TEXTS_AT_ONCE):
+            texts = [corpus[row].full_text for row in rows[start : start + TEXTS_AT_ONCE].tolist()]
+            vectors[start : start + len(texts)] = encoder.encode(texts)
+            advance(len(texts))
     return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
 
 
@@ -123,7 +127,7 @@ class VectorFile:
         progress = self.folder / "progress.json"
         if progress.is_file():
             state = read_json(progress)
-            self.done = int(state.pop("done"))
+            self.done = int(state.pop("done", 0))
             self._require_same(state)
         elif self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
             raise InputError(f"{self.folder} holds other files: choose an empty or new folder for the vectors")

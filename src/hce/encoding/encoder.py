@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -48,9 +48,9 @@ class Encoder:
 
     Attributes:
         model: the sentence-transformers model underneath, in evaluation mode unless someone trains it.
-        name: the spec that it was loaded by, for messages.
-        device: where it computes.
-        dtype: what it computes in; weights stay float32, so that it can be trained.
+        name: the spec that the encoder was loaded by, for messages.
+        device: where the model computes.
+        dtype: what the model computes in; weights stay float32, so that it can be trained.
     """
 
     def __init__(self, model: SentenceTransformer, name: str, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -90,21 +90,34 @@ class Encoder:
         model.prompts.update(prompts or {})
         return cls(model, str(spec), device=device, dtype=dtype)
 
+    @classmethod
+    def for_corpus(cls, spec: str | Path, corpus: Corpus) -> Encoder:
+        """Load an encoder that is to encode a corpus untrained: "static", as it was distilled, is fitted to the corpus.
+
+        Any other is loaded as it is; a trained table, for one, knows its corpus already.
+
+        Raises:
+            InputError: there is no such model.
+            MissingPackageError: a bundled encoder is asked for and not installed.
+        """
+        encoder = cls.load(spec)
+        return encoder.fitted_to(corpus) if str(spec) == "static" else encoder
+
     @property
     def dim(self) -> int:
-        """The length n of its vectors."""
+        """The length n of a vector."""
         return int(self.model.get_embedding_dimension())
 
     @property
     def is_static(self) -> bool:
-        """Whether it is a token table and nothing else."""
+        """Whether the encoder is a token table and nothing else."""
         return isinstance(self.model[0], StaticEmbedding)
 
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
     def prompt(self, kind: Kind) -> str | None:
-        """What is put before each text of a kind: its own prompt, else the model's default one."""
+        """Return what is put before each text of a kind: its own prompt, else the model's default one."""
         for name in PROMPT_NAMES[kind]:
             if name in self.model.prompts:
                 return str(self.model.prompts[name])
@@ -150,7 +163,7 @@ class Encoder:
         return _finished(vectors, self.name)
 
     def fitted_to(self, corpus: Corpus) -> Encoder:
-        """A static encoder's table fitted to a corpus's token statistics, with no training: see `hce.encoding.static`.
+        """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
 
         Raises:
             InputError: this encoder is not static.
@@ -165,6 +178,13 @@ class Encoder:
         encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
         encoder._words = self._words
         return encoder
+
+    def fitted_where(self, corpus: Corpus, is_better: Callable[[Encoder], bool]) -> Encoder:
+        """Return a static encoder fitted to a corpus where that is better, and any other encoder as it is."""
+        if not self.is_static:
+            return self
+        fitted = self.fitted_to(corpus)
+        return fitted if is_better(fitted) else self
 
     @contextmanager
     def remembering_words(self) -> Iterator[None]:
@@ -209,7 +229,7 @@ class Encoder:
             self.model.save(str(folder), create_model_card=False)
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
-        """What StaticEmbedding.preprocess gives, without the character offsets that it computes and drops."""
+        """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
         if self._words is not None:
             ids = [self._words.ids(text) for text in texts]
         else:
@@ -243,7 +263,7 @@ class Encoder:
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU or a processor that has instructions for it, else float32.
+    """Return bfloat16 for a GPU or a processor that has instructions for it, else float32.
 
     Elsewhere bfloat16 is emulated, which is slower than float32.
     """
@@ -296,7 +316,7 @@ def _config(module: Any) -> dict[str, Any]:
 
 
 def _tokenizer_json(model: SentenceTransformer) -> str:
-    """The tokenizer as JSON, without what the last call happened to leave in it."""
+    """Return the tokenizer as JSON, without what the last call happened to leave in it."""
     tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
     if not hasattr(tokenizer, "to_str"):
         return type(tokenizer).__name__
