@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from charts import Panel, Series, svg
-from results import Page, Record, Runs, command_line, names, numbers, run_script, seeds_note, spread, table, with_spread
-from running import MODES, Collection, for_mode, loaded, means, run_all
+from common import MODES, bench_of, command_line, compare, for_mode, names, numbers, run_script
+from page import Page, Panel, Series, seeds_note, table
 
+from hce.comparison.run import Bench
+from hce.comparison.table import Comparison, Score
 from hce.tree.growing import level_sizes
 
 ABOUT = """
@@ -24,6 +25,9 @@ flat the line is (does b have to be chosen with care?), and whether it lies abov
 without a tree.
 """
 NO_TREE = "no tree"
+
+Found = dict[str, Comparison]
+"""The one system of each branching factor, and the one without a tree."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,56 +39,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mode", choices=MODES, default="unsupervised")
     parser.add_argument("--splits", type=names, default=["test"], help="the first one is shown")
     parser.add_argument(
-        "--measures", type=names, default=["nDCG@10", "R@10", "R@100"], help="the first is the picture's"
+        "--measures", type=names, default=["nDCG@10", "R@10", "R@100"], help="the last is the picture's"
     )
     arguments = parser.parse_args(argv)
-    runs = Runs(arguments.results)
     tables, panels = {}, []
     for folder in arguments.folders:
-        collection = loaded(arguments, folder)
-        documents = len(collection.task.corpus)
-        found = run_collection(runs, collection, arguments)
-        tables[f"{collection.name}: {documents:,} documents"] = _table(found, documents, arguments)
-        panels.append(_panel(collection.name, found, arguments))
+        bench = bench_of(arguments, folder, arguments.measures)
+        documents = len(bench.task.corpus)
+        found = run_collection(bench, arguments)
+        tables[f"{bench.collection}: {documents:,} documents"] = _table(found, documents)
+        panels.append(_panel(bench.collection, found, arguments.measures[-1]))
     notes = [f"Training is {arguments.mode}, {arguments.splits[0]} queries are measured.", seeds_note(arguments)]
-    Page("branching", "Branching factor", ABOUT, tables, notes, svg(panels)).show(parser, arguments)
+    Page("branching", "Branching factor", ABOUT, tables, notes, panels).show(parser, arguments)
 
 
-def run_collection(runs: Runs, collection: Collection, arguments: argparse.Namespace) -> dict[str, list[Record]]:
-    """The records of each branching factor, and those without a tree, one a seed."""
-    task = for_mode(collection.task, arguments.mode)
+def run_collection(bench: Bench, arguments: argparse.Namespace) -> Found:
+    """Train with each branching factor, and without a tree."""
+    split, task = arguments.splits[0], for_mode(bench.task, arguments.mode)
     found = {}
     for branching in arguments.branching:
-        with_b = replace(collection, task=replace(task, recipe=replace(task.recipe, branching=branching)))
-        found[str(branching)] = _run(runs, with_b, "hce", arguments, f"b={branching}")
-    found[NO_TREE] = _run(runs, replace(collection, task=task), "no-tree", arguments, "b=-")
+        with_b = replace(task, recipe=replace(task.recipe, branching=branching))
+        found[str(branching)] = compare(replace(bench, task=with_b), ["hce"], arguments)[split]
+    found[NO_TREE] = compare(replace(bench, task=task), ["no-tree"], arguments)[split]
     return found
 
 
-def _run(runs: Runs, collection: Collection, system: str, arguments: argparse.Namespace, kind: str) -> list[Record]:
-    return run_all(runs, collection, [system], arguments, f"{arguments.mode} {kind}")[system]
+def _score(comparison: Comparison, measure: str) -> Score:
+    (system,) = comparison.systems
+    return comparison.score(system, measure)
 
 
-def _table(found: dict[str, list[Record]], documents: int, arguments: argparse.Namespace) -> str:
+def _table(found: Found, documents: int) -> str:
+    measures = found[NO_TREE].measures
     rows = []
-    for name, records in found.items():
+    for name, comparison in found.items():
         sizes = [] if name == NO_TREE else level_sizes(documents, int(name))
         depth = "–" if name == NO_TREE else str(len(sizes) + 1)
-        scores = [with_spread(means(records, arguments.splits[0], measure)) for measure in arguments.measures]
-        seconds = fmean(record["training_seconds"] for record in records)
+        scores = [str(_score(comparison, measure)) for measure in measures]
+        seconds = fmean(result.training_seconds for result in comparison.results)
         rows.append([name, depth, " → ".join(map(str, sizes)) or "–", *scores, f"{seconds:.0f} s"])
-    return table(["b", "depth L", "nodes by level", *arguments.measures, "training"], rows)
+    return table(["b", "depth L", "nodes by level", *measures, "training"], rows)
 
 
-def _panel(name: str, found: dict[str, list[Record]], arguments: argparse.Namespace) -> Panel:
-    measure = arguments.measures[-1]  # by default recall, as in the paper
-    values = [means(found[str(branching)], arguments.splits[0], measure) for branching in arguments.branching]
-    flat = fmean(means(found[NO_TREE], arguments.splits[0], measure))
+def _panel(collection: str, found: Found, measure: str) -> Panel:
+    scores = {name: _score(comparison, measure) for name, comparison in found.items()}
+    without = scores.pop(NO_TREE)
     series = [
-        Series("HCE", [fmean(each) for each in values], [spread(each) for each in values]),
-        Series("the same without a tree", [flat] * len(values), dashed=True),
+        Series("HCE", [score.mean for score in scores.values()], [score.spread for score in scores.values()]),
+        Series("the same without a tree", [without.mean] * len(scores), dashed=True),
     ]
-    return Panel(name, "branching factor b", measure, [str(b) for b in arguments.branching], series)
+    return Panel(collection, "branching factor b", measure, list(scores), series)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ from typing import Literal, NamedTuple
 import faiss
 import numpy as np
 import torch
-from charts import Panel, Series, svg
-from results import Page, Runs, command_line, run_name, run_script, seeds_note, spread, table
+from common import command_line, run_script, tell
+from page import Page, Panel, Series, seeds_note, table
 from threadpoolctl import threadpool_limits
 
+from hce._version import __version__
+from hce.comparison.run import keep
+from hce.comparison.table import Score
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
@@ -44,14 +47,14 @@ class Clustered(NamedTuple):
 
 
 def fast(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """Our k-means in its fast mode, into N/b clusters."""
+    """Cluster by our k-means in its fast mode, into N/b clusters."""
     start = time.process_time()
     result = spherical_kmeans(vectors, -(-len(vectors) // branching), seed=seed, mode="fast")
     return Clustered(time.process_time() - start, result.objective[-1])
 
 
 def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """The k-means of faiss on all points, into as many; the last search, which only measures, is not counted."""
+    """Cluster by faiss's k-means on all points, into as many; the last search, which only measures, is not counted."""
     kmeans = faiss.Kmeans(
         vectors.shape[1],
         -(-len(vectors) // branching),
@@ -68,12 +71,12 @@ def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
 
 
 def agglomerative(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """The whole tree bottom-up, Alg. 1."""
+    """Grow the whole tree bottom-up, Alg. 1."""
     return _tree(vectors, branching, seed, "agglomerative")
 
 
 def divisive(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """The whole tree top-down."""
+    """Grow the whole tree top-down."""
     return _tree(vectors, branching, seed, "divisive")
 
 
@@ -90,23 +93,33 @@ METHODS: dict[str, Callable[[np.ndarray, int, int], Clustered]] = {
     "k-means, faiss": faiss_kmeans,
 }
 
+Found = dict[str, list[list[Clustered]]]
+"""Method → size → seed."""
+
 
 def sizes_of(documents: int, doublings: int) -> list[int]:
-    """The numbers of documents, each twice the one before, the last being all of them."""
+    """Return numbers of documents, each twice the one before, the last being all of them."""
     return [documents >> shift for shift in range(doublings, -1, -1)]
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The power of N that the seconds grow with: of the straight line through all points, both axes logarithmic."""
+    """Return the power of N that the seconds grow with: a line's slope through the points, both axes logarithmic."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def load_vectors(folder: Path, encoder: str) -> np.ndarray:
-    """The documents' vectors in random order; a static encoder is fitted to the corpus first, as training does."""
-    corpus = Corpus.load(folder)
-    fresh = Encoder.load(encoder)
-    vectors = encode_corpus(fresh.fitted_to(corpus) if fresh.is_static else fresh, corpus)
-    return vectors[np.random.default_rng(0).permutation(len(vectors))]
+class Vectors(NamedTuple):
+    """Vectors of documents in random order, of shape (N, n), and what they are of."""
+
+    rows: np.ndarray
+    identity: dict[str, str]
+
+
+def load_vectors(folder: Path, spec: str) -> Vectors:
+    """Encode the documents; a static encoder is fitted to the corpus first, as training does."""
+    corpus, encoder = Corpus.load(folder), Encoder.load(spec)
+    rows = encode_corpus(encoder.fitted_to(corpus) if encoder.is_static else encoder, corpus)
+    identity = {"hce": __version__, "corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
+    return Vectors(rows[np.random.default_rng(0).permutation(len(rows))], identity)
 
 
 @contextmanager
@@ -134,21 +147,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", type=_methods, default=list(METHODS), help="with semicolons between")
     arguments = parser.parse_args(argv)
     vectors = load_vectors(arguments.folder, arguments.encoder)
-    sizes = sizes_of(len(vectors), arguments.doublings)
+    sizes = sizes_of(len(vectors.rows), arguments.doublings)
     if sizes[0] < 2 * arguments.branching:
         raise InputError(f"--doublings {arguments.doublings}: {sizes[0]} documents are too few to begin with")
     with one_thread():
-        found = run_all_sizes(Runs(arguments.results), vectors, sizes, arguments)
+        found = run_all_sizes(vectors, sizes, arguments)
     notes = [
-        f"{arguments.folder.absolute().name}, {vectors.shape[1]} dimensions, b = {arguments.branching}, "
+        f"{arguments.folder.absolute().name}, {vectors.rows.shape[1]} dimensions, b = {arguments.branching}, "
         f"one thread, processor time. {seeds_note(arguments)}",
         "Growth is the factor at the last doubling; slope is the power of N over all sizes: 1 is linear, 2 quadratic.",
         f"faiss runs {FAISS_ROUNDS} rounds, its default; ours stop when nothing moves. A tree's cosine is that of "
         "documents to their leaf.",
     ]
-    picture = svg([_panel(found, sizes)])
-    page = Page("clustering_cost", "What clustering costs", ABOUT, {"": _table(found, sizes)}, notes, picture)
-    page.show(parser, arguments)
+    tables, panels = {"": _table(found, sizes)}, [_panel(found, sizes)]
+    Page("clustering_cost", "What clustering costs", ABOUT, tables, notes, panels).show(parser, arguments)
 
 
 def _methods(text: str) -> list[str]:
@@ -159,33 +171,38 @@ def _methods(text: str) -> list[str]:
     return chosen
 
 
-def run_all_sizes(
-    runs: Runs, vectors: np.ndarray, sizes: Sequence[int], arguments: argparse.Namespace
-) -> dict[str, list[list[Clustered]]]:
-    """For each method and each size, a clustering with each seed; the cheap sizes come first."""
-    found: dict[str, list[list[Clustered]]] = {method: [] for method in arguments.methods}
+def run_all_sizes(vectors: Vectors, sizes: Sequence[int], arguments: argparse.Namespace) -> Found:
+    """Cluster with each method, size and seed; the cheap sizes come first."""
+    found: Found = {method: [] for method in arguments.methods}
     for size in sizes:
         for method in arguments.methods:
-            found[method].append(
-                [_kept(runs, vectors[:size], method, seed, arguments) for seed in range(arguments.seeds)]
-            )
+            found[method].append([_kept(vectors, size, method, seed, arguments) for seed in range(arguments.seeds)])
     return found
 
 
-def _kept(runs: Runs, vectors: np.ndarray, method: str, seed: int, arguments: argparse.Namespace) -> Clustered:
-    kind = f"b={arguments.branching}"
-    name = run_name(arguments.folder.absolute().name, arguments.encoder, kind, method, len(vectors), seed)
-    return Clustered(**runs.get(name, lambda: METHODS[method](vectors, arguments.branching, seed)._asdict()))
+def _kept(vectors: Vectors, size: int, method: str, seed: int, arguments: argparse.Namespace) -> Clustered:
+    branching = arguments.branching
+    settings = {"method": method, "documents": size, "branching": branching, "seed": seed}
+    clustered, cached = keep(
+        arguments.results / "clustering",
+        f"{size}-{seed}",
+        {**vectors.identity, **settings},
+        lambda work: METHODS[method](vectors.rows[:size], branching, seed)._asdict(),
+        lambda kept: Clustered(**kept),
+    )
+    tell(f"{method}, {size:,} documents, seed {seed}", cached)
+    return clustered
 
 
-def _seconds(clustered: Sequence[Sequence[Clustered]]) -> list[list[float]]:
-    return [[each.seconds for each in runs] for runs in clustered]
+def _seconds(clustered: Sequence[Sequence[Clustered]]) -> list[Score]:
+    """Take the seeds of each size together."""
+    return [Score.of([each.seconds for each in runs]) for runs in clustered]
 
 
-def _table(found: dict[str, list[list[Clustered]]], sizes: Sequence[int]) -> str:
+def _table(found: Found, sizes: Sequence[int]) -> str:
     rows = []
     for method, clustered in found.items():
-        means = [fmean(each) for each in _seconds(clustered)]
+        means = [seconds.mean for seconds in _seconds(clustered)]
         growth = f"× {means[-1] / means[-2]:.2f}" if len(means) > 1 else "–"
         shown_slope = f"{slope(sizes, means):.2f}" if len(means) > 1 else "–"
         cosine = fmean(each.cosine for each in clustered[-1])
@@ -193,11 +210,11 @@ def _table(found: dict[str, list[list[Clustered]]], sizes: Sequence[int]) -> str
     return table(["", *(f"N = {size:,}" for size in sizes), "growth", "slope", "cosine"], rows)
 
 
-def _panel(found: dict[str, list[list[Clustered]]], sizes: Sequence[int]) -> Panel:
-    series = [
-        Series(method, [fmean(each) for each in _seconds(clustered)], [spread(each) for each in _seconds(clustered)])
-        for method, clustered in found.items()
-    ]
+def _panel(found: Found, sizes: Sequence[int]) -> Panel:
+    series = []
+    for method, clustered in found.items():
+        seconds = _seconds(clustered)
+        series.append(Series(method, [each.mean for each in seconds], [each.spread for each in seconds]))
     return Panel("Seconds of clustering", "documents", "seconds", [f"{size:,}" for size in sizes], series, log=True)
 
 

@@ -10,30 +10,21 @@ too: nobody has learned from them.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from charts import Panel, Series, svg
-from results import (
-    Page,
-    Record,
-    Runs,
-    command_line,
-    names,
-    run_name,
-    run_script,
-    seeds_note,
-    table,
-    with_spread,
-)
-from running import Collection, loaded, splits_of
+from common import bench_of, command_line, names, run_script, splits_of, tell
+from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.bm25 import BM25Searcher
+from hce.comparison.run import Bench, keep
 from hce.comparison.systems import SYSTEMS
+from hce.comparison.table import Score
 from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -52,6 +43,12 @@ the queries themselves can be seen from BM25 and from the encoder before trainin
 MEASURES = ("R@1", "R@10")
 KINDS = ("old", "new")
 
+Step = dict[str, Any]
+"""What was measured with some new documents added: `added`, `old`, `new`, `old_queries`, `new_queries`."""
+
+Found = dict[str, list[list[Step]]]
+"""System → seed → step."""
+
 
 class Parts(NamedTuple):
     """A collection taken apart.
@@ -67,30 +64,30 @@ class Parts(NamedTuple):
     asked: dict[str, Labels]
 
 
-def take_apart(collection: Collection, share: float, seed: int) -> Parts:
+def take_apart(bench: Bench, share: float, seed: int) -> Parts:
     """Hold a random share of the documents out, and sort the queries.
 
     Raises:
         InputError: the share leaves no new documents, or no queries of them.
     """
-    task = collection.task
+    task = bench.task
     order = np.random.default_rng([seed, 5]).permutation(len(task.corpus))
     count = round(share * len(order))
-    new = [task.corpus[number] for number in order[:count].tolist()]
-    old = [task.corpus[number] for number in np.sort(order[count:]).tolist()]
+    new = [task.corpus[position] for position in order[:count].tolist()]
+    old = [task.corpus[position] for position in np.sort(order[count:]).tolist()]
     new_ids, old_ids = {document.id for document in new}, {document.id for document in old}
-    measured = [Labels(data.queries, data.qrels) for data in collection.tested.values()]
+    measured = list(bench.tested.values())
     dropped = [labels for labels in (task.pairs, task.dev) if labels is not None]
     asked = {"old": _of_documents(measured, old_ids), "new": _of_documents([*measured, *dropped], new_ids)}
     if not all(labels.qrels for labels in asked.values()):
-        raise InputError(f"{collection.name}: no queries of {count:,} new or {len(old):,} old documents to ask")
-    corpus = Corpus.from_documents(old, name=f"{collection.name}, old documents")
+        raise InputError(f"{bench.collection}: no queries of {count:,} new or {len(old):,} old documents to ask")
+    corpus = Corpus.from_documents(old, name=f"{bench.collection}, old documents")
     pairs, dev = (labels and _about_old(labels, old_ids) for labels in (task.pairs, task.dev))
     return Parts(replace(task, corpus=corpus, pairs=pairs, dev=dev), new, asked)
 
 
 def _of_documents(several: Sequence[Labels], ids: set[str]) -> Labels:
-    """The queries all of whose right documents are among `ids`."""
+    """Return the labels of the queries all of whose right documents are among `ids`."""
     found = Labels({}, Qrels([]))
     for labels in several:
         right = {query_id: set(labels.qrels.positives(query_id)) for query_id in labels.qrels}
@@ -99,14 +96,14 @@ def _of_documents(several: Sequence[Labels], ids: set[str]) -> Labels:
 
 
 def _about_old(labels: Labels, old: set[str]) -> Labels:
-    """The queries that have only old right documents, with the judgments of old documents."""
+    """Return the labels of the queries that have only old right documents, with the judgments of old documents."""
     kept = _of_documents([labels], old)
     judgments = (judgment for judgment in kept.qrels.judgments() if judgment.document_id in old)
     return Labels(kept.queries, Qrels(Judgment(*judgment) for judgment in judgments))
 
 
 def steps(available: int) -> list[int]:
-    """How many new documents are there by then: 0, 10, 100 … 10,000, and all of them where there are fewer."""
+    """Return how many new documents are there at each step: 0, 10, 100 … 10,000, and all where there are fewer."""
     powers = [10**power for power in range(1, 5) if 10**power <= available]
     return [0, *powers] if powers and powers[-1] == 10_000 else sorted({0, *powers, available})
 
@@ -114,38 +111,36 @@ def steps(available: int) -> list[int]:
 # --------------------------------------------------------------------------------------------------------------- a run
 
 
-def run(parts: Parts, system: str, engine: str) -> Record:
+def run(parts: Parts, system: str, engine: str, work: Path) -> list[Step]:
     """Build a system on the old documents, add the new ones step by step, and measure after each."""
     found = []
-    for added, searcher in _grown(parts, system, engine):
+    for added, searcher in _grown(parts, system, engine, work):
         new = _of_documents([parts.asked["new"]], {document.id for document in parts.new[:added]})
-        entry: Record = {"added": added, "new_queries": len(new.qrels), "old_queries": len(parts.asked["old"].qrels)}
+        step: Step = {"added": added, "new_queries": len(new.qrels), "old_queries": len(parts.asked["old"].qrels)}
         for kind, labels in (("old", parts.asked["old"]), ("new", new)):
-            entry[kind] = evaluate(searcher, *labels, MEASURES, depth=10).means if labels.qrels else None
-        found.append(entry)
-    return {"steps": found}
+            step[kind] = evaluate(searcher, *labels, MEASURES, depth=10).means if labels.qrels else None
+        found.append(step)
+    return found
 
 
-def _grown(parts: Parts, system: str, engine: str) -> Iterator[tuple[int, Searcher]]:
-    """The system with 0, 10, 100 … new documents."""
+def _grown(parts: Parts, system: str, engine: str, work: Path) -> Iterator[tuple[int, Searcher]]:
+    """Yield how many new documents are there, and the system with them."""
     old, new = list(parts.task.corpus), parts.new
     if system == "bm25":  # its word statistics are those of all documents: cheap to count anew
         for added in steps(len(new)):
             documents = [*old, *new[:added]]
             yield added, BM25Searcher.index([each.id for each in documents], (each.full_text for each in documents))
         return
-    searcher = SYSTEMS[system].build(parts.task).searcher
+    searcher = SYSTEMS[system].build(replace(parts.task, folder=work)).searcher
     if not isinstance(searcher, DenseSearcher):
         raise InputError(f"system {system!r} is no encoder: nothing can be added to it")
-    with (
-        tempfile.TemporaryDirectory(prefix="hce-incremental-") as folder,
-        Index.create(Path(folder) / "index", parts.task.corpus, searcher.encoder, engine=engine) as index,
-    ):
+    shutil.rmtree(work / "index", ignore_errors=True)  # of a run that was killed
+    with Index.create(work / "index", parts.task.corpus, searcher.encoder, engine=engine) as index:
         there = 0
         for added in steps(len(new)):
             index.add(new[there:added])
             there = added
-            yield added, index  # its hits have an id and a score, and more is not asked of them
+            yield added, index
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
@@ -160,22 +155,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", default="flat", help="what the index searches with")
     arguments = parser.parse_args(argv)
     _check(arguments)
-    runs = Runs(arguments.results)
     tables, panels, notes = {}, [], [f"{seeds_note(arguments)} Each seed holds out other documents."]
     for folder in arguments.folders:
-        tested = splits_of(folder, arguments.splits)
-        collection = loaded(arguments, folder, tested)
-        found = run_all_systems(runs, collection, arguments)
-        last = found[arguments.systems[0]][0]["steps"][-1]
-        tables[f"{collection.name}: {len(collection.task.corpus):,} documents"] = _table(found)
-        panels += [_panel(found, collection.name, measure) for measure in MEASURES]
+        bench = bench_of(arguments, folder, MEASURES, splits_of(folder, arguments.splits))
+        found = run_all_systems(bench, arguments)
+        last = found[arguments.systems[0]][0][-1]
+        tables[f"{bench.collection}: {len(bench.task.corpus):,} documents"] = _table(found)
+        panels += [_panel(found, bench.collection, measure) for measure in MEASURES]
         notes.append(
-            f"{collection.name}: {last['added']:,} documents are added in all; {last['old_queries']:,} queries of old "
+            f"{bench.collection}: {last['added']:,} documents are added in all; {last['old_queries']:,} queries of old "
             f"documents, {last['new_queries']:,} of new ones (seed 0). Queries with right documents on both sides are "
             "left out."
         )
     notes += [f"{system}: {SYSTEMS[system].about}" for system in arguments.systems]
-    Page("incremental", "Adding documents without training", ABOUT, tables, notes, svg(panels)).show(parser, arguments)
+    Page("incremental", "Adding documents without training", ABOUT, tables, notes, panels).show(parser, arguments)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -186,50 +179,49 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--held-out {arguments.held_out}: give a share between 0 and 1")
 
 
-def run_all_systems(runs: Runs, collection: Collection, arguments: argparse.Namespace) -> dict[str, list[Record]]:
-    """The records of each system, one a seed."""
-    kind = f"{'+'.join(collection.tested)} {arguments.held_out} {arguments.engine}"
-    found: dict[str, list[Record]] = {system: [] for system in arguments.systems}
+def run_all_systems(bench: Bench, arguments: argparse.Namespace) -> Found:
+    """Run each system with each seed, or take what is kept."""
+    found: Found = {system: [] for system in arguments.systems}
     for seed in range(arguments.seeds):
-        task = replace(collection.task, recipe=replace(collection.task.recipe, seed=seed))
-        parts = take_apart(replace(collection, task=task), arguments.held_out, seed)
+        task = replace(bench.task, recipe=replace(bench.task.recipe, seed=seed))
+        parts = take_apart(replace(bench, task=task), arguments.held_out, seed)
+        given = replace(bench, task=parts.task, tested=parts.asked).identity
+        added = Corpus.from_documents(parts.new).fingerprint
         for system in arguments.systems:
-            name = run_name(collection.name, arguments.encoder, kind, system, seed, settings=arguments.set)
-            found[system].append(runs.get(name, _delayed(parts, system, arguments.engine)))
+            identity = {**given, "added": added, "system": system, "engine": arguments.engine}
+            make = partial(run, parts, system, arguments.engine)
+            measured, cached = keep(arguments.results / "incremental", f"{system}-{seed}", identity, make, list)
+            tell(f"{bench.collection} {system} {seed}", cached)
+            found[system].append(measured)
     return found
 
 
-def _delayed(parts: Parts, system: str, engine: str) -> Callable[[], Record]:
-    return lambda: run(parts, system, engine)
+def _score(runs: Sequence[Sequence[Step]], step: int, kind: str, measure: str) -> Score | None:
+    """Return the mean over seeds; None where there was nothing to ask."""
+    values = [steps[step][kind][measure] for steps in runs if steps[step][kind] is not None]
+    return Score.of(values) if values else None
 
 
-def _values(records: Sequence[Record], step: int, kind: str, measure: str) -> list[float]:
-    entries: list[dict[str, Any]] = [record["steps"][step] for record in records]
-    return [entry[kind][measure] for entry in entries if entry[kind] is not None]
-
-
-def _table(found: dict[str, list[Record]]) -> str:
+def _table(found: Found) -> str:
     rows = []
-    for system, records in found.items():
-        for step, entry in enumerate(records[0]["steps"]):
-            values = [_values(records, step, kind, measure) for kind in KINDS for measure in MEASURES]
-            scores = [with_spread(each) if each else "–" for each in values]
-            rows.append([system, f"{entry['added']:,}", *scores, f"{entry['new_queries']:,}"])
+    for system, runs in found.items():
+        for number, step in enumerate(runs[0]):
+            scores = [_score(runs, number, kind, measure) for kind in KINDS for measure in MEASURES]
+            cells = ["–" if score is None else str(score) for score in scores]
+            rows.append([system, f"{step['added']:,}", *cells, f"{step['new_queries']:,}"])
     columns = [f"{kind} {measure}" for kind in KINDS for measure in MEASURES]
     return table(["system", "added", *columns, "new queries"], rows)
 
 
-def _panel(found: dict[str, list[Record]], collection: str, measure: str) -> Panel:
-    entries = next(iter(found.values()))[0]["steps"]
+def _panel(found: Found, collection: str, measure: str) -> Panel:
+    added = [f"{step['added']:,}" for step in next(iter(found.values()))[0]]
     series = []
-    for system, records in found.items():
+    for system, runs in found.items():
         for kind in KINDS:
-            values = [_values(records, step, kind, measure) for step in range(len(entries))]
-            line = [float(np.mean(each)) if each else None for each in values]
+            scores = [_score(runs, number, kind, measure) for number in range(len(added))]
+            line = [None if score is None else score.mean for score in scores]
             series.append(Series(f"{system}, {kind}", line, dashed=kind == "new"))
-    return Panel(
-        f"{collection}, {measure}", "documents added", measure, [f"{entry['added']:,}" for entry in entries], series
-    )
+    return Panel(f"{collection}, {measure}", "documents added", measure, added, series)
 
 
 if __name__ == "__main__":

@@ -10,76 +10,30 @@ A collection without a train split has only the unsupervised scenario, and split
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from charts import Panel, Series, svg
-from results import (
-    Page,
-    Record,
-    Runs,
-    command_line,
-    names,
-    run_name,
-    run_script,
-    seeds_note,
-    settings_of,
-    spread,
-    table,
-    with_spread,
-)
-from running import MODES, has_all, means, splits_of
+from common import MODES, bench_of, command_line, compare, names, run_script, settings_of, splits_of
+from page import Page, Panel, Series, seeds_note, table
 
-from hce.comparison.systems import SYSTEMS
+from hce.comparison.run import Bench
+from hce.comparison.table import Comparison
 from hce.comparison.task import Task
-from hce.data.judgments import Dataset, Labels, splits
-from hce.encoding.encoder import Encoder
-from hce.evaluation.evaluate import DEFAULT_MEASURES, evaluate
-from hce.training.heldout import mean_over_kinds
+from hce.data.judgments import Dataset, splits
+from hce.evaluation.evaluate import DEFAULT_MEASURES
 from hce.training.recipe import Recipe
 
 ABOUT = """
 The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone
-(supervised), and with both (joint); each with the tree (hce) and by the same training without it (no tree). Look for
+(supervised), and with both (joint); each with the tree (hce) and by the same training without it (no-tree). Look for
 what joint training adds to supervised, most of all where documents have no training queries (squad: test; test_seen has
 them), and for the difference that the tree makes in each scenario beside the spread over seeds.
 """
-COMPARED = {"no tree": "no-tree", "hce": "hce"}
-Found = dict[tuple[str, str, str], list[Record]]
-"""(Collection, scenario, system) → a record for each seed."""
-
-
-def run(
-    folder: Path, mode: str, system: str, seed: int, tested: Sequence[str], arguments: argparse.Namespace
-) -> Record:
-    """Train one system once, and measure it on the test splits."""
-    start = time.perf_counter()
-    built = SYSTEMS[COMPARED[system]].build(_task(folder, mode, seed, tested, arguments))
-    seconds = time.perf_counter() - start
-    measured = {}
-    for split in tested:
-        dataset = Dataset.load(folder, split)
-        measured[split] = evaluate(built.searcher, dataset.queries, dataset.qrels).means
-    return {
-        "measures": measured,
-        "dev": round(mean_over_kinds(built.facts["after"]), 4),
-        "mix": built.facts["mix"],
-        "epochs": built.facts["epochs"],
-        "seconds": round(seconds, 1),
-    }
-
-
-def _task(folder: Path, mode: str, seed: int, tested: Sequence[str], arguments: argparse.Namespace) -> Task:
-    """As `hce train` would have it: each seed holds out queries of its own where there is no dev split."""
-    static = Encoder.load(arguments.encoder).is_static
-    recipe = Recipe.for_encoder(static=static, **{**settings_of(arguments), "mode": mode, "seed": seed})
-    pairs = dev = None
-    if mode != "unsupervised":
-        pairs = Labels(*Dataset.load(folder, "train")[1:])
-        dev = Labels(*Dataset.load(folder, "dev")[1:]) if "dev" in splits(folder) else None
-    return Task(Dataset.load(folder, tested[0]).corpus, arguments.encoder, recipe, pairs, dev)
+COMPARED = ("no-tree", "hce")
+Found = dict[str, dict[str, dict[str, Comparison]]]
+"""Collection → split → scenario → what was measured."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,18 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--systems", type=_systems, default=list(COMPARED), help="with commas between")
     parser.add_argument("--splits", type=names, default=["test"], help="those of them that a collection has")
     arguments = parser.parse_args(argv)
-    found = run_all(Runs(arguments.results), arguments)
-    Page(
-        "scenarios",
-        "Unsupervised, supervised and joint",
-        ABOUT,
-        {"": _table(found)},
-        [
-            seeds_note(arguments),
-            "λ is the share of the trained weights in the result, chosen on dev; a mean over seeds.",
-        ],
-        svg(_panels(found, arguments)),
-    ).show(parser, arguments)
+    found = {folder.absolute().name: run_collection(folder, arguments) for folder in arguments.folders}
+    notes = [
+        seeds_note(arguments),
+        "λ is the share of the trained weights in the result, chosen on dev; a mean over seeds.",
+    ]
+    title = "Unsupervised, supervised and joint"
+    Page("scenarios", title, ABOUT, {"": _table(found)}, notes, _panels(found)).show(parser, arguments)
 
 
 def _modes(text: str) -> list[str]:
@@ -108,7 +57,7 @@ def _modes(text: str) -> list[str]:
 
 
 def _systems(text: str) -> list[str]:
-    return _known(text, list(COMPARED))
+    return _known(text, COMPARED)
 
 
 def _known(text: str, known: Sequence[str]) -> list[str]:
@@ -118,59 +67,52 @@ def _known(text: str, known: Sequence[str]) -> list[str]:
     return names(text)
 
 
-def run_all(runs: Runs, arguments: argparse.Namespace) -> Found:
-    """The records of every collection, scenario and system, one a seed."""
-    found: Found = {}
-    for folder in arguments.folders:
-        tested = splits_of(folder, arguments.splits)
-        for mode in arguments.mode:
-            if mode != "unsupervised" and "train" not in splits(folder):
-                continue
-            for system in arguments.systems:
-                found[folder.absolute().name, mode, system] = [
-                    _kept(runs, folder, mode, system, seed, tested, arguments) for seed in range(arguments.seeds)
-                ]
+def run_collection(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, Comparison]]:
+    """Train every system in every scenario that a collection has the labels for."""
+    bench = bench_of(arguments, folder, DEFAULT_MEASURES, splits_of(folder, arguments.splits))
+    found: dict[str, dict[str, Comparison]] = {split: {} for split in bench.tested}
+    for mode in arguments.mode:
+        if mode == "unsupervised" or "train" in splits(folder):
+            with_mode = replace(bench, task=_task(bench, folder, mode, arguments))
+            for split, comparison in compare(with_mode, arguments.systems, arguments).items():
+                found[split][mode] = comparison
     return found
 
 
-def _kept(
-    runs: Runs, folder: Path, mode: str, system: str, seed: int, tested: Sequence[str], arguments: argparse.Namespace
-) -> Record:
-    return runs.get(
-        run_name(folder.absolute().name, arguments.encoder, mode, system, seed, settings=arguments.set),
-        lambda: run(folder, mode, system, seed, tested, arguments),
-        lambda record: has_all(record, tested, DEFAULT_MEASURES),
-    )
-
-
-def _rows(found: Found) -> list[tuple[str, str]]:
-    """Collections with each of their splits."""
-    return list(
-        dict.fromkeys((name, split) for (name, _, _), records in found.items() for split in records[0]["measures"])
-    )
+def _task(bench: Bench, folder: Path, mode: str, arguments: argparse.Namespace) -> Task:
+    """Make the task that `hce train` has: each seed holds out queries of its own where there is no dev split."""
+    recipe = Recipe.for_encoder(static=bench.encoder.is_static, **{**settings_of(arguments), "mode": mode})
+    pairs = dev = None
+    if mode != "unsupervised":
+        pairs = Dataset.load(folder, "train").labels
+        dev = Dataset.load(folder, "dev").labels if "dev" in splits(folder) else None
+    return Task(bench.task.corpus, arguments.encoder, recipe, pairs, dev)
 
 
 def _table(found: Found) -> str:
     rows = []
-    for collection, split in _rows(found):
-        for (name, mode, system), records in found.items():
-            if name == collection:
-                scores = [with_spread(means(records, split, measure)) for measure in DEFAULT_MEASURES]
-                mix, seconds = (fmean(record[each] for record in records) for each in ("mix", "seconds"))
-                rows.append([collection, split, mode, system, *scores, f"{mix:.2f}", f"{seconds:.0f} s"])
+    for collection, of_collection in found.items():
+        for split, of_split in of_collection.items():
+            for mode, comparison in of_split.items():
+                for system in comparison.systems:
+                    scores = [str(comparison.score(system, measure)) for measure in DEFAULT_MEASURES]
+                    results = comparison.of(system)
+                    mix = fmean(result.facts["mix"] for result in results)
+                    seconds = fmean(result.training_seconds + result.indexing_seconds for result in results)
+                    rows.append([collection, split, mode, system, *scores, f"{mix:.2f}", f"{seconds:.0f} s"])
     return table(["collection", "split", "scenario", "system", *DEFAULT_MEASURES, "λ", "time"], rows)
 
 
-def _panels(found: Found, arguments: argparse.Namespace) -> list[Panel]:
+def _panels(found: Found) -> list[Panel]:
     measure = DEFAULT_MEASURES[0]
     panels = []
-    for collection, split in _rows(found):
-        modes = [mode for mode in arguments.mode if (collection, mode, arguments.systems[0]) in found]
-        series = []
-        for system in arguments.systems:
-            values = [means(found[collection, mode, system], split, measure) for mode in modes]
-            series.append(Series(system, [fmean(each) for each in values], [spread(each) for each in values]))
-        panels.append(Panel(f"{collection}, {split}", "", measure, modes, series, bars=True))
+    for collection, of_collection in found.items():
+        for split, of_split in of_collection.items():
+            series = []
+            for system in next(iter(of_split.values())).systems:
+                scores = [comparison.score(system, measure) for comparison in of_split.values()]
+                series.append(Series(system, [score.mean for score in scores], [score.spread for score in scores]))
+            panels.append(Panel(f"{collection}, {split}", "", measure, list(of_split), series, bars=True))
     return panels
 
 

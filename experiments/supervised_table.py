@@ -9,17 +9,17 @@ Systems named +qg train on generated queries too, and are in the table where a f
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
-from results import Page, Record, Runs, command_line, names, run_script, seeds_note, table, with_spread
-from running import Collection, loaded, means, run_all, significance
+from common import bench_of, command_line, compare, names, run_script
+from page import Page, seeds_note, table
 
+from hce.comparison.run import Bench
 from hce.comparison.systems import SYSTEMS, choose
-from hce.comparison.table import Table
-from hce.comparison.table import notes as notes_of
+from hce.comparison.table import Comparison, Table, notes
+from hce.comparison.table import table as tested
 from hce.errors import InputError
 
 ABOUT = """
@@ -29,20 +29,7 @@ stands in for NQ320k, the documents of test_seen have training queries and those
 no-tree, the same training without the tree, and beside no-cotrain, which keeps the first tree; and at what each system
 loses from seen to unseen documents.
 """
-SUPERVISED = [
-    "bm25",
-    "untrained",
-    "fitted",
-    "dpr",
-    "ct",
-    "tas-b",
-    "pefa-xs",
-    "pefa-xl",
-    "no-tree",
-    "no-cotrain",
-    "hce-s",
-    "hce",
-]
+SUPERVISED = names("bm25,untrained,fitted,dpr,ct,tas-b,pefa-xs,pefa-xl,no-tree,no-cotrain,hce-s,hce")
 WITH_GENERATED = ["bm25+qg", "dpr+qg", "no-tree+qg", "hce+qg"]
 MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 
@@ -55,49 +42,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--generated", type=Path, help="a file of generated queries")
     parser.add_argument("--measures", type=names, default=MEASURES, help="tested by the first")
     arguments = parser.parse_args(argv)
-    collection = loaded(arguments, arguments.folder, generated=arguments.generated)
-    if collection.task.pairs is None:
+    bench = bench_of(arguments, arguments.folder, arguments.measures, generated=arguments.generated)
+    if bench.task.pairs is None:
         raise InputError(f"{arguments.folder}: no train split; this table is of systems that learn from labels")
-    found = run_systems(Runs(arguments.results), collection, arguments)
-    tables, notes = {}, [seeds_note(arguments)]
-    for split, dataset in collection.tested.items():
-        tested = significance(found, split, arguments.measures[0])
-        heading = f"{collection.name}, {split}: {len(dataset.qrels):,} queries"
-        tables[heading] = _table(found, tested, split, arguments)
-        notes += [f"{split}: {note}" for note in notes_of(tested)]
-    notes += [f"{system}: {SYSTEMS[system].about}" for system in found]
-    Page("supervised_table", "With labels", ABOUT, tables, notes).show(parser, arguments)
+    systems = _systems(bench, arguments.systems)
+    tables, below = {}, [seeds_note(arguments)]
+    for split, comparison in compare(bench, systems, arguments).items():
+        by_first = tested(replace(comparison, measures=comparison.measures[:1]))
+        heading = f"{bench.collection}, {split}: {len(bench.tested[split].qrels):,} queries"
+        tables[heading] = _table(comparison, by_first)
+        below += [f"{split}: {note}" for note in notes(by_first)]
+    below += [f"{system}: {SYSTEMS[system].about}" for system in systems]
+    Page("supervised_table", "With labels", ABOUT, tables, below).show(parser, arguments)
 
 
-def run_systems(runs: Runs, collection: Collection, arguments: argparse.Namespace) -> dict[str, list[Record]]:
-    """The records of every system, one a seed; another file of generated queries reruns only those that use it."""
-    systems = _systems(collection, arguments)
-    with_generated = [name for name in systems if SYSTEMS[name].needs == "generated"]
-    found = run_all(runs, collection, [name for name in systems if name not in with_generated], arguments)
-    kind = f"generated={arguments.generated.name}" if arguments.generated else ""
-    return found | run_all(runs, collection, with_generated, arguments, kind)
+def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
+    """Return the systems asked for, else all that this collection and encoder allow."""
+    static = bench.encoder.is_static
+    able = [name for name in SUPERVISED + WITH_GENERATED if not SYSTEMS[name].lacks(bench.task, static=static)]
+    return choose(wanted or able, bench.task, static=static)
 
 
-def _systems(collection: Collection, arguments: argparse.Namespace) -> list[str]:
-    """Those asked for, else all that this collection and encoder allow."""
-    wanted = arguments.systems or [
-        name
-        for name in SUPERVISED + WITH_GENERATED
-        if not SYSTEMS[name].lacks(collection.task, static=collection.static)
-    ]
-    return choose(wanted, collection.task, static=collection.static)
-
-
-def _table(found: dict[str, list[Record]], tested: Table, split: str, arguments: argparse.Namespace) -> str:
-    first = arguments.measures[0]
+def _table(comparison: Comparison, by_first: Table) -> str:
+    first, *others = comparison.measures
     rows = []
-    for row in tested.rows:
-        records = found[row.system]
-        scores = [with_spread(means(records, split, measure)) for measure in arguments.measures]
-        scores[0] = f"{scores[0]} {row.mark(first)}".rstrip()
-        seconds = fmean(record["training_seconds"] for record in records)
-        rows.append([row.system, *scores, f"{seconds / 60:.1f} min" if seconds else "–"])
-    return table(["system", *arguments.measures, "training"], rows)
+    for row in by_first.rows:
+        scores = [row.score(first), *(str(comparison.score(row.system, measure)) for measure in others)]
+        rows.append([row.system, *scores, f"{row.training_seconds / 60:.1f} min" if row.training_seconds else "–"])
+    return table(["system", *comparison.measures, "training"], rows)
 
 
 if __name__ == "__main__":

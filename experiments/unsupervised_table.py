@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from charts import Panel, Series, svg
-from results import Page, Record, Runs, command_line, names, run_script, seeds_note, table, with_spread
-from running import for_mode, loaded, means, run_all, significance
+from common import bench_of, command_line, compare, for_mode, names, run_script
+from page import Page, Panel, Series, seeds_note, table
 
-from hce.comparison.systems import SYSTEMS, choose
-from hce.comparison.table import BETTER, REFERENCE, WORSE
+from hce.comparison.systems import choose
+from hce.comparison.table import BETTER, REFERENCE, WORSE, Comparison
+from hce.comparison.table import table as tested
 
 ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
@@ -28,8 +28,8 @@ MARKS = (
     f"{REFERENCE} the best system without the tree; {BETTER} better and {WORSE} worse than it, p < 0.05 (paired "
     "randomisation test over queries, Holm's correction)."
 )
-Found = dict[str, dict[str, list[Record]]]
-"""Collection → system → a record for each seed."""
+Found = dict[str, Comparison]
+"""What was measured, by collection."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,55 +39,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=names, default=["test"], help="the split that is measured")
     parser.add_argument("--measures", type=names, default=["nDCG@10", "R@10", "R@100"], help="tested by the first")
     arguments = parser.parse_args(argv)
-    found = run_collections(Runs(arguments.results), arguments)
-    marks = {name: _marks(records, arguments) for name, records in found.items()}
-    tables = {
-        measure: _table(found, marks if not number else {}, measure, arguments)
-        for number, measure in enumerate(arguments.measures)
-    }
-    notes = [
-        f"{MARKS} Marks are on {arguments.measures[0]}.",
-        seeds_note(arguments),
-        *(f"{system}: {SYSTEMS[system].about}" for system in next(iter(found.values()))),
-    ]
-    Page("unsupervised_table", "Without labels", ABOUT, tables, notes, svg([_panel(found, arguments)])).show(
-        parser, arguments
-    )
+    found = run_collections(arguments)
+    first, *others = arguments.measures
+    tables = {first: _table(found, first, _marks(found))} | {measure: _table(found, measure, {}) for measure in others}
+    systems = next(iter(found.values())).systems
+    notes = [f"{MARKS} Marks are on {first}.", seeds_note(arguments), *map(": ".join, systems.items())]
+    page = Page("unsupervised_table", "Without labels", ABOUT, tables, notes, [_panel(found, first)])
+    page.show(parser, arguments)
 
 
-def run_collections(runs: Runs, arguments: argparse.Namespace) -> Found:
-    """The records of every collection and system, one a seed."""
+def run_collections(arguments: argparse.Namespace) -> Found:
+    """Train and measure every system on every collection."""
     found = {}
     for folder in arguments.folders:
-        collection = loaded(arguments, folder)
-        unlabelled = replace(collection, task=for_mode(collection.task, "unsupervised"))
-        chosen = choose(arguments.systems, unlabelled.task, static=collection.static)
-        found[collection.name] = run_all(runs, unlabelled, chosen, arguments, "unsupervised")
+        bench = bench_of(arguments, folder, arguments.measures)
+        bench = replace(bench, task=for_mode(bench.task, "unsupervised"))
+        systems = choose(arguments.systems, bench.task, static=bench.encoder.is_static)
+        found[bench.collection] = compare(bench, systems, arguments)[arguments.splits[0]]
     return found
 
 
-def _marks(records: dict[str, list[Record]], arguments: argparse.Namespace) -> dict[str, str]:
-    measure = arguments.measures[0]
-    return {row.system: row.mark(measure) for row in significance(records, arguments.splits[0], measure).rows}
+def _marks(found: Found) -> dict[str, dict[str, str]]:
+    """Mark the systems of each collection by the first measure."""
+    first = {name: replace(comparison, measures=comparison.measures[:1]) for name, comparison in found.items()}
+    return {name: {row.system: row.mark(each.measures[0]) for row in tested(each).rows} for name, each in first.items()}
 
 
-def _table(found: Found, marks: dict[str, dict[str, str]], measure: str, arguments: argparse.Namespace) -> str:
+def _table(found: Found, measure: str, marks: dict[str, dict[str, str]]) -> str:
     rows = []
-    for system in next(iter(found.values())):
-        cells, averages = [], []
-        for collection, records in found.items():
-            values = means(records[system], arguments.splits[0], measure)
-            averages.append(fmean(values))
-            cells.append(f"{with_spread(values)} {marks.get(collection, {}).get(system, '')}".rstrip())
-        rows.append([system, *cells, f"{fmean(averages):.4f}"])
+    for system in next(iter(found.values())).systems:
+        scores = {name: comparison.score(system, measure) for name, comparison in found.items()}
+        cells = [f"{score} {marks.get(name, {}).get(system, '')}".rstrip() for name, score in scores.items()]
+        rows.append([system, *cells, f"{fmean(score.mean for score in scores.values()):.4f}"])
     return table(["system", *found, "average"], rows)
 
 
-def _panel(found: Found, arguments: argparse.Namespace) -> Panel:
-    measure = arguments.measures[0]
+def _panel(found: Found, measure: str) -> Panel:
     series = []
-    for system in next(iter(found.values())):
-        values = [fmean(means(records[system], arguments.splits[0], measure)) for records in found.values()]
+    for system in next(iter(found.values())).systems:
+        values = [comparison.score(system, measure).mean for comparison in found.values()]
         series.append(Series(system, [*values, fmean(values)]))
     return Panel(f"{measure}, no labels", "collection", measure, [*found, "average"], series, bars=True)
 

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import re
+import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 from xml.etree import ElementTree
 
+import plotly.graph_objects as go
 import pytest
 from conftest import write_concept_dataset
 
-from hce.errors import FormatError, InputError
+from hce.comparison.run import Bench
+from hce.comparison.systems import SYSTEMS
+from hce.comparison.table import Comparison, Result
+from hce.errors import InputError
+from hce.evaluation.evaluate import evaluate
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 sys.path.insert(0, str(EXPERIMENTS))
 
 import branching  # noqa: E402
-import charts  # noqa: E402
 import clustering_cost  # noqa: E402
+import common  # noqa: E402
 import incremental  # noqa: E402
-import results  # noqa: E402
-import running  # noqa: E402
+import page as pages  # noqa: E402
 import scenarios  # noqa: E402
 import supervised_table  # noqa: E402
 import unsupervised_table  # noqa: E402
@@ -47,15 +51,16 @@ def encoder(tmp_path_factory, module_static_encoder):
 
 
 @pytest.fixture
-def launch(folder, encoder, tmp_path, capsys):
-    """Run an experiment's main: what it printed on stdout, on stderr, and its page."""
+def launch(folder, encoder, tmp_path, capsys, monkeypatch):
+    """Run an experiment's main: what it printed on stdout, on stderr, and its page; its picture is kept as JSON."""
+    monkeypatch.setattr(common, "find_spec", lambda name: True)
+    monkeypatch.setattr(go.Figure, "write_image", lambda figure, path: path.write_text(figure.to_json()))
 
     def start(module, *options, others=()):
-        name = module.__name__
-        files = [f"--results={tmp_path / name}.json", f"--output={tmp_path / 'results'}"]
+        files = [f"--results={tmp_path / 'runs'}", f"--output={tmp_path / 'results'}"]
         module.main([str(folder), *others, "--encoder", encoder, *files, *options])
         printed = capsys.readouterr()
-        return printed.out, printed.err, (tmp_path / "results" / f"{name}.md").read_text()
+        return printed.out, printed.err, (tmp_path / "results" / f"{module.__name__}.md").read_text()
 
     return start
 
@@ -91,7 +96,8 @@ RUNS = {branching: 3, incremental: 3, clustering_cost: 8, unsupervised_table: 4,
 @pytest.mark.parametrize("module", CASES, ids=lambda module: module.__name__)
 def test_an_experiment_writes_its_page_and_runs_nothing_twice(module, launch, folder, tmp_path):
     out, err, page = launch(module, *CASES[module])
-    assert err.count(": done") == RUNS[module] == len(json.loads((tmp_path / f"{module.__name__}.json").read_text()))
+    assert err.count(": done") == RUNS[module] == len(list((tmp_path / "runs").rglob("*.json")))
+    assert list((tmp_path / "runs").rglob("*.unfinished")) == []
     assert page.startswith("# ")
     assert f"$ python experiments/{module.__name__}.py data/concepts --encoder tiny" in page
     assert str(tmp_path) not in page
@@ -100,7 +106,7 @@ def test_an_experiment_writes_its_page_and_runs_nothing_twice(module, launch, fo
     picture = tmp_path / "results" / f"{module.__name__}.svg"
     assert (f"]({picture.name})" in page) == picture.is_file() == (module is not supervised_table)
     if picture.is_file():
-        ElementTree.parse(picture)  # noqa: S314  our own
+        assert all(trace["y"] for trace in json.loads(picture.read_text())["data"])
     again_out, again_err, again_page = launch(module, *CASES[module])
     assert ": done" not in again_err
     assert (again_out, again_page) == (out, page)
@@ -110,10 +116,10 @@ def test_an_experiment_writes_its_page_and_runs_nothing_twice(module, launch, fo
 
 
 def test_branching_shows_the_depth_of_each_tree():
-    record = {"measures": {"test": {"R@10": 0.5}}, "training_seconds": 1.0}
-    found = {name: [record] for name in ("4", "16", branching.NO_TREE)}
-    shown_table = branching._table(found, 240, argparse.Namespace(splits=["test"], measures=["R@10"]))
-    shown = {row[0]: row[1:3] for row in rows(shown_table)}
+    result = Result("hce", 0, {"R@10": {"q": 0.5}}, 1.0, 1.0, 1.0, 1)
+    comparison = Comparison({}, ("R@10",), {"hce": ""}, frozenset({"hce"}), (result,))
+    found = dict.fromkeys(("4", "16", branching.NO_TREE), comparison)
+    shown = {row[0]: row[1:3] for row in rows(branching._table(found, 240))}
     # 240 documents: 60, 15, 4 nodes and then the root with b = 4; 15 with b = 16.
     assert shown == {"4": ["4", "4 → 15 → 60"], "16": ["2", "15"], "no tree": ["–", "–"]}
 
@@ -122,19 +128,19 @@ def test_seeds_are_averaged_and_more_of_them_run_only_what_is_new(launch, tmp_pa
     launch(scenarios, "--systems", "hce", "--seeds", "1", *BUDGET)
     out, err, _ = launch(scenarios, "--systems", "hce", "--seeds", "2", *BUDGET)
     assert (err.count(": done"), err.count("kept from before")) == (1, 1)
-    kept = json.loads((tmp_path / "scenarios.json").read_text())
-    first, second = (record["measures"]["test"]["nDCG@10"] for record in kept.values())
+    kept = [json.loads(path.read_text())["result"]["test"] for path in (tmp_path / "runs").rglob("hce-*.json")]
+    first, second = (fmean(record["per_query"]["nDCG@10"].values()) for record in kept)
     mean, spread = (first + second) / 2, abs(first - second) / math.sqrt(2)
     assert rows(out)[0][4] == f"{mean:.4f} ± {spread:.4f}"
 
 
-def collection_of(folder, encoder):
-    return running.load(folder, ["test"], encoder, {"dev_queries": 20})
+@pytest.fixture
+def bench(folder, encoder, tmp_path):
+    return Bench.open(folder, tmp_path, ["test"], encoder=encoder, settings={"dev_queries": 20})
 
 
-def test_what_is_new_is_nowhere_in_training(folder, encoder):
-    collection = collection_of(folder, encoder)
-    parts = incremental.take_apart(collection, 0.25, seed=0)
+def test_what_is_new_is_nowhere_in_training(bench):
+    parts = incremental.take_apart(bench, 0.25, seed=0)
     new, old = {document.id for document in parts.new}, set(parts.task.corpus.ids)
     assert (len(new), len(old), new & old) == (60, 180, set())
     for labels in (parts.task.pairs, parts.task.dev):
@@ -143,7 +149,7 @@ def test_what_is_new_is_nowhere_in_training(folder, encoder):
     # Of new documents every query is asked, those of the train split too, as nothing was learned from them.
     asked = {judgment.document_id for judgment in parts.asked["new"].qrels.judgments()}
     assert asked == {f"d{number}" for number in range(100)} & new
-    assert {document.id for document in incremental.take_apart(collection, 0.25, seed=1).new} != new
+    assert {document.id for document in incremental.take_apart(bench, 0.25, seed=1).new} != new
 
 
 def test_steps_are_powers_of_ten_and_all_there_are():
@@ -153,13 +159,13 @@ def test_steps_are_powers_of_ten_and_all_there_are():
     assert incremental.steps(25_000) == [0, 10, 100, 1000, 10_000]
 
 
-def test_an_index_that_grew_finds_what_one_made_at_once_finds(folder, encoder):
-    parts = incremental.take_apart(collection_of(folder, encoder), 0.1, seed=0)
-    last = incremental.run(parts, "untrained", "flat")["steps"][-1]
-    collection = collection_of(folder, encoder)
-    whole = running.SYSTEMS["untrained"].build(collection.task).searcher
+def test_an_index_that_grew_finds_what_one_made_at_once_finds(bench, tmp_path):
+    parts = incremental.take_apart(bench, 0.1, seed=0)
+    (tmp_path / "index").mkdir()  # of a run that was killed
+    last = incremental.run(parts, "untrained", "flat", tmp_path)[-1]
+    whole = SYSTEMS["untrained"].build(bench.task).searcher
     for kind in ("old", "new"):
-        expected = running.evaluate(whole, *parts.asked[kind], ("R@1", "R@10")).means
+        expected = evaluate(whole, *parts.asked[kind], ("R@1", "R@10")).means
         assert last[kind] == pytest.approx(expected)
 
 
@@ -180,8 +186,8 @@ def test_averages_are_over_collections(launch, folder, tmp_path):
         assert row[1].split()[0] == row[3]
 
 
-def test_no_label_reaches_the_unsupervised_table(folder, encoder):
-    task = running.for_mode(collection_of(folder, encoder).task, "unsupervised")
+def test_no_label_reaches_the_unsupervised_table(bench):
+    task = common.for_mode(bench.task, "unsupervised")
     assert (task.pairs, task.dev, task.recipe.mode) == (None, None, "unsupervised")
 
 
@@ -196,39 +202,22 @@ def test_generated_queries_bring_their_systems_and_rerun_no_other(launch, tmp_pa
     assert "--generated generated.jsonl" in page
 
 
-def test_scenarios_take_up_the_runs_of_earlier_versions(launch, encoder, tmp_path):
-    record = {
-        "measures": {"test": {"nDCG@10": 0.25, "R@100": 0.5}},
-        "dev": 0.6,
-        "mix": 1.0,
-        "epochs": 10,
-        "seconds": 9.5,
-    }
-    kept = {f"concepts {encoder} joint {system} 0": record for system in ("no tree", "hce")}
-    (tmp_path / "scenarios.json").write_text(json.dumps(kept, indent=1))
-    out, err, _ = launch(scenarios, "--mode", "joint", "--seeds", "1")
-    assert ": done" not in err
-    assert rows(out)[1] == ["concepts", "test", "joint", "hce", "0.2500", "0.5000", "1.00", "10 s"]
+def test_experiments_share_what_they_both_need(launch):
+    options = ["--seeds", "1", *BUDGET]
+    launch(branching, "--branching", "4", "--mode", "joint", *options)
+    systems = ["--systems", "hce,untrained", "--set=mode=joint", "--set=branching=4"]
+    _, err, _ = launch(supervised_table, *systems, "--measures=nDCG@10,R@10,R@100", *options)
+    assert "concepts hce 0: kept from before" in err
+    assert "concepts untrained 0: done" in err
 
 
 # ------------------------------------------------------------------------------------------------------ what they share
 
 
-def test_a_record_that_lacks_something_is_run_again(tmp_path):
-    runs = results.Runs(tmp_path / "runs.json")
-    assert runs.get("a", lambda: {"x": 1}) == {"x": 1}
-    assert runs.get("a", lambda: {"x": 2}) == {"x": 1}
-    assert runs.get("a", lambda: {"x": 1, "y": 3}, lambda record: "y" in record) == {"x": 1, "y": 3}
-    assert results.Runs(tmp_path / "runs.json").kept == {"a": {"x": 1, "y": 3}}
-    (tmp_path / "runs.json").write_text("{")
-    with pytest.raises(FormatError, match=r"runs\.json: no finished runs"):
-        results.Runs(tmp_path / "runs.json")
-
-
 def test_settings_have_the_types_of_the_recipe():
     def given(*items):
-        parser = results.command_line("x", "", seeds=1)
-        return results.settings_of(parser.parse_args(["f", *(f"--set={item}" for item in items)]))
+        parser = common.command_line("x", "", seeds=1)
+        return common.settings_of(parser.parse_args(["f", *(f"--set={item}" for item in items)]))
 
     assert given("epochs=3", "learning_rate=1e-3", "tree=false", "span_lengths=8,16", "negatives=none") == {
         "epochs": 3,
@@ -242,14 +231,15 @@ def test_settings_have_the_types_of_the_recipe():
             given(item)
 
 
-def test_the_command_names_no_place_of_this_machine():
-    parser = results.command_line("x", "", seeds=3, several=True)
-    parser.add_argument("--splits", type=results.names, default=["test"])
-    files = ["/a/b/squad", "--results=/tmp/x.json", "--output=docs/results"]
+def test_the_command_names_no_place_of_this_machine(monkeypatch):
+    monkeypatch.setattr(common, "find_spec", lambda name: True)
+    parser = common.command_line("x", "", seeds=3, several=True)
+    parser.add_argument("--splits", type=common.names, default=["test"])
+    files = ["/a/b/squad", "--results=/tmp/x", "--output=docs/results"]
     settings = ["--set=epochs=1", "--set=tree=false"]
     options = ["--seeds=3", "--encoder=/models/my encoder", "--splits=test,dev"]
     arguments = parser.parse_args([*files, *settings, *options])
-    assert results.shown_command(parser, arguments) == (
+    assert pages.shown_command(parser, arguments) == (
         "python experiments/x.py data/squad --encoder 'my encoder' --set epochs=1 --set tree=false "
         "--output docs/results --splits test,dev"
     )
@@ -268,38 +258,41 @@ def test_bad_input_is_one_line(launch, folder, encoder):
         launch(unsupervised_table, "--systems", "pefa-xs")
 
 
-# --------------------------------------------------------------------------------------------------------------- charts
+def test_a_picture_that_cannot_be_drawn_is_missed_at_once(monkeypatch, capsys):
+    monkeypatch.setattr(common, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        common.command_line("x", "", seeds=1).parse_args(["f", "--output=docs"])
+    assert "pip install kaleido" in capsys.readouterr().err
 
 
-def test_points_stand_where_their_values_say():
-    panel = charts.Panel("t", "x", "y", ["a", "b"], [charts.Series("s", [0.0, 1.0])])
-    scale = charts.scale_of(panel)
-    assert (scale.low, scale.high, scale.y(0.5)) == (0.0, 1.0, charts.HEIGHT / 2)
-    circles = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', charts.svg([panel]))
-    assert [tuple(map(float, point)) for point in circles] == [
-        (charts.WIDTH / 4, charts.HEIGHT),
-        (charts.WIDTH * 3 / 4, 0.0),
-    ]
+# ------------------------------------------------------------------------------------------------------------- pictures
 
 
-def test_a_logarithmic_axis_has_decades():
-    panel = charts.Panel("t", "x", "y", ["a", "b"], [charts.Series("s", [0.2, 30.0])], log=True)
-    scale = charts.scale_of(panel)
-    assert list(scale.ticks) == pytest.approx([0.1, 1, 10, 100])
-    assert scale.y(1.0) == pytest.approx(charts.HEIGHT * 2 / 3)
+def panel(*series, **options):
+    return pages.Panel("t", "x", "y", ["a", "b"], [pages.Series(*each) for each in series], **options)
 
 
-def test_long_labels_are_cut_where_they_would_overlap():
-    names = ["wordnet_examples", *"abcde"]
-    drawn = charts.svg([charts.Panel("t", "x", "y", names, [charts.Series("s", [1.0] * 6)], bars=True)])
-    assert "wordnet_examples" not in drawn
-    assert "wordnet_e…" in drawn
-    assert "wordnet_examples" in charts.svg([charts.Panel("t", "x", "y", names[:2], [charts.Series("s", [1.0] * 2)])])
+def test_a_name_has_one_colour_and_one_line_in_the_legend():
+    drawn = pages.figure([panel(("other", [1, 2]), ("HCE", [0, 1])), panel(("HCE", [3, None]))])
+    by_name = {}
+    for trace in drawn.data:
+        by_name.setdefault(trace.name, []).append((trace.line.color, trace.showlegend))
+    assert by_name == {
+        "other": [(pages.COLOURS[1], True)],
+        "HCE": [(pages.COLOURS[0], True), (pages.COLOURS[0], False)],  # ours is the first colour
+    }
 
 
-@pytest.mark.parametrize("values", [[0.5], [0.0], [None, None], [0.3, None, 0.30001]])
-@pytest.mark.parametrize("bars", [True, False])
-def test_any_values_make_a_picture(values, bars):
-    labels = [str(number) for number in range(len(values))]
-    panel = charts.Panel("<&>", "x", "y", labels, [charts.Series("s", values, [0.1] * len(values))], bars=bars)
-    ElementTree.fromstring(charts.svg([panel, panel, panel]))  # noqa: S314  our own
+def test_lines_bars_and_axes_are_what_was_asked_for():
+    drawn = pages.figure([panel(("s", [0.5, 1], [0.1, 0.2], True), log=True), panel(("s", [0.5, None]), bars=True)])
+    line, bar = drawn.data
+    assert (line.type, line.line.dash, list(line.error_y.array)) == ("scatter", "dash", [0.1, 0.2])
+    assert (bar.type, list(bar.y), bar.error_y.visible) == ("bar", [0.5, None], False)
+    assert (drawn.layout.yaxis.type, drawn.layout.yaxis2.type, drawn.layout.xaxis.type) == ("log", None, "category")
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="needs chromium")
+def test_a_picture_is_an_svg_file(tmp_path):
+    pytest.importorskip("kaleido", reason="needs the package kaleido")
+    pages.figure([panel(("<&>", [0.5, 1]))]).write_image(tmp_path / "x.svg")
+    assert "<&>" in "".join(ElementTree.parse(tmp_path / "x.svg").getroot().itertext())  # noqa: S314  our own

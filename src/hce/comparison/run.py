@@ -120,7 +120,7 @@ class Bench:
         system, recipe = SYSTEMS[name], replace(self.task.recipe, seed=seed)
         generated = self.task.generated if system.needs == "generated" else None
         task = replace(self.task, recipe=recipe, generated=generated, progress=progress)
-        identity = {**self._identity, "generated": generated and generated.digest, "system": name, "seed": seed}
+        identity = {**self.identity, "generated": generated and generated.digest, "system": name, "seed": seed}
 
         def run(work: Path) -> dict[str, Any]:
             built = system.build(replace(task, folder=work))
@@ -146,7 +146,7 @@ class Bench:
         )
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What the results of all systems depend on."""
         task = self.task
         return {

@@ -48,6 +48,14 @@ class Score(NamedTuple):
     mean: float
     spread: float
 
+    @classmethod
+    def of(cls, means: Sequence[float]) -> Score:
+        """Take the means of all seeds together."""
+        return cls(fmean(means), stdev(means) if len(means) > 1 else 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" + (f" ± {self.spread:.4f}" if self.spread else "")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -83,10 +91,8 @@ class Row:
         return BETTER if self.versus[measure].paired.difference > 0 else WORSE
 
     def score(self, measure: str) -> str:
-        """Write the mean, its spread over seeds if there is any, and the mark."""
-        mean, spread = self.scores[measure]
-        shown = f"{mean:.4f}" + (f" ± {spread:.4f}" if spread else "")
-        return f"{shown} {self.mark(measure)}".rstrip()
+        """Write the score by a measure with its mark."""
+        return f"{self.scores[measure]} {self.mark(measure)}".rstrip()
 
 
 class Effect(NamedTuple):
@@ -127,13 +133,17 @@ class Comparison:
         found = [result.per_query[measure] for result in self.of(system)]
         return {query_id: fmean(values[query_id] for values in found) for query_id in found[0]}
 
+    def score(self, system: str, measure: str) -> Score:
+        """Return a system's mean over seeds and queries, and the spread of its seeds."""
+        return Score.of([fmean(result.per_query[measure].values()) for result in self.of(system)])
+
     @property
     def best_rival(self) -> str | None:
         """The best system without the tree, by the first measure; None where there is none, or nothing besides."""
         rivals = [name for name in self.systems if name not in self.ours]
         if not rivals or len(self.systems) < 2:
             return None
-        return max(rivals, key=lambda name: fmean(self.per_query(name, self.measures[0]).values()))
+        return max(rivals, key=lambda name: self.score(name, self.measures[0]).mean)
 
 
 class Table(NamedTuple):
@@ -184,11 +194,10 @@ def _paired(comparison: Comparison, one: str, other: str, measure: str) -> Paire
 
 def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row:
     results = comparison.of(name)
-    means = {measure: [fmean(each.per_query[measure].values()) for each in results] for measure in comparison.measures}
     return Row(
         system=name,
         about=comparison.systems[name],
-        scores={measure: Score(fmean(each), stdev(each) if len(each) > 1 else 0.0) for measure, each in means.items()},
+        scores={measure: comparison.score(name, measure) for measure in comparison.measures},
         is_reference=name == comparison.best_rival,
         versus=versus,
         training_seconds=fmean(result.training_seconds for result in results),

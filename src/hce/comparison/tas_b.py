@@ -17,7 +17,7 @@ from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
 from hce.training.heldout import labelled_dev
 from hce.training.pairs import Batch, LabelledPairs, batch_count
-from hce.training.steps import Sources
+from hce.training.sources import Sources
 from hce.tree.kmeans import spherical_kmeans
 
 

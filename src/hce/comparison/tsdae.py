@@ -27,7 +27,7 @@ from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.pairs import batch_count
 from hce.training.recipe import Recipe
-from hce.training.train import prepare
+from hce.training.sources import prepare
 from hce.training.weights import load_best_mix, weights_of
 
 DELETED = 0.6

@@ -1,0 +1,167 @@
+"""What all experiments share: the command line, and systems run as `hce compare` runs them.
+
+Whatever takes long is kept in a folder, `--results`, in files named after everything they depend on, the version of hce
+included (`hce.comparison.run.keep`). So a killed experiment goes on with the same command, one that is given more seeds
+runs only those, and experiments that need the same run share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hce.comparison.run import Bench, Finished
+from hce.comparison.table import Comparison
+from hce.comparison.task import Task
+from hce.data.judgments import splits
+from hce.errors import HceError, InputError
+from hce.training.recipe import Recipe
+
+MODES = ("unsupervised", "supervised", "joint")
+
+
+def command_line(
+    name: str, about: str, *, seeds: int, several: bool = False, trains: bool = True
+) -> argparse.ArgumentParser:
+    """Make a parser with what every experiment has.
+
+    Args:
+        name: the experiment's.
+        about: the help; the module's docstring.
+        seeds: how many by default.
+        several: whether it takes several collections.
+        trains: whether there is a recipe to set.
+    """
+    parser = argparse.ArgumentParser(name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if several:
+        parser.add_argument("folders", nargs="+", type=Path, help="BEIR folders")
+    else:
+        parser.add_argument("folder", type=Path, help="a BEIR folder")
+    parser.add_argument("--encoder", default="static", help="what to start from")
+    parser.add_argument("--seeds", type=_positive, default=seeds, help="how many, from 0 on")
+    if trains:
+        parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the recipe")
+    kept = Path("bench-output/experiments")
+    parser.add_argument("--results", type=Path, default=kept, help="the folder where finished runs are kept")
+    parser.add_argument("--output", type=_output, help="a folder for the page and its picture")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _output(text: str) -> Path:
+    if find_spec("kaleido") is None:  # what plotly writes pictures with; better missed now than after hours
+        raise argparse.ArgumentTypeError("drawing pictures needs kaleido; pip install kaleido")
+    return Path(text)
+
+
+def names(text: str) -> list[str]:
+    """Read a list with commas between."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """Read whole numbers with commas between."""
+    return [int(item) for item in names(text)]
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of the recipe that `--set` names, each of its own type.
+
+    Raises:
+        InputError: no such field, or a value that it cannot have.
+    """
+    defaults = {field.name: field.default for field in fields(Recipe)}
+    settings: dict[str, Any] = {}
+    for item in arguments.set:
+        name, _, text = item.partition("=")
+        if name not in defaults:
+            raise InputError(f"--set {item}: no such setting; there are {', '.join(defaults)}")
+        try:
+            settings[name] = _value(text, defaults[name])
+        except (ValueError, KeyError):
+            raise InputError(f"--set {item}: give a value such as {defaults[name]}") from None
+    return settings
+
+
+def _value(text: str, default: Any) -> Any:
+    if isinstance(default, bool):
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    return tuple(numbers(text)) if isinstance(default, tuple) else type(default)(text)
+
+
+def bench_of(
+    arguments: argparse.Namespace,
+    folder: Path,
+    measures: Sequence[str],
+    tested: Sequence[str] | None = None,
+    generated: Path | None = None,
+) -> Bench:
+    """Open a collection as the command line asks for it; measured on all splits asked for, or on these."""
+    return Bench.open(
+        folder,
+        arguments.results,
+        tested or arguments.splits,
+        encoder=arguments.encoder,
+        measures=measures,
+        generated=generated,
+        settings=settings_of(arguments),
+    )
+
+
+def splits_of(folder: Path, wanted: Sequence[str]) -> list[str]:
+    """Return those of the splits that a collection has, where several collections have different ones.
+
+    Raises:
+        InputError: it has none of them.
+    """
+    there = [split for split in wanted if split in splits(folder)]
+    if not there:
+        raise InputError(f"{folder}: none of the splits {', '.join(wanted)} is there")
+    return there
+
+
+def for_mode(task: Task, mode: str) -> Task:
+    """Return the task of training in a mode; an unsupervised one has no labels, not even to choose by.
+
+    Raises:
+        InputError: the mode needs labels, and there are none.
+    """
+    if mode == "unsupervised":
+        return replace(task, pairs=None, dev=None, recipe=replace(task.recipe, mode="unsupervised"))
+    if task.pairs is None:
+        raise InputError(f"mode {mode!r} needs labelled queries (qrels/train.tsv), and there are none")
+    return replace(task, recipe=replace(task.recipe, mode=mode))  # type: ignore[arg-type]
+
+
+def compare(bench: Bench, systems: Sequence[str], arguments: argparse.Namespace) -> dict[str, Comparison]:
+    """Run systems with all seeds, and tell of each; a comparison for each split."""
+
+    def on_result(finished: Finished) -> None:
+        result = next(iter(finished.results.values()))
+        tell(f"{bench.collection} {result.system} {result.seed}", finished.cached)
+
+    return bench.compare(systems, arguments.seeds, on_result=on_result)
+
+
+def tell(name: str, cached: bool) -> None:
+    """Say that a run is there."""
+    print(f"{name}: {'kept from before' if cached else 'done'}", file=sys.stderr, flush=True)
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run an experiment's main; what the user can mend is told in one line."""
+    try:
+        main()
+    except HceError as error:
+        sys.exit(f"error: {error}")
