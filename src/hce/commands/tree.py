@@ -1,4 +1,4 @@
-"""`hce tree`."""
+"""`hce tree`: the outline of a corpus."""
 
 from __future__ import annotations
 
@@ -52,15 +52,14 @@ def tree(
 
 
 def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tuple[Hierarchy, list[str]]:
+    """Grow a tree of a corpus, with names; return the documents' ids too."""
     from hce.data.corpus import Corpus
     from hce.encoding.encoder import Encoder
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.names import name_nodes
 
     corpus = Corpus.load(path)
-    encoder = Encoder.load(encoder_spec)
-    if encoder.name == "static":  # as it was distilled; a trained table knows its corpus already
-        encoder = encoder.fitted_to(corpus)
+    encoder = Encoder.for_corpus(encoder_spec, corpus)
     vectors = encoder.encode(list(corpus.texts()), progress=True)
     hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)
     hierarchy.names = name_nodes(hierarchy, corpus.texts())
