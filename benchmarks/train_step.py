@@ -25,13 +25,14 @@ from hce.encoding.static import WordMemo
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import Batch, InverseCloze
 from hce.training.recipe import Recipe
-from hce.training.steps import Sources, Trainer
+from hce.training.sources import Sources
+from hce.training.steps import Trainer
 
 RIVAL = "MultipleNegativesRankingLoss"
 
 
 def mnrl_step(encoder: Encoder, loss: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-    """One step as sentence-transformers takes it."""
+    """Take one step as sentence-transformers takes it."""
     features = [encoder.tokenize(batch.queries, "query"), encoder.tokenize(batch.documents, "document")]
     optimizer.zero_grad(set_to_none=True)
     loss(features, None).backward()
@@ -39,7 +40,7 @@ def mnrl_step(encoder: Encoder, loss: torch.nn.Module, optimizer: torch.optim.Op
 
 
 def seconds(step: Callable[[Batch], None], batch: Batch) -> float:
-    """What a step takes."""
+    """Time a step."""
     start = time.perf_counter()
     step(batch)
     return time.perf_counter() - start
@@ -67,7 +68,7 @@ def main() -> None:
     batches = list(source.batches(0, arguments.batch))[: arguments.steps]
 
     def hce_step(batch: Batch) -> None:
-        trainer._step([trainer._part(0, batch, [0, 0, 0, 0])])
+        trainer._step([trainer._part(1.0, batch, [0, 0, 0, 0])])
 
     def as_trained(batch: Batch) -> None:
         with encoder.remembering_words():

@@ -57,8 +57,8 @@ def test_a_model(tmp_path):
     assert encoder.fingerprint == expected["fingerprint"]
     np.testing.assert_allclose(encoder.encode(EXPECTED["queries"], "query"), expected["vectors"], atol=2e-6)
     model = ModelFolder.read(FORMATS / "model")
-    assert (model.facts["before"], model.facts["after"]) == (expected["before"], expected["after"])
-    assert model.facts["corpus"]["fingerprint"] == expected["corpus"]
+    assert (model.facts.before, model.facts.after) == (expected["before"], expected["after"])
+    assert model.facts.corpus["fingerprint"] == expected["corpus"]
     assert [epoch.epoch for epoch in model.history] == [0, 1, 2]
     assert model.history[0].dev == expected["before"]
     assert {query.kind for query in model.queries} == set(expected["before"])

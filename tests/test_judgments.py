@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.data.judgments import Dataset, Judgment, Qrels, Query, find_split, read_queries, splits, write_queries
+from hce.data.judgments import (
+    Dataset,
+    Judgment,
+    Labels,
+    Qrels,
+    Query,
+    find_split,
+    read_generated,
+    read_queries,
+    splits,
+    write_queries,
+)
 from hce.errors import InputError
 
 JUDGMENTS = [Judgment("q1", "d1", 2), Judgment("q1", "d 2", 0), Judgment("q2", "d1", -1)]
@@ -352,3 +363,50 @@ def test_splits_are_the_tsv_files_by_their_whole_name(beir):
     assert splits(beir) == ["dev.v2", "test", "train"]
     assert find_split(beir, "dev.v2") == beir / "qrels" / "dev.v2.tsv"
     assert find_split(beir, "train") == beir / "qrels" / "train.tsv"
+
+
+# Labels
+
+
+@pytest.fixture
+def labels():
+    """Three queries, of which two are judged."""
+    queries = {f"q{i}": Query(f"q{i}", f"text {i}") for i in (1, 2, 3)}
+    return Labels(queries, Qrels(JUDGMENTS))
+
+
+def test_some_labels_and_all_but_some(labels):
+    assert labels.only(["q2"]) == ({"q2": Query("q2", "text 2")}, {"q2": {"d1": -1}})
+    assert list(labels.only(["q2", "q1"]).qrels) == ["q2", "q1"]
+    assert labels.without({"q1": "whatever"}) == labels.only(["q2"])
+    assert labels.without([]) == labels.only(["q1", "q2"])
+    assert labels.without(labels.qrels) == ({}, {})
+
+
+def test_labels_are_joined(labels):
+    assert labels.only(["q1"]).joined(labels.only(["q2"])) == labels.only(["q1", "q2"])
+
+
+def test_the_digest_is_of_judgments_and_texts(labels):
+    queries, qrels = labels
+    assert labels.digest == Labels({**queries, "q3": Query("q3", "never judged")}, qrels).digest
+    others = [
+        labels.only(["q1"]),
+        Labels({**queries, "q1": Query("q1", "another text")}, qrels),
+        Labels(queries, Qrels([Judgment("q1", "d1", 1), *JUDGMENTS[1:]])),
+        Labels(queries, Qrels([Judgment("q1", "d3", 2), *JUDGMENTS[1:]])),
+    ]
+    assert len({labels.digest, *(other.digest for other in others)}) == 5
+
+
+def test_generated_queries_from_a_file(tmp_path):
+    path = tmp_path / "generated.jsonl"
+    rows = [{"document": "d1", "query": "what is one"}, {"_id": "d1", "text": "one again"}, {"id": 2, "query": "two"}]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    queries, qrels = labels = read_generated(path)
+    assert isinstance(labels, Labels)
+    assert [query.text for query in queries.values()] == ["what is one", "one again", "two"]
+    assert [next(iter(qrels[name])) for name in queries] == ["d1", "d1", "2"]
+    path.write_text('{"document": "d1"}')
+    with pytest.raises(InputError, match="line 1: a generated query needs"):
+        read_generated(path)

@@ -13,15 +13,14 @@ from torch.autograd import gradcheck
 
 from hce.errors import InputError
 from hce.training.losses import (
+    BatchLevel,
     InBatch,
-    Level,
     Sampled,
     Siblings,
     _cheaper_route,
     bidirectional,
     contrastive,
     hce_loss,
-    joint,
     level_loss,
 )
 
@@ -327,12 +326,12 @@ def test_the_cheaper_route_is_taken_and_right():
     torch.testing.assert_close(term.loss, expected)
 
 
-# --- the whole (Eq. 6, Eq. 7)
+# --- the whole (Eq. 6)
 
 
 def two_levels():
-    first = Level(unit(2, 4, seed=5), Siblings.of(torch.tensor([0, 0])), torch.tensor([0, 1, 1]))
-    second = Level(unit(6, 4, seed=6), Siblings.of(PARENT % 2), torch.tensor([1, 0, 2]))
+    first = BatchLevel(unit(2, 4, seed=5), Siblings.of(torch.tensor([0, 0])), torch.tensor([0, 1, 1]))
+    second = BatchLevel(unit(6, 4, seed=6), Siblings.of(PARENT % 2), torch.tensor([1, 0, 2]))
     return first, second
 
 
@@ -403,8 +402,3 @@ def test_hce_gradcheck():
         return hce_loss(queries, documents, levels, [Sampled(sampled)], temperature=0.2, level_temperature=0.4).total
 
     assert gradcheck(total, inputs)
-
-
-def test_joint_by_hand():
-    assert joint(torch.tensor(3.0), torch.tensor(2.0)).item() == 4  # 3 + 0.5·2
-    assert joint(torch.tensor(3.0), torch.tensor(2.0), alpha=2).item() == 7

@@ -15,7 +15,7 @@ from hce.training.objective import Documents, false_negatives, known_positives, 
 # --- false negatives
 
 
-def test_same_number():
+def test_same_position():
     own = torch.tensor([4, -1, 7])
     assert same(own, torch.tensor([7, -1, 4])).tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
     assert same(own, torch.tensor([[4, 7], [-1, 4], [7, 7]])).tolist() == [[1, 0], [0, 0], [1, 1]]
@@ -35,9 +35,9 @@ def test_known_positives_by_hand():
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), batch=st.integers(1, 4), width=st.integers(0, 4), count=st.integers(0, 5))
 def test_known_positives_is_membership(data, batch, width, count):
-    numbers = st.integers(-1, 6)
-    known = [[data.draw(numbers) for _ in range(width)] for _ in range(batch)]
-    candidates = [[data.draw(numbers) for _ in range(count)] for _ in range(batch)]
+    positions = st.integers(-1, 6)
+    known = [[data.draw(positions) for _ in range(width)] for _ in range(batch)]
+    candidates = [[data.draw(positions) for _ in range(count)] for _ in range(batch)]
     found = known_positives(
         torch.tensor(known, dtype=torch.long).reshape(batch, width),
         torch.tensor(candidates, dtype=torch.long).reshape(batch, count),
@@ -66,7 +66,7 @@ def batch_mask(**change):
     [
         ({}, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
         # the document of query 0 a second time
-        ({"documents": {"ids": torch.tensor([10, 11, 10])}}, [[1, 0, 1], [0, 1, 0], [0, 0, 1]]),
+        ({"documents": {"positions": torch.tensor([10, 11, 10])}}, [[1, 0, 1], [0, 1, 0], [0, 0, 1]]),
         # query 1 is also answered by document 12
         ({"known": torch.tensor([[-1, -1], [5, 12], [-1, -1]])}, [[1, 0, 0], [0, 1, 1], [0, 0, 1]]),
         # document 12 has the text of document 11
@@ -77,7 +77,7 @@ def batch_mask(**change):
             [[1, 0, 1], [0, 1, 0], [0, 0, 1]],
         ),
     ],
-    ids=["itself", "same id", "known", "same text", "near"],
+    ids=["itself", "same position", "known", "same text", "near"],
 )
 def test_each_mask_in_the_batch(arguments, expected):
     assert batch_mask(**arguments).tolist() == expected
@@ -86,25 +86,25 @@ def test_each_mask_in_the_batch(arguments, expected):
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        ("same id", {}),
+        ("same position", {}),
         ("known", {"known": torch.tensor([[77], [-1], [-1]])}),
         ("same text", {}),
         ("near", {"margin": 0.7}),
     ],
 )
 def test_each_mask_among_the_samples(kind, arguments):
-    ids = torch.tensor([[50, 51], [52, 53], [54, 55]])
+    positions = torch.tensor([[50, 51], [52, 53], [54, 55]])
     groups = torch.tensor([[20, 21], [22, 23], [24, 25]])
     vectors = torch.zeros(3, 2, 3)
-    if kind == "same id":
-        ids[0, 1] = 10
+    if kind == "same position":
+        positions[0, 1] = 10
     if kind == "known":
-        ids[0, 1], ids[1, 0] = 77, 77  # known to be right for query 0, not for query 1
+        positions[0, 1], positions[1, 0] = 77, 77  # known to be right for query 0, not for query 1
     if kind == "same text":
         groups[0, 1], groups[1, 0] = 0, 0  # the text of document 10, a positive of query 0 only
     if kind == "near":
         vectors[0, 1], vectors[1, 0] = torch.tensor([0.8, 0.6, 0]), torch.tensor([0.8, 0.6, 0])
-    mask = false_negatives(OWN, Documents(ids, groups, vectors), **arguments)
+    mask = false_negatives(OWN, Documents(positions, groups, vectors), **arguments)
     assert mask.tolist() == [[0, 1], [0, 0], [0, 0]]
 
 
@@ -115,7 +115,7 @@ def test_unknown_groups_mask_nothing():
 
 def test_margin_needs_vectors():
     with pytest.raises(InputError, match=r"margin=0\.9 needs the vectors"):
-        false_negatives(OWN, Documents(OWN.ids), margin=0.9)
+        false_negatives(OWN, Documents(OWN.positions), margin=0.9)
 
 
 def test_two_queries_of_one_document_do_not_oppose_each_other():
@@ -123,7 +123,7 @@ def test_two_queries_of_one_document_do_not_oppose_each_other():
     # pairs only (0 | 1) against 2 is left: q0: log(1 + e^(s02 − s00)), and so on.
     queries, shared, other = unit(3, 4, seed=1), unit(1, 4, seed=2)[0], unit(1, 4, seed=3)[0]
     documents = torch.stack([shared, shared, other])
-    ids = Documents(torch.tensor([8, 8, 9]))
+    own = Documents(torch.tensor([8, 8, 9]))
     scores = (queries @ documents.T / 0.1).tolist()
     expected = (
         softmax_loss(scores[0][0], scores[0][2])
@@ -133,15 +133,15 @@ def test_two_queries_of_one_document_do_not_oppose_each_other():
         + softmax_loss(scores[2][2], scores[2][0], scores[2][1])
         + softmax_loss(scores[2][2], scores[0][2], scores[1][2])
     ) / 3
-    loss = bidirectional(queries, documents, temperature=0.1, forbidden_batch=false_negatives(ids, ids))
+    loss = bidirectional(queries, documents, temperature=0.1, forbidden_batch=false_negatives(own, own))
     assert loss.item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_known_positive_is_masked_in_both_directions():
     # d1 is also right for q0: q0→d1 is masked, and so is d1→q0, but q1→d0 and d0→q1 are not.
     queries, documents = unit(2, 4, seed=1), unit(2, 4, seed=2)
-    ids = Documents(torch.tensor([0, 1]))
-    forbidden = false_negatives(ids, ids, known=torch.tensor([[0, 1], [1, -1]]))
+    own = Documents(torch.tensor([0, 1]))
+    forbidden = false_negatives(own, own, known=torch.tensor([[0, 1], [1, -1]]))
     scores = (queries @ documents.T / 0.1).tolist()
     expected = (softmax_loss(scores[0][0], scores[1][0]) + softmax_loss(scores[1][1], scores[1][0])) / 2
     loss = bidirectional(queries, documents, temperature=0.1, forbidden_batch=forbidden)

@@ -1,8 +1,6 @@
 """HCELoss: the equations on encoded columns, in sentence-transformers' trainer, and across processes."""
 
 import json
-from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +11,8 @@ from plain_losses import bools, loop_bidirectional, loop_level, unit
 from hce.errors import InputError
 from hce.training.losses import bidirectional
 from hce.training.objective import HCELoss
+from hce.tree.growing import Level
+from hce.tree.hierarchy import Hierarchy
 
 # --- HCELoss
 
@@ -20,24 +20,13 @@ WORDS = ["red", "blue", "green", "apple", "pear", "plum", "sky", "sea"]
 TEXTS = ["red apple", "red plum", "green apple", "green pear", "blue sky", "blue sea"]
 
 
-@dataclass
-class StandInHierarchy:
-    """Six documents, two levels of centroids: {0, 1 | 2, 3} under the first node, {4, 5} under the second."""
-
-    levels: list
-    paths: np.ndarray
-
-
 @pytest.fixture
 def hierarchy():
+    """Six documents, two levels of centroids: {0, 1 | 2, 3} under the first node, {4, 5} under the second."""
     generator = np.random.default_rng(0)
     centroids = [generator.standard_normal((k, 16)).astype(np.float32) for k in (2, 3)]
-    levels = [
-        SimpleNamespace(parent=np.array([0, 0]), centroids=centroids[0]),
-        SimpleNamespace(parent=np.array([0, 0, 1]), centroids=centroids[1]),
-    ]
-    paths = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 1, 3], [1, 2, 4], [1, 2, 5]])
-    return StandInHierarchy(levels, paths)
+    levels = Level(np.array([0, 0]), centroids[0]), Level(np.array([0, 0, 1]), centroids[1])
+    return Hierarchy(levels, np.array([0, 0, 1, 1, 2, 2]), (0.0, 0.0), {})
 
 
 @pytest.fixture
@@ -96,7 +85,7 @@ def test_labels_mask_what_they_name(encoder, hierarchy):
     expected = loop_bidirectional(queries, documents, sampled[:, None], 0.1, everywhere, bools([[1], [0], [0]]))
     torch.testing.assert_close(masked.detach(), expected)
     assert masked < unmasked
-    # A plain number, a row without known positives, and one with only padding say the same.
+    # The position alone, a row without known positives, and one with only padding say the same.
     again = terms_of(loss, encoder, ids, torch.tensor([[0, 1, -1], [3, 2, -1], [4, 5, -1]]), negatives).document
     torch.testing.assert_close(again, unmasked)
 
@@ -176,13 +165,13 @@ def test_errors_say_what_to_do(encoder, hierarchy):
     features = columns(encoder, TEXTS[:2], TEXTS[:2])
     with pytest.raises(InputError, match="needs a column `label`"):
         loss(features, None)
-    with pytest.raises(InputError, match="number 6, not in 0 … 5"):
+    with pytest.raises(InputError, match="position 6, not in 0 … 5"):
         loss(features, torch.tensor([0, 6]))
-    with pytest.raises(InputError, match="number -1, not in"):
+    with pytest.raises(InputError, match="position -1, not in"):
         loss(features, torch.tensor([0, -1]))
     with pytest.raises(InputError, match=r"got 1 column"):
         loss(features[:1], torch.tensor([0, 1]))
-    with pytest.raises(InputError, match="2 numbers a row for one document and 2 sampled"):
+    with pytest.raises(InputError, match="2 positions a row for one document and 2 sampled"):
         loss(columns(encoder, *[TEXTS[:2]] * 4), torch.tensor([[0, 1], [1, 0]]))
     with pytest.raises(InputError, match="levels=3: a hierarchy of depth 3 has 0 to 2"):
         HCELoss(encoder, hierarchy, levels=3)
@@ -275,12 +264,12 @@ def one_of_two(rank, path, results):
 
 
 def distributed_case():
-    levels = [SimpleNamespace(parent=np.zeros(2, dtype=int), centroids=unit(2, 5, seed=8).numpy())]
-    paths = np.stack([np.arange(8) % 2, np.arange(8)], axis=1)
+    levels = (Level(np.zeros(2, dtype=int), unit(2, 5, seed=8).numpy()),)
+    hierarchy = Hierarchy(levels, np.arange(8) % 2, (0.0,), {})
     model = torch.nn.Linear(4, 5, bias=False, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(unit(5, 4, seed=9))
-    loss = HCELoss(model, StandInHierarchy(levels, paths), temperature=0.2, margin=0.95, gather_across_devices=True)
+    loss = HCELoss(model, hierarchy, temperature=0.2, margin=0.95, gather_across_devices=True)
     labels = torch.tensor([[0, 7, 5], [1, 2, -1], [2, 3, 0], [0, 4, -1], [4, 4, 1], [5, 6, -1]])
     return loss.double(), [unit(6, 4, seed=s) for s in range(3)], labels
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Qrels, Query, read_generated
+from hce.data.judgments import Judgment, Qrels, Query
 from hce.data.text import TOKEN, cut_span, first_tokens
 from hce.errors import InputError
 from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, batch_count
@@ -70,10 +68,10 @@ def test_pairs_come_from_the_start_of_a_document():
     turns = []
     for turn in range(2):
         (batch,) = source.batches(turn, 20)
-        for query, document, number in zip(batch.queries, batch.documents, batch.numbers.tolist(), strict=True):
-            words = [int(word.removeprefix(f"t{number}w")) for word in f"{query} {document}".split()]
+        for query, document, position in zip(batch.queries, batch.documents, batch.positions.tolist(), strict=True):
+            words = [int(word.removeprefix(f"t{position}w")) for word in f"{query} {document}".split()]
             assert sorted(words) == list(range(12))
-        turns.append(dict(zip(batch.numbers.tolist(), batch.queries, strict=True)))
+        turns.append(dict(zip(batch.positions.tolist(), batch.queries, strict=True)))
     assert turns[0] != turns[1]
 
 
@@ -83,7 +81,7 @@ def test_every_document_once_a_turn(count, size, turn):
     source = InverseCloze(corpus_of(count), lengths=(4, 8), cut_share=0.5, seed=3)
     batches = list(source.batches(turn, size))
     assert len(batches) == batch_count(len(source), size)
-    assert sorted(np.concatenate([batch.numbers for batch in batches]).tolist()) == list(range(count))
+    assert sorted(np.concatenate([batch.positions for batch in batches]).tolist()) == list(range(count))
     sizes = [len(batch.queries) for batch in batches]
     assert max(sizes) - min(sizes) <= 1
 
@@ -92,18 +90,18 @@ def test_spans_belong_to_their_documents_and_are_cut_as_often_as_asked():
     corpus = corpus_of(400)
     (batch,) = InverseCloze(corpus, lengths=(4, 8), cut_share=0.9).batches(0, 400)
     cut = 0
-    for query, document, number in zip(batch.queries, batch.documents, batch.numbers, strict=True):
-        assert query in corpus[int(number)].full_text
+    for query, document, position in zip(batch.queries, batch.documents, batch.positions, strict=True):
+        assert query in corpus[int(position)].full_text
         assert len(TOKEN.findall(query)) in (4, 8)
-        assert document == corpus[int(number)].full_text or query not in document
+        assert document == corpus[int(position)].full_text or query not in document
         cut += query not in document
     assert 0.85 < cut / 400 < 0.95
-    assert (batch.known[:, 0] == batch.numbers).all()
+    assert (batch.known[:, 0] == batch.positions).all()
 
 
 def test_held_out_documents_are_never_drawn():
     source = InverseCloze(corpus_of(30), np.arange(10, 30), lengths=(4,))
-    assert min(np.concatenate([batch.numbers for batch in source.batches(0, 8)])) == 10
+    assert min(np.concatenate([batch.positions for batch in source.batches(0, 8)])) == 10
     assert len(source) == 20
 
 
@@ -127,7 +125,7 @@ def test_a_turn_can_be_taken_up_in_its_middle():
 def test_simcse_pairs_a_document_with_itself():
     corpus = corpus_of(10)
     for batch in DropoutTwins(corpus).batches(0, 5):
-        assert batch.queries == batch.documents == [corpus[int(number)].full_text for number in batch.numbers]
+        assert batch.queries == batch.documents == [corpus[int(position)].full_text for position in batch.positions]
 
 
 # ------------------------------------------------------------------------------------------------------------ labels
@@ -139,7 +137,7 @@ def test_labelled_pairs_with_several_positives_and_grades():
     source = LabelledPairs(corpus_of(5), queries, judged)
     assert len(source) == 3
     (batch,) = source.batches(0, 8)
-    pairs = {(query, int(number)) for query, number in zip(batch.queries, batch.numbers, strict=True)}
+    pairs = {(query, int(position)) for query, position in zip(batch.queries, batch.positions, strict=True)}
     assert pairs == {("first", 1), ("first", 3), ("second", 2)}  # grade 0 is no pair
     known = {query: set(row.tolist()) - {-1} for query, row in zip(batch.queries, batch.known, strict=True)}
     assert known == {"first": {1, 3}, "second": {2}}
@@ -153,15 +151,3 @@ def test_unknown_ids_and_no_pairs_are_one_line():
         LabelledPairs(corpus_of(3), queries, Qrels([Judgment("z", "d1", 1)]))
     with pytest.raises(InputError, match="no pair to train on"):
         LabelledPairs(corpus_of(3), queries, Qrels([Judgment("a", "d1", 0)]))
-
-
-def test_generated_queries_from_a_file(tmp_path):
-    path = tmp_path / "generated.jsonl"
-    rows = [{"document": "d1", "query": "what is one"}, {"_id": "d1", "text": "one again"}, {"id": 2, "query": "two"}]
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    queries, qrels = read_generated(path)
-    assert [query.text for query in queries.values()] == ["what is one", "one again", "two"]
-    assert [next(iter(qrels[name])) for name in queries] == ["d1", "d1", "2"]
-    path.write_text('{"document": "d1"}')
-    with pytest.raises(InputError, match="line 1: a generated query needs"):
-        read_generated(path)

@@ -23,7 +23,8 @@ from hce.processes import is_shared_out, own_share, working_together
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
-from hce.training.steps import Progress, Sources, Trainer
+from hce.training.sources import Sources
+from hce.training.steps import Progress, Trainer
 from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy
 

@@ -34,23 +34,23 @@ def model(concept_corpus, tmp_path_factory) -> ModelFolder:
 
 def test_dev_queries_are_kept_with_what_they_scored(model):
     """Their means are the measures that `train` reports, by another route."""
-    for kind, mean in model.facts["before"].items():
+    for kind, mean in model.facts.before.items():
         scores = [query for query in model.queries if query.kind == kind]
         assert sum(query.before for query in scores) / len(scores) == pytest.approx(mean, abs=1e-4)
-        assert sum(query.after for query in scores) / len(scores) == pytest.approx(model.facts["after"][kind], abs=1e-4)
+        assert sum(query.after for query in scores) / len(scores) == pytest.approx(model.facts.after[kind], abs=1e-4)
 
 
 def test_the_page_tells_the_measures(model):
     page = report(model)
-    for kind, mean in model.facts["after"].items():
-        assert f"<td>{kind}</td><td>{model.facts['before'][kind]:.4f}</td><td>{mean:.4f}</td>" in page
+    for kind, mean in model.facts.after.items():
+        assert f"<td>{kind}</td><td>{model.facts.before[kind]:.4f}</td><td>{mean:.4f}</td>" in page
     assert "What improved most" in page
     assert "src=" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)  # nothing from elsewhere
 
 
 def test_changes_come_in_order(model):
     queries = [DevQuery("k", f"q{i}", 0.5, after) for i, after in enumerate((0.5, 0.9, 0.1, 1.0, 0.4))]
-    page = report(replace(model, queries=queries, facts={**model.facts, "before": {"k": 0.5}, "after": {"k": 0.58}}))
+    page = report(replace(model, queries=queries, facts=replace(model.facts, before={"k": 0.5}, after={"k": 0.58})))
     improved = page[page.index("What improved most") : page.index("What got worse")]
     worse = page[page.index("What got worse") : page.index("Every query")]
     assert re.findall(r"<td>(q\d)</td>", improved) == ["q3", "q1"]
@@ -59,7 +59,7 @@ def test_changes_come_in_order(model):
 
 def test_text_is_never_html(model):
     hostile = [DevQuery("k", "<script>alert(1)</script>", 0.1, 0.9)]
-    facts = {**model.facts, "before": {"k": 0.1}, "after": {"k": 0.9}, "encoder": "<b>"}
+    facts = replace(model.facts, before={"k": 0.1}, after={"k": 0.9}, encoder="<b>")
     page = report(replace(model, queries=hostile, facts=facts))
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
@@ -101,7 +101,7 @@ def test_a_nodes_small_children_are_put_together(model, monkeypatch):
 def test_the_card_has_the_facts(model):
     card = (model.path / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
-    assert f"{model.facts['after']['titles']:.4f}" in card
+    assert f"{model.facts.after['titles']:.4f}" in card
     assert "240 documents" in card
 
 
@@ -129,7 +129,7 @@ def test_p_is_that_of_the_test_with_holms_correction(model):
     scores = {"a": [(0.1, 0.9)] * 5, "b": [(0.5, 0.6), (0.5, 0.5), (0.6, 0.5)]}
     queries = [DevQuery(kind, f"q{i}", *pair) for kind, pairs in scores.items() for i, pair in enumerate(pairs)]
     means = {"before": {"a": 0.1, "b": 0.53}, "after": {"a": 0.9, "b": 0.53}}
-    page = report(replace(model, queries=queries, facts={**model.facts, **means}))
+    page = report(replace(model, queries=queries, facts=replace(model.facts, **means)))
     # Five queries that all gain: 2 of 32 signs are as far from 0, twice that by Holm; two that cancel out: p = 1.
     assert "<td>+0.8000</td><td>0.1250</td><td>5</td><td>0</td><td>0</td>" in page
     assert "<td>+0.0000</td><td>1.0000</td><td>1</td><td>1</td><td>1</td>" in page
@@ -143,5 +143,5 @@ def test_the_command_line(model, tmp_path):
         text=True,
         check=True,
     )
-    assert json.loads(run.stdout)["after"] == model.facts["after"]
+    assert json.loads(run.stdout)["after"] == model.facts.after
     assert Path(tmp_path / "out.html").read_text().startswith("<!doctype html>")

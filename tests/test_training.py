@@ -30,8 +30,9 @@ from hce.training.heldout import DevSet, mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
-from hce.training.steps import Sources, Trainer
-from hce.training.train import improvement, prepare, train
+from hce.training.sources import Sources, prepare
+from hce.training.steps import Progress, Trainer
+from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
 
 SMALL = Recipe.for_encoder(
@@ -196,6 +197,23 @@ def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
     assert len(result.history) == 2
 
 
+def test_a_joint_step_is_the_weighted_sum_of_its_parts(concept_corpus, static_encoder, concept_labels):
+    """L_J = L_S + α·L_U (Eq. 7); without labels, L_U alone, whatever α is."""
+    pairs, spans = LabelledPairs(concept_corpus, *concept_labels), InverseCloze(concept_corpus, lengths=(4,))
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
+
+    def first_loss(alpha: float, *sources) -> float:
+        recipe = replace(SMALL, alpha=alpha, levels=1, negatives="none")
+        trainer = Trainer(concept_corpus, copy.deepcopy(static_encoder), Sources(*sources), recipe)
+        trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
+        return next(trainer.steps(Progress()))[0]["total"]
+
+    supervised, unsupervised = first_loss(0.5, pairs), first_loss(0.5, None, spans)
+    assert first_loss(0.5, pairs, spans) == pytest.approx(supervised + 0.5 * unsupervised)
+    assert first_loss(2.0, pairs, spans) == pytest.approx(supervised + 2.0 * unsupervised)
+    assert first_loss(2.0, None, spans) == unsupervised
+
+
 def test_a_transformer_is_trained_in_bfloat16_if_asked_and_used_as_before(concept_corpus, bert_folder):
     recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
     losses = {}
@@ -282,9 +300,9 @@ def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, stat
     trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), SMALL)
     vectors = static_encoder.encode(list(concept_corpus.texts()))
     trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
-    trainer.vectors[:] = float("nan")
+    vectors[:] = float("nan")
     before = static_encoder.fingerprint
-    values, _ = next(trainer.steps(hce.training.co_training.Run(trainer, trainer.tree, vectors, {}, 0.0, []).progress))
+    values, _ = next(trainer.steps(Progress()))
     assert np.isnan(values["total"])
     assert static_encoder.fingerprint == before
 
@@ -382,36 +400,16 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     assert len(set(trainer.groups.tolist())) == 240
     vectors = static_encoder.encode(list(corpus.texts()))
     trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
-    numbers = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
-    own = trainer.objective._documents(numbers[:, 0], torch.zeros(2, 32))
-    sampled = trainer.objective._documents(numbers[:, 1:2], torch.zeros(2, 1, 32))
+    positions = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
+    own = trainer.objective._documents(positions[:, 0], torch.zeros(2, 32))
+    sampled = trainer.objective._documents(positions[:, 1:2], torch.zeros(2, 1, 32))
     assert false_negatives(own, sampled).tolist() == [[True], [False]]
-
-
-@pytest.mark.parametrize("negatives", ["siblings", "mined"])
-def test_held_out_documents_are_no_negatives(concept_corpus, static_encoder, negatives):
-    held_out = np.arange(0, 240, 2)
-    source = InverseCloze(concept_corpus, np.arange(1, 240, 2), lengths=(4,))
-    trainer = Trainer(
-        concept_corpus, static_encoder, Sources(None, source, held_out), replace(SMALL, negatives=negatives)
-    )
-    vectors = static_encoder.encode(list(concept_corpus.texts()))
-    trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
-    drawn = []
-    for batch in source.batches(0, 40):
-        part = trainer._part(0, batch, [0, 0])
-        if negatives == "mined":
-            drawn.append(trainer._mine(torch.from_numpy(static_encoder.encode(batch.queries, "query")), part))
-        else:
-            drawn.append(part.sampled)
-    assert not np.isin(np.concatenate(drawn), held_out).any()
-    assert np.concatenate(drawn).shape[1] == 2
 
 
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.training.train.LabelledPairs",
+        "hce.training.sources.LabelledPairs",
         lambda corpus, queries, qrels, seed: (
             seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
         ),
@@ -488,7 +486,7 @@ def test_a_batch_of_few_documents_is_a_quarter_of_them_unless_set():
 
 
 def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
-    monkeypatch.setattr("hce.training.steps.process_count", lambda: 3)
+    monkeypatch.setattr("hce.training.sources.process_count", lambda: 3)
     Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))
     with pytest.raises(InputError, match="2 pairs cannot be shared out to 3 processes"):
         Sources(unsupervised=InverseCloze(concept_corpus, np.arange(2)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
@@ -68,7 +67,7 @@ def train(
     labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), recipe.mode)
     first = is_first_process()
     with (
-        tracked(tracker, recipe, output.parent) as log,
+        _tracked(tracker, recipe, output.parent) as log,
         interruptible("the same command with --resume goes on from the last checkpoint"),
     ):
 
@@ -78,14 +77,7 @@ def train(
                 err.print(str(epoch), soft_wrap=True)
 
         result = run(
-            documents,
-            start,
-            **labels,
-            recipe=recipe,
-            output=output,
-            resume=resume,
-            progress=first,
-            on_epoch=on_epoch,
+            documents, start, **labels, recipe=recipe, output=output, resume=resume, progress=first, on_epoch=on_epoch
         )
     if not first:
         return
@@ -94,89 +86,6 @@ def train(
     else:
         out.print(f"{result.recipe.mode} training; {improvement(result)}", soft_wrap=True)
         out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}) loads it", soft_wrap=True)
-
-
-def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace `**settings` by an option for each field of the recipe, with the field's own help."""
-    from hce.training.recipe import Recipe
-
-    signature = inspect.signature(function, eval_str=True)
-    parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    hints = get_type_hints(Recipe)
-    for setting in fields(Recipe):
-        kind = str if setting.name == "span_lengths" else hints[setting.name]
-        option = typer.Option(help=Recipe.explain(setting.name), show_default=False, rich_help_panel="Recipe")
-        parameters.append(
-            inspect.Parameter(
-                setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-            )
-        )
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
-    return function
-
-
-def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were given; span lengths are written as 8,16,32."""
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    if "span_lengths" in chosen:
-        try:
-            chosen["span_lengths"] = tuple(int(length) for length in chosen["span_lengths"].split(","))
-        except ValueError:
-            raise InputError(f"--span-lengths {chosen['span_lengths']}: give whole numbers, such as 8,16,32") from None
-    return chosen
-
-
-def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
-    """What `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
-    from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
-
-    queries, qrels, dev_qrels, generated = options
-    if mode == "unsupervised" and (qrels or generated):
-        raise InputError("--mode unsupervised trains on no queries; leave out --qrels and --generated")
-    if bool(qrels or dev_qrels) != bool(queries):
-        raise InputError("--queries goes with --qrels or --dev-qrels, and they with it")
-    if not queries and mode != "unsupervised" and "train" in splits(source):
-        queries, qrels = find_queries(source), find_split(source, "train")
-        dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
-    labels: dict[str, Labels | None] = {"generated": Labels(*read_generated(generated)) if generated else None}
-    if queries:
-        asked, known = read_queries(queries), corpus.left_out.union(corpus.ids)
-        for name, path in (("pairs", qrels), ("dev", dev_qrels)):
-            labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
-    return labels
-
-
-@contextmanager
-def tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that logs an epoch; without a tracker's name it does nothing.
-
-    Raises:
-        InputError: accelerate does not know the tracker, or its package is not installed.
-    """
-    if name is None:
-        yield lambda epoch: None
-        return
-    from accelerate import Accelerator
-
-    try:
-        accelerator = Accelerator(log_with=name, project_dir=str(folder))
-        settings = {key: str(value) for key, value in recipe.as_dict().items()}
-        accelerator.init_trackers("hce", config=settings)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"no tracker {name!r}: {error}; is its package installed?") from error
-    try:
-        yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
-    finally:
-        accelerator.end_training()
-
-
-def _flat(epoch: Epoch) -> dict[str, float]:
-    values = {"dev": epoch.metric, "churn": epoch.churn}
-    values |= {f"dev/{kind}": value for kind, value in epoch.dev.items()}
-    values |= {f"loss/{term}": value for term, value in epoch.loss.items()}
-    values |= {f"accuracy/level_{t}": value for t, value in enumerate(epoch.accuracy, start=1)}
-    return values
 
 
 def report(
@@ -193,12 +102,12 @@ def report(
     from hce.pages.report import report as page
     from hce.training.model_folder import ModelFolder
 
-    known = ModelFolder.read(model)
-    text = page(known)
+    folder = ModelFolder.read(model)
+    text = page(folder)
     with open_atomically(output) as file:
         file.write(text)
     if as_json:
-        print_json({"report": str(output), "before": known.facts["before"], "after": known.facts["after"]})
+        print_json({"report": str(output), "before": folder.facts.before, "after": folder.facts.after})
     else:
         out.print(f"the report is in {output}; any browser shows it", soft_wrap=True)
 
@@ -225,3 +134,85 @@ def demo(
         facts = show(err if as_json else out, err, encoder, seed, output)
     if as_json:
         print_json(facts)
+
+
+def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace `**settings` by an option for each field of the recipe, with the field's own help."""
+    from hce.training.recipe import Recipe
+
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    for name, hint in get_type_hints(Recipe).items():
+        option = typer.Option(help=Recipe.explain(name), show_default=False, rich_help_panel="Recipe")
+        kind = str if name == "span_lengths" else hint
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
+        )
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    return function
+
+
+@contextmanager
+def _tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
+    """Yield a function that logs an epoch; without a tracker's name it does nothing.
+
+    Raises:
+        InputError: accelerate does not know the tracker, or its package is not installed.
+    """
+    if name is None:
+        yield lambda epoch: None
+        return
+    from accelerate import Accelerator
+
+    try:
+        accelerator = Accelerator(log_with=name, project_dir=str(folder))
+        settings = {key: str(value) for key, value in recipe.as_dict().items()}
+        accelerator.init_trackers("hce", config=settings)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"no tracker {name!r}: {error}; is its package installed?") from error
+    try:
+        yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
+    finally:
+        accelerator.end_training()
+
+
+def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    """Keep the settings that were given; span lengths are written as 8,16,32."""
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    if "span_lengths" in chosen:
+        try:
+            chosen["span_lengths"] = tuple(int(length) for length in chosen["span_lengths"].split(","))
+        except ValueError:
+            raise InputError(f"--span-lengths {chosen['span_lengths']}: give whole numbers, such as 8,16,32") from None
+    return chosen
+
+
+def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
+    """Read what `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
+    from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
+
+    queries, qrels, dev_qrels, generated = options
+    if mode == "unsupervised" and (qrels or generated):
+        raise InputError("--mode unsupervised trains on no queries; leave out --qrels and --generated")
+    if bool(qrels or dev_qrels) != bool(queries):
+        raise InputError("--queries goes with --qrels or --dev-qrels, and they with it")
+    if not queries and mode != "unsupervised" and "train" in splits(source):
+        queries, qrels = find_queries(source), find_split(source, "train")
+        dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
+    labels: dict[str, Labels | None] = {"generated": read_generated(generated) if generated else None}
+    if queries:
+        asked, known = read_queries(queries), corpus.left_out.union(corpus.ids)
+        for name, path in (("pairs", qrels), ("dev", dev_qrels)):
+            labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
+    return labels
+
+
+def _flat(epoch: Epoch) -> dict[str, float]:
+    values = {"dev": epoch.metric, "churn": epoch.churn}
+    values |= {f"dev/{kind}": value for kind, value in epoch.dev.items()}
+    values |= {f"loss/{term}": value for term, value in epoch.loss.items()}
+    values |= {f"accuracy/level_{t}": value for t, value in enumerate(epoch.accuracy, start=1)}
+    return values

@@ -1,10 +1,12 @@
-"""Queries and relevance judgments (qrels), and BEIR folders that hold both beside a corpus.
+"""Queries and relevance judgments (qrels), together the *labels*, and BEIR folders that hold both beside a corpus.
 
-Files: queries as JSONL or as two-column TSV; qrels as BEIR's three-column TSV or TREC's four columns.
+Files: queries as JSONL or as two-column TSV; qrels as BEIR's three-column TSV or TREC's four columns; generated queries
+as records.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -69,7 +71,7 @@ class Qrels(Mapping[str, Mapping[str, int]]):
                 yield Judgment(query_id, document_id, grade)
 
     def positives(self, query_id: str) -> list[str]:
-        """The documents judged relevant (grade above 0) to a query."""
+        """Return the documents judged relevant (grade above 0) to a query."""
         return [document_id for document_id, grade in self._grades.get(query_id, {}).items() if grade > 0]
 
     @classmethod
@@ -114,34 +116,63 @@ class Qrels(Mapping[str, Mapping[str, int]]):
                 file.write(separator.join([*columns, str(judgment.grade)]) + "\n")
 
 
-def _column(name: str, separator: str) -> str:
-    """The id, if it comes back whole from a column of a file."""
-    pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
-    if not name or pieces != [name] or name.startswith("\ufeff"):
-        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
-    return name
+class Labels(NamedTuple):
+    """Judged queries: to train on, to choose by, or to measure with.
+
+    Attributes:
+        queries: by id; there may be more of them than were judged.
+        qrels: the judgments.
+    """
+
+    queries: dict[str, Query]
+    qrels: Qrels
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of all judgments and of the texts of their queries."""
+        rows = [(self.queries[judgment.query_id].text, *judgment) for judgment in self.qrels.judgments()]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def only(self, query_ids: Iterable[str]) -> Labels:
+        """Return the labels of some of the judged queries, in the order given."""
+        chosen = list(query_ids)
+        judgments = (Judgment(query_id, *item) for query_id in chosen for item in self.qrels[query_id].items())
+        return Labels({query_id: self.queries[query_id] for query_id in chosen}, Qrels(judgments))
+
+    def without(self, query_ids: Container[str]) -> Labels:
+        """Return the labels of all judged queries but some, such as those that are measured."""
+        return self.only(query_id for query_id in self.qrels if query_id not in query_ids)
+
+    def joined(self, other: Labels) -> Labels:
+        """Return these labels and others together; no query may be in both."""
+        return Labels(self.queries | other.queries, Qrels([*self.qrels.judgments(), *other.qrels.judgments()]))
 
 
-def _parse_qrels(path: str | Path) -> Iterator[tuple[str, Judgment]]:
-    for number, line in enumerate(line for line in read_lines(path) if line.text.strip()):
-        columns = line.text.split("\t") if "\t" in line.text else line.text.split()
-        if number == 0 and columns[-1].lower() == BEIR_HEADER[-1]:
-            continue
-        yield line.where, _parse_judgment(columns, line)
+class Dataset(NamedTuple):
+    """A corpus with queries and the judgments of one split."""
 
+    corpus: Corpus
+    queries: dict[str, Query]
+    qrels: Qrels
 
-def _parse_judgment(columns: list[str], line: Line) -> Judgment:
-    if len(columns) not in (3, 4):
-        raise InputError(
-            f"{line.where}: {len(columns)} columns; write 3 (query, document, grade) "
-            "or TREC's 4 (query, 0, document, grade)"
-        )
-    query_id, document_id, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
-    if not query_id or not document_id:
-        raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
-    if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
-        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
-    return Judgment(query_id, document_id, int(grade))
+    @property
+    def labels(self) -> Labels:
+        """The queries and judgments without the corpus."""
+        return Labels(self.queries, self.qrels)
+
+    @classmethod
+    def load(cls, folder: str | Path, split: str = "test") -> Dataset:
+        """Read a BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
+
+        Raises:
+            InputError: a file is missing or malformed, or judgments name what is not there.
+        """
+        folder = Path(folder)
+        qrels_path = find_split(folder, split)
+        corpus = Corpus.load(folder)
+        queries = read_queries(find_queries(folder))
+        qrels = Qrels.read(qrels_path, queries=queries, documents=corpus.left_out.union(corpus.ids))
+        return cls(corpus, {query_id: queries[query_id] for query_id in qrels}, qrels)
 
 
 def read_queries(path: str | Path) -> dict[str, Query]:
@@ -166,6 +197,89 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     return queries
 
 
+def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
+    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space).
+
+    Raises:
+        InputError: another format, or an id that TSV cannot hold.
+    """
+    suffix = format_suffix(path)
+    if suffix not in (".tsv", *JSONL_SUFFIXES):
+        raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
+    with open_text(path) as file:
+        for query in queries:
+            if suffix == ".tsv":
+                file.write("\t".join([_column(query.id, "\t"), " ".join(query.text.split())]) + "\n")
+            else:
+                file.write(json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) + "\n")
+
+
+def read_generated(path: str | Path) -> Labels:
+    """Read generated queries: records with `document` (or `_id`, `id`: its id) and `query` (or `text`).
+
+    Raises:
+        InputError: a record without a document id or a query.
+    """
+    queries: dict[str, Query] = {}
+    judgments = []
+    for count, (where, fields) in enumerate(read_records(path)):
+        document = next((fields[name] for name in ("document", "_id", "id") if fields.get(name)), None)
+        text = fields.get("query") or fields.get("text")
+        if document is None or not isinstance(text, str) or not text.strip():
+            raise InputError(f"{where}: a generated query needs the fields 'document' (an id) and 'query' (a text)")
+        query = Query(f"generated-{count}", text)
+        queries[query.id] = query
+        judgments.append(Judgment(query.id, str(document), 1))
+    return Labels(queries, Qrels(judgments))
+
+
+def find_split(folder: Path, split: str) -> Path:
+    """Return the qrels file of a split; the error lists the splits that are there."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give one that holds corpus.jsonl, queries.jsonl and qrels/")
+    for name in (f"{split}.tsv", f"{split}.tsv.gz"):
+        if (folder / "qrels" / name).is_file():
+            return folder / "qrels" / name
+    found = ", ".join(splits(folder)) or "none"
+    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); choose one of those there: {found}")
+
+
+def splits(folder: str | Path) -> list[str]:
+    """List the splits that a BEIR folder has judgments for."""
+    names = [path.name.removesuffix(".gz") for path in (Path(folder) / "qrels").glob("[!.]*")]
+    return sorted({name.removesuffix(".tsv") for name in names if name.endswith(".tsv")})
+
+
+def find_queries(folder: Path) -> Path:
+    """Return the queries file of a BEIR folder."""
+    for name in ("queries.jsonl", "queries.jsonl.gz"):
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{folder}: no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")
+
+
+def _parse_qrels(path: str | Path) -> Iterator[tuple[str, Judgment]]:
+    for row, line in enumerate(line for line in read_lines(path) if line.text.strip()):
+        columns = line.text.split("\t") if "\t" in line.text else line.text.split()
+        if row == 0 and columns[-1].lower() == BEIR_HEADER[-1]:
+            continue
+        yield line.where, _parse_judgment(columns, line)
+
+
+def _parse_judgment(columns: list[str], line: Line) -> Judgment:
+    if len(columns) not in (3, 4):
+        raise InputError(
+            f"{line.where}: {len(columns)} columns; write 3 (query, document, grade) "
+            "or TREC's 4 (query, 0, document, grade)"
+        )
+    query_id, document_id, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
+    if not query_id or not document_id:
+        raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
+    if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
+        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
+    return Judgment(query_id, document_id, int(grade))
+
+
 def _tsv_queries(path: str | Path) -> Iterator[Record]:
     for line in read_lines(path):
         query_id, tab, text = line.text.partition("\t")
@@ -184,101 +298,9 @@ def _parse_query(record: Record) -> Query:
     return Query(query_id, text)
 
 
-def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space).
-
-    Raises:
-        InputError: another format, or an id that TSV cannot hold.
-    """
-    suffix = format_suffix(path)
-    if suffix not in (".tsv", *JSONL_SUFFIXES):
-        raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
-    with open_text(path) as file:
-        for query in queries:
-            if suffix == ".tsv":
-                file.write("\t".join([_column(query.id, "\t"), " ".join(query.text.split())]) + "\n")
-            else:
-                file.write(json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) + "\n")
-
-
-class Dataset(NamedTuple):
-    """A corpus with queries and the judgments of one split."""
-
-    corpus: Corpus
-    queries: dict[str, Query]
-    qrels: Qrels
-
-    @classmethod
-    def load(cls, folder: str | Path, split: str = "test") -> Dataset:
-        """Read a BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
-
-        Raises:
-            InputError: a file is missing or malformed, or judgments name what is not there.
-        """
-        folder = Path(folder)
-        qrels_path = find_split(folder, split)
-        corpus = Corpus.load(folder)
-        queries = read_queries(find_queries(folder))
-        qrels = Qrels.read(qrels_path, queries=queries, documents=corpus.left_out.union(corpus.ids))
-        return cls(corpus, {query_id: queries[query_id] for query_id in qrels}, qrels)
-
-
-def find_split(folder: Path, split: str) -> Path:
-    """The qrels file of a split; the error lists the splits that are there."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give one that holds corpus.jsonl, queries.jsonl and qrels/")
-    for name in (f"{split}.tsv", f"{split}.tsv.gz"):
-        if (folder / "qrels" / name).is_file():
-            return folder / "qrels" / name
-    found = ", ".join(splits(folder)) or "none"
-    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); choose one of those there: {found}")
-
-
-def splits(folder: str | Path) -> list[str]:
-    """The names of the splits that a BEIR folder has judgments for."""
-    names = [path.name.removesuffix(".gz") for path in (Path(folder) / "qrels").glob("[!.]*")]
-    return sorted({name.removesuffix(".tsv") for name in names if name.endswith(".tsv")})
-
-
-def find_queries(folder: Path) -> Path:
-    """The queries file of a BEIR folder."""
-    for name in ("queries.jsonl", "queries.jsonl.gz"):
-        if (folder / name).is_file():
-            return folder / name
-    raise InputError(f"{folder}: no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")
-
-
-class Labels(NamedTuple):
-    """Queries with judgments."""
-
-    queries: dict[str, Query]
-    qrels: Qrels
-
-    def joined(self, other: Labels) -> Labels:
-        """Both; the ids of queries must differ."""
-        return Labels(self.queries | other.queries, Qrels([*self.qrels.judgments(), *other.qrels.judgments()]))
-
-    def only(self, names: Iterable[str]) -> Labels:
-        """Those of some queries."""
-        chosen = list(names)
-        judgments = (Judgment(name, *item) for name in chosen for item in self.qrels[name].items())
-        return Labels({name: self.queries[name] for name in chosen}, Qrels(judgments))
-
-
-def read_generated(path: str | Path) -> tuple[dict[str, Query], Qrels]:
-    """Read generated queries as pairs: records with `document` (or `_id`, `id`: its id) and `query` (or `text`).
-
-    Raises:
-        InputError: a record without a document id or a query.
-    """
-    queries: dict[str, Query] = {}
-    judgments = []
-    for number, (where, fields) in enumerate(read_records(path)):
-        document = next((fields[name] for name in ("document", "_id", "id") if fields.get(name)), None)
-        text = fields.get("query") or fields.get("text")
-        if document is None or not isinstance(text, str) or not text.strip():
-            raise InputError(f"{where}: a generated query needs the fields 'document' (an id) and 'query' (a text)")
-        query = Query(f"generated-{number}", text)
-        queries[query.id] = query
-        judgments.append(Judgment(query.id, str(document), 1))
-    return queries, Qrels(judgments)
+def _column(name: str, separator: str) -> str:
+    """Return an id unless it would not come back whole from a column of a file."""
+    pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
+    if not name or pieces != [name] or name.startswith("\ufeff"):
+        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
+    return name

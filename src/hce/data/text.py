@@ -33,12 +33,12 @@ def cut_span(text: str, length: int, place: float) -> Span:
 
 
 def first_tokens(text: str, count: int) -> str:
-    """The first `count` tokens of a text; all of a shorter one.
+    """Return the first `count` tokens of a text; all of a shorter one.
 
     >>> first_tokens("one two three, four", 4)
     'one two three,'
     """
-    for number, match in enumerate(TOKEN.finditer(text), start=1):
-        if number == count:
+    for seen, match in enumerate(TOKEN.finditer(text), start=1):
+        if seen == count:
             return text[: match.end()]
     return text

@@ -123,7 +123,7 @@ class Written(NamedTuple):
 
 
 class _Query(NamedTuple):
-    number: int  # of its document in the corpus
+    position: int  # of its document in the corpus
     text: str
 
 
@@ -162,11 +162,11 @@ def generate_queries(
         raise InputError(
             f"per_document {per_document}, limit {limit}, within {within}: give at least 1, 0 (all documents) and 1"
         )
-    numbers = drawn_documents(len(corpus), limit, seed)
+    positions = drawn_documents(len(corpus), limit, seed)
     identity = {"corpus": corpus.fingerprint, "model": writer.name, "per_document": per_document, "limit": limit}
     journal = Journal(output.with_name(f"{output.name}.unfinished"), {**identity, "seed": seed})
-    _write_all(journal, corpus, numbers, writer, per_document, seed, progress)
-    queries = list(_distinct(journal, numbers))
+    _write_all(journal, corpus, positions, writer, per_document, seed, progress)
+    queries = list(_distinct(journal, positions))
     kept = queries if encoder is None else _leading_back(queries, corpus, encoder, within)
     if not kept:
         raise InputError(
@@ -175,7 +175,7 @@ def generate_queries(
         )
     _save(kept, corpus, output)
     journal.remove()
-    return Written(len(numbers), len(queries), len(kept))
+    return Written(len(positions), len(queries), len(kept))
 
 
 def check_output(output: Path) -> None:
@@ -189,17 +189,17 @@ def check_output(output: Path) -> None:
 
 
 def drawn_documents(count: int, limit: int, seed: int) -> np.ndarray:
-    """The numbers of the documents to write for, rising: all, or `limit` of them drawn at random."""
+    """The positions of the documents to write for, rising: all, or `limit` of them drawn at random."""
     if not limit or limit >= count:
         return np.arange(count)
     return np.sort(np.random.default_rng([seed, 3]).choice(count, limit, replace=False))
 
 
-def own_ranks(queries: Sequence[str], numbers: Sequence[int], corpus: Corpus, encoder: Encoder) -> np.ndarray:
+def own_ranks(queries: Sequence[str], positions: Sequence[int], corpus: Corpus, encoder: Encoder) -> np.ndarray:
     """How many documents the encoder puts before each query's own, of shape (queries,)."""
     documents = encode_corpus(encoder, corpus)
     asked = encoder.encode(queries, "query")
-    own = np.asarray(numbers)
+    own = np.asarray(positions)
     ranks = np.empty(len(asked), dtype=np.int64)
     for rows, scores in score_blocks(asked, documents):
         ranks[rows] = (scores > scores[np.arange(len(scores)), own[rows]][:, None]).sum(axis=1)
@@ -209,7 +209,7 @@ def own_ranks(queries: Sequence[str], numbers: Sequence[int], corpus: Corpus, en
 def _write_all(
     journal: Journal,
     corpus: Corpus,
-    numbers: np.ndarray,
+    positions: np.ndarray,
     writer: QueryWriter,
     per_document: int,
     seed: int,
@@ -218,10 +218,10 @@ def _write_all(
     """Have the writer read every document that the journal does not know yet."""
     done = journal.open()
     together = max(1, writer.batch_size // per_document)
-    with progress_bar("writing queries", len(numbers), "documents", show=progress) as advance:
+    with progress_bar("writing queries", len(positions), "documents", show=progress) as advance:
         advance(done)
-        for start in range(done, len(numbers), together):
-            documents = [corpus[number] for number in numbers[start : start + together].tolist()]
+        for start in range(done, len(positions), together):
+            documents = [corpus[position] for position in positions[start : start + together].tolist()]
             passages = [document.full_text for document in documents for _ in range(per_document)]
             seeds = [[seed, _hash(document.id), turn] for document in documents for turn in range(per_document)]
             queries = writer.generate(passages, seeds)
@@ -229,22 +229,22 @@ def _write_all(
             advance(len(documents))
 
 
-def _distinct(journal: Journal, numbers: np.ndarray) -> Iterator[_Query]:
+def _distinct(journal: Journal, positions: np.ndarray) -> Iterator[_Query]:
     """The queries that are not empty, each once a document."""
-    for number, texts in zip(numbers.tolist(), journal.items(), strict=True):
-        yield from (_Query(number, text) for text in dict.fromkeys(texts) if text)
+    for position, texts in zip(positions.tolist(), journal.items(), strict=True):
+        yield from (_Query(position, text) for text in dict.fromkeys(texts) if text)
 
 
 def _leading_back(queries: list[_Query], corpus: Corpus, encoder: Encoder, within: int) -> list[_Query]:
     """The round-trip filter (Alberti et al. 2019)."""
-    ranks = own_ranks([query.text for query in queries], [query.number for query in queries], corpus, encoder)
+    ranks = own_ranks([query.text for query in queries], [query.position for query in queries], corpus, encoder)
     return [query for query, rank in zip(queries, ranks.tolist(), strict=True) if rank < within]
 
 
 def _save(queries: list[_Query], corpus: Corpus, output: Path) -> None:
     with open_atomically(output) as file:
         for query in queries:
-            record = {"document": corpus[query.number].id, "query": query.text}
+            record = {"document": corpus[query.position].id, "query": query.text}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

@@ -38,7 +38,7 @@ def report(model: ModelFolder) -> str:
     parts = [
         definitions(_about(model)),
         "<h2>Before and after</h2>",
-        f"<p>{escape(facts['metric'])}. p: could the difference be chance? (paired randomisation test over queries, "
+        f"<p>{escape(facts.metric)}. p: could the difference be chance? (paired randomisation test over queries, "
         "Holm’s correction)</p>",
         _before_and_after(model),
         *_changes(model.queries),
@@ -48,16 +48,16 @@ def report(model: ModelFolder) -> str:
     if model.tree is not None and model.tree.levels:
         parts += ["<h2>The tree of the corpus</h2>", picture(tree_figure(model.tree))]
     parts += ["<h2>To repeat it</h2>", f"<pre>{escape(command(model))}</pre>"]
-    return html_page(f"{model.path.name}: {facts['encoder']} on {facts['corpus']['name']}", parts)
+    return html_page(f"{model.path.name}: {facts.encoder} on {facts.corpus['name']}", parts)
 
 
 def command(model: ModelFolder) -> str:
     """Return the command that makes this model again: the settings that are not defaults are spelled out."""
     facts = model.facts
-    defaults = Recipe.for_encoder(static=facts["static"]).as_dict()
-    encoder = facts["encoder"].removesuffix(", fitted")
-    words = ["hce", "train", facts["corpus"]["name"], "-o", model.path.name, "--encoder", encoder]
-    for name, value in facts["recipe"].items():
+    defaults = Recipe.for_encoder(static=facts.static).as_dict()
+    encoder = facts.base_encoder
+    words = ["hce", "train", facts.corpus["name"], "-o", model.path.name, "--encoder", encoder]
+    for name, value in facts.recipe.items():
         if value == defaults.get(name):
             continue
         option = name.replace("_", "-")
@@ -123,16 +123,16 @@ def _about(model: ModelFolder) -> dict[str, str]:
     facts = model.facts
     seconds = sum(epoch.seconds for epoch in model.history)
     return {
-        "corpus": f"{facts['corpus']['name']}, {facts['corpus']['documents']:,} documents",
-        "encoder": facts["encoder"],
-        "training": f"{facts['recipe']['mode']}, {max(len(model.history) - 1, 0)} epochs, {seconds:,.0f} s",
-        "weights": f"{facts['mix']:.0%} of the way from the first to the trained ones",
-        "made by": f"hce {facts['hce']}",
+        "corpus": f"{facts.corpus['name']}, {facts.corpus['documents']:,} documents",
+        "encoder": facts.encoder,
+        "training": f"{facts.recipe['mode']}, {max(len(model.history) - 1, 0)} epochs, {seconds:,.0f} s",
+        "weights": f"{facts.mix:.0%} of the way from the first to the trained ones",
+        "made by": f"hce {facts.hce}",
     }
 
 
 def _before_and_after(model: ModelFolder) -> str:
-    before, after = model.facts["before"], model.facts["after"]
+    before, after = model.facts.before, model.facts.after
     compared = compare_several({kind: _scores(model.queries, kind) for kind in before}) if model.queries else {}
     rows = []
     for kind in before:

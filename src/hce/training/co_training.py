@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -18,20 +17,17 @@ from torch import Tensor
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.processes import (
-    of_the_first,
-    working_together,
-)
+from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
-from hce.training.run import CheckpointFolder, Epoch, TrainingRun, resume, save, vector_folder
-from hce.training.steps import Sources, Trainer
+from hce.training.run import CheckpointFolder, Epoch, TrainingRun, resume
+from hce.training.sources import Sources
+from hce.training.steps import Trainer
 from hce.training.weights import load_best_mix, weights_of
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
-
 
 SECONDS_BETWEEN_CHECKPOINTS = 900.0
 
@@ -49,7 +45,7 @@ class TrainResult:
         after: dev measures of the encoder returned.
         metric: what the dev measure is, in words.
         recipe: the settings used.
-        held_out: numbers of the documents that were kept for measuring and not trained on.
+        held_out: positions of the documents that were kept for measuring and not trained on.
     """
 
     encoder: Encoder
@@ -74,7 +70,7 @@ def co_train(
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> TrainResult:
-    """Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
+    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
 
     Args:
         corpus: the documents.
@@ -87,15 +83,15 @@ def co_train(
         on_epoch: called with each `Epoch` as it is finished.
     """
     first = weights_of(encoder)
-    run = resume(corpus, encoder, sources, recipe, checkpoints)
+    trainer = Trainer(corpus, encoder, sources, recipe)
+    run = resume(trainer, checkpoints)
     if run is None:
-        folder = checkpoints.folder if checkpoints else None
-        run = _begin(corpus, encoder, sources, dev, recipe, folder)
-        save(run, checkpoints)
+        run = _begin(trainer, dev, checkpoints)
+        run.save()
         on_epoch(run.history[0])
     while run.progress.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         start = time.perf_counter()
-        if not _optimise(run, checkpoints, progress):
+        if not _optimise(run, progress):
             encoder.model.load_state_dict(run.best)  # the present ones may be broken
             break
         losses, accuracy = run.progress.close_epoch()
@@ -106,27 +102,32 @@ def co_train(
             if recipe.cotrain and looked_up and run.progress.epoch < recipe.epochs:
                 epoch = _recluster(run, epoch)
         run.history.append(replace(epoch, seconds=round(time.perf_counter() - start, 3)))
-        save(run, checkpoints)
+        run.save()
         on_epoch(run.history[-1])
-    return _finish(corpus, encoder, first, run, dev)
+    return _finish(run, first, dev)
 
 
-def _begin(
-    corpus: Corpus, encoder: Encoder, sources: Sources, dev: DevSet, recipe: Recipe, folder: Path | None
-) -> TrainingRun:
+def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
+    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone."""
+    if not recipe.tree:
+        return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
+    with working_together():
+        return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
+
+
+def _begin(trainer: Trainer, dev: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
     """Encode, cluster, measure."""
     start = time.perf_counter()
-    vectors = encode_corpus(encoder, corpus, folder and vector_folder(folder, 0))
-    tree = cluster_corpus(vectors, recipe, encoder, epoch=0)
-    dev_measures = _measure(dev, encoder, vectors)
-    trainer = Trainer(corpus, encoder, sources, recipe)
+    vectors, tree = _encode_and_cluster(trainer, checkpoints, epoch=0)
     trainer.use_tree(tree, vectors)
+    dev_measures = _measure(dev, trainer.encoder, vectors)
     epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - start, 3))
-    return TrainingRun(trainer, tree, vectors, weights_of(encoder), epoch.metric, [epoch], folder=folder)
+    best = weights_of(trainer.encoder)
+    return TrainingRun(trainer, tree, vectors, best, epoch.metric, [epoch], checkpoints=checkpoints)
 
 
-def _optimise(run: TrainingRun, checkpoints: CheckpointFolder | None, progress: bool) -> bool:
-    """The rest of an epoch's steps; False when the loss is no number any more, which ends training."""
+def _optimise(run: TrainingRun, progress: bool) -> bool:
+    """Take the rest of an epoch's steps; return False when the loss is no number any more, which ends training."""
     saved = time.monotonic()
     trainer, state = run.trainer, run.progress
     title, pairs = f"epoch {state.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
@@ -134,63 +135,69 @@ def _optimise(run: TrainingRun, checkpoints: CheckpointFolder | None, progress: 
         advance(min(pairs, state.batch * trainer.recipe.batch_size))
         for losses, count in trainer.steps(state):
             if not np.isfinite(losses["total"]):
-                where = f"step {state.step + 1} (epoch {state.epoch + 1})"
                 logger.warning(
-                    "the loss is %s at %s: training stops and keeps the best encoder so far; try a lower learning_rate",
-                    losses["total"],
-                    where,
+                    "the loss is %s at step %d (epoch %d): training stops and keeps the best encoder so far; "
+                    "try a lower learning_rate",
+                    *(losses["total"], state.step + 1, state.epoch + 1),
                 )
                 return False
             state.record(losses)
             advance(count)
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
-                save(run, checkpoints)
+                run.save()
                 saved = time.monotonic()
     return True
 
 
 def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
-    trainer = run.trainer
-    place = run.folder and vector_folder(run.folder, epoch.epoch)
-    run.vectors = encode_corpus(trainer.encoder, trainer.corpus, place)
-    tree = cluster_corpus(run.vectors, trainer.recipe, trainer.encoder, epoch=epoch.epoch)
-    churn = run.tree.churn(tree)
-    run.tree = tree
-    trainer.use_tree(tree, run.vectors)
+    """Encode and cluster with the weights of an epoch; return the epoch with what that changed."""
+    before = run.tree
+    run.vectors, run.tree = _encode_and_cluster(run.trainer, run.checkpoints, epoch.epoch)
+    run.trainer.use_tree(run.tree, run.vectors)
+    churn = before.churn(run.tree)
     return replace(epoch, reclustered=True, churn=round(churn, 4))
 
 
-def _finish(corpus: Corpus, encoder: Encoder, first: dict[str, Tensor], run: TrainingRun, dev: DevSet) -> TrainResult:
+def _finish(run: TrainingRun, first: dict[str, Tensor], dev: DevSet) -> TrainResult:
     """Choose the weights to return, and grow the tree that belongs to them.
 
     Mixed with F0 are the best epoch's weights, or, where none beat F0, the last ones: part of the way may be better
     where all of it was too far.
     """
-    recipe, before = run.trainer.recipe, run.history[0]
+    encoder, recipe, before = run.trainer.encoder, run.trainer.recipe, run.history[0]
     trained = run.best if run.best_metric > before.metric else weights_of(encoder)
     trained_epoch = max(run.history, key=lambda epoch: epoch.metric).epoch or run.history[-1].epoch
-    chosen, measured = load_best_mix(encoder, first, trained, dev, recipe)
-    after = measured if chosen else before.dev
+    mix, measured = load_best_mix(encoder, first, trained, dev, recipe)
+    after = measured if mix else before.dev
     tree = run.tree
-    if run.tree_epoch != {0.0: 0, 1.0: trained_epoch}.get(chosen):  # the present tree is of other weights
-        place = run.folder and vector_folder(run.folder, recipe.epochs + 1)
-        tree = cluster_corpus(encode_corpus(encoder, corpus, place), recipe, encoder, epoch=recipe.epochs + 1)
-    return TrainResult(encoder, tree, run.history, chosen, before.dev, after, dev.name, recipe, run.trainer.held_out)
+    if run.tree_epoch != _epoch_of(mix, trained_epoch):  # the present tree is of other weights
+        _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
+    return TrainResult(encoder, tree, run.history, mix, before.dev, after, dev.name, recipe, run.trainer.held_out)
+
+
+def _epoch_of(mix: float, trained_epoch: int) -> int | None:
+    """Return the epoch whose weights a mix is; a mix of two epochs is neither's."""
+    if mix == 0:
+        return 0
+    if mix == 1:
+        return trained_epoch
+    return None
+
+
+def _encode_and_cluster(
+    trainer: Trainer, checkpoints: CheckpointFolder | None, epoch: int
+) -> tuple[np.ndarray, Hierarchy]:
+    """Return the vectors and the tree of the corpus by the encoder's present weights, which are an epoch's."""
+    place = None if checkpoints is None else checkpoints.vectors(epoch)
+    vectors = encode_corpus(trainer.encoder, trainer.corpus, place)
+    return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, epoch)
 
 
 def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
     return of_the_first(dev.measure(encoder, vectors), encoder.device)
 
 
-def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
-    """The tree of these vectors, or one of a single level where the recipe wants none."""
-    if not recipe.tree:
-        return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
-    with working_together():
-        return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
-
-
 def _stale_epochs(run: TrainingRun) -> int:
-    """Epochs since the best one."""
+    """Count the epochs since the best one."""
     metrics = [epoch.metric for epoch in run.history]
     return len(metrics) - 1 - int(np.argmax(metrics))

@@ -22,12 +22,6 @@ from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
 from hce.training.pairs import equal_texts
 
-
-def mean_over_kinds(dev: dict[str, float]) -> float:
-    """The dev measure as one number."""
-    return float(np.mean(list(dev.values())))
-
-
 CUTOFF = 10
 LABELLED = "labelled"
 LEAST_QUERIES = 20
@@ -41,7 +35,7 @@ class DevQueries:
     Attributes:
         kind: a name for the report.
         texts: the queries.
-        answers: for each query, numbers of right documents in the pool.
+        answers: for each query, where in the pool its right documents stand.
         variants: for each query, its one answer as the query's source must not see it (with the query cut out), or
             None where the pool's own text is right.
     """
@@ -58,7 +52,8 @@ class DevSet:
 
     Attributes:
         name: what the metric is, in words.
-        pool: numbers of the corpus's documents that are searched.
+        corpus: the documents.
+        pool: positions of the documents that are searched.
         panel: the kinds of queries; the metric is the mean over them.
     """
 
@@ -73,53 +68,62 @@ class DevSet:
         return self.panel[0].kind == LABELLED
 
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
-        """NDCG@10 for each kind; the arguments are those of `scores`."""
+        """Measure NDCG@10 for each kind; the arguments are those of `scores`."""
         return means(self.scores(encoder, vectors))
 
     def scores(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """NDCG@10 for each query of each kind, of shape (queries,).
+        """Measure NDCG@10 for each query of each kind, of shape (queries,).
 
         Args:
             encoder: what is measured.
             vectors: the vectors of the whole corpus by this encoder, if someone has them already.
         """
         if vectors is None:
-            pool = encoder.encode([self.corpus[number].full_text for number in self.pool.tolist()])
+            pool = encoder.encode([self.corpus[position].full_text for position in self.pool.tolist()])
         else:
             pool = np.asarray(vectors[self.pool])
         return {queries.kind: _ndcg(encoder, pool, queries) for queries in self.panel}
 
 
 def means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The mean over the queries of each kind."""
+    """Return the mean over the queries of each kind."""
     return {kind: float(values.mean()) for kind, values in scores.items()}
 
 
+def mean_over_kinds(dev: Mapping[str, float]) -> float:
+    """Return the dev measure as one number."""
+    return float(np.mean(list(dev.values())))
+
+
 def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:
-    """Labelled queries against their answers and a random part of the rest of the corpus."""
-    number_of = {document_id: number for number, document_id in enumerate(corpus.ids)}
+    """Ask labelled queries of a pool of their answers and a random part of the rest of the corpus.
+
+    Raises:
+        InputError: no query has an answer in the corpus.
+    """
+    position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
     texts, answers = [], []
     for query_id in qrels:
-        right = [number_of[each] for each in qrels.positives(query_id) if each in number_of]
+        right = [position_of[each] for each in qrels.positives(query_id) if each in position_of]
         if right and query_id in queries:
             texts.append(queries[query_id].text)
             answers.append(np.array(right))
     if not texts:
         raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
     chosen = _pool(len(corpus), np.unique(np.concatenate(answers)), pool, seed)
-    place = {number: index for index, number in enumerate(chosen.tolist())}
-    local = [np.array([place[number] for number in right.tolist()]) for right in answers]
-    return DevSet(
-        f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (DevQueries(LABELLED, texts, local),)
-    )
+    panel = DevQueries(LABELLED, texts, [np.searchsorted(chosen, right) for right in answers])
+    return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (panel,))
 
 
 def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
-    """Queries made of held-out documents, in ways unlike the spans of ICT; documents with a double are passed over."""
+    """Make queries of held-out documents, in ways unlike the spans of ICT; documents with a double are passed over.
+
+    Raises:
+        InputError: the documents are too short.
+    """
     groups = equal_texts(corpus)
     held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
     chosen = _pool(len(corpus), held_out, pool, seed)
-    place = {number: index for index, number in enumerate(chosen.tolist())}
     rng = np.random.default_rng([seed, 1])
     kinds: dict[str, Callable[[Document], Span | None]] = {
         "titles": _title,
@@ -127,13 +131,15 @@ def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> De
         "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
         "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
     }
+    documents = [corpus[position] for position in held_out.tolist()]
+    answers = np.searchsorted(chosen, held_out)[:, None]  # (documents, 1)
     panel = []
     for kind, make in kinds.items():
-        spans = [(number, make(corpus[number])) for number in held_out.tolist()]
-        made = [(place[number], span) for number, span in spans if span and span.inside != span.outside]
+        spans = zip(answers, map(make, documents), strict=True)
+        made = [(answer, span) for answer, span in spans if span and span.inside != span.outside]
         if len(made) >= min(LEAST_QUERIES, len(held_out)):
             texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
-            panel.append(DevQueries(kind, texts, [np.array([index]) for index, _ in made], variants))
+            panel.append(DevQueries(kind, texts, [answer for answer, _ in made], variants))
     if not panel:
         raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
     names = ", ".join(queries.kind for queries in panel)
@@ -145,13 +151,7 @@ def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> De
 def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray:
     asked = encoder.encode(queries.texts, "query")
     if queries.variants is not None:
-        own = np.einsum("ij,ij->i", asked, encoder.encode(queries.variants))
-        place = np.array([answer[0] for answer in queries.answers])
-        better = np.zeros(len(asked), dtype=np.int64)
-        for rows, scores in score_blocks(asked, pool):
-            scores[np.arange(len(scores)), place[rows]] = -np.inf  # its whole text; the variant stands in for it
-            better[rows] = (scores >= own[rows, None]).sum(axis=1)
-        return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
+        return _ndcg_of_variants(asked, encoder.encode(queries.variants), pool, np.concatenate(queries.answers))
     ranked = nearest(asked, pool, CUTOFF)[1]
     discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
     gains = [
@@ -161,8 +161,17 @@ def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray
     return np.array(gains)
 
 
+def _ndcg_of_variants(asked: np.ndarray, variants: np.ndarray, pool: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    own = np.einsum("ij,ij->i", asked, variants)
+    better = np.zeros(len(asked), dtype=np.int64)
+    for rows, scores in score_blocks(asked, pool):
+        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its whole text; the variant stands in for it
+        better[rows] = (scores >= own[rows, None]).sum(axis=1)
+    return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
+
+
 def _pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """The wanted documents and random others, `size` in all (or all the wanted ones), in order."""
+    """Draw random others to go with the wanted documents, `size` in all (or all the wanted ones), in order."""
     others = np.setdiff1d(np.arange(count), wanted)
     extra = min(len(others), max(0, size - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))

@@ -36,7 +36,7 @@ _GATHER_LIMIT = 2**28
 
 
 def precise(x: Tensor) -> Tensor:
-    """float32, or float64 where it is that already."""
+    """Return a tensor in float32, or as it is where that is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -167,7 +167,7 @@ class Siblings(NamedTuple):
 
     @classmethod
     def of(cls, parent: Tensor) -> Siblings:
-        """From the parent of each node, of shape (K,)."""
+        """Group the nodes of a level by the parent of each, of shape (K,)."""
         counts = torch.bincount(parent)
         return cls(parent, parent.argsort(stable=True), F.pad(counts.cumsum(0), (1, 0)))
 
@@ -214,7 +214,7 @@ def level_loss(
 
 
 def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
-    """By time, unless the gathered siblings (B, width, n) would be both huge and larger than the full scores (B, K)."""
+    """Go by time, unless the gathered siblings (B, width, n) would be both huge and larger than the scores (B, K)."""
     gathered = batch * width * dim
     if gathered > _GATHER_LIMIT and gathered > batch * nodes:
         return "full"
@@ -222,7 +222,7 @@ def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
 
 
 def _unit_scores(queries: Tensor, centroids: Tensor, temperature: float) -> Tensor:
-    """Scores with normalised centroids. The scores are divided, not the centroids: that saves a copy of the table."""
+    """Score with normalised centroids. The scores are divided, not the centroids: that saves a copy of the table."""
     return scores_of(queries, centroids, temperature) / precise(centroids).norm(dim=-1).clamp_min(1e-12)
 
 
@@ -253,7 +253,7 @@ def _gathered_siblings(
 
 
 @dataclass(frozen=True)
-class Level:
+class BatchLevel:
     """One of the first M levels, as a batch sees it.
 
     Attributes:
@@ -310,7 +310,7 @@ class HCETerms:
 def hce_loss(
     queries: Tensor,
     documents: Tensor,
-    levels: Sequence[Level],
+    levels: Sequence[BatchLevel],
     sampled: Sequence[Sampled | None] = (None,),
     *,
     temperature: float,
@@ -334,7 +334,6 @@ def hce_loss(
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
-    batch = batch or InBatch()
     tau = temperature if level_temperature is None else level_temperature
     terms = [level_loss(queries, each.centroids, each.node, each.siblings, temperature=tau) for each in levels]
     document = torch.stack(
@@ -344,11 +343,8 @@ def hce_loss(
                 documents,
                 None if each is None else each.vectors,
                 temperature=temperature,
-                positive=batch.positive,
-                all_queries=batch.all_queries,
-                forbidden_batch=batch.forbidden_batch,
-                forbidden_queries=batch.forbidden_queries,
                 forbidden_sampled=None if each is None else each.forbidden,
+                **vars(batch or InBatch()),
             )
             for each in sampled
         ]
@@ -356,8 +352,3 @@ def hce_loss(
     losses = tuple(term.loss for term in terms)
     total = torch.stack([*losses, document]).sum()
     return HCETerms(total, losses, tuple(term.accuracy for term in terms), document)
-
-
-def joint(supervised: Tensor, unsupervised: Tensor, alpha: float = 0.5) -> Tensor:
-    """L_J (Eq. 7): L_S + α·L_U, each a mean over its own batch. The paper has α = 0.5 in its setup, 1 in a footnote."""
-    return supervised + alpha * unsupervised

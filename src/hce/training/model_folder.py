@@ -1,27 +1,31 @@
 """A trained model on disk: an ordinary sentence-transformers directory, and beside the model what is known of it.
 
 `hce.json` (what was trained on what, and what it brought), `history.jsonl` (an entry an epoch), `dev.jsonl` (each
-held-out query before and after), `hierarchy/` (the tree), `README.md` (the model card).
+held-out query before and after), `hierarchy/` (the tree), `README.md` (the model card). An index keeps the first two of
+the model that it was made with. Nothing else reads or writes these files.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
 from hce.data.corpus import Corpus
 from hce.errors import FormatError
-from hce.files import new_folder, open_atomically, write_json
+from hce.files import new_folder, open_atomically, read_json, write_json
 from hce.training.co_training import TrainResult
 from hce.training.heldout import mean_over_kinds
 from hce.training.run import Epoch
 from hce.tree.hierarchy import Hierarchy
 
 FORMAT = 1
+FACTS, HISTORY, QUERIES, TREE = "hce.json", "history.jsonl", "dev.jsonl", "hierarchy"
+IN_AN_INDEX = "model"  # the folder of an index that has the facts and the history of its model
 CARD = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
@@ -55,6 +59,73 @@ Settings:
 ```
 """
 
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What `hce.json` says.
+
+    Attributes:
+        format: of the folder.
+        hce: the version that wrote it.
+        encoder: the name of the encoder that training started from.
+        static: whether that is a token table.
+        fingerprint: of the encoder that came out.
+        corpus: name, number of documents and fingerprint of what it was trained on.
+        recipe: the settings.
+        metric: what the dev measure is, in words.
+        before: the dev measure by kind of query, of the encoder that was given.
+        after: the same, of the encoder that came out.
+        mix: how much of the trained weights is in it; 0 means that training did not help.
+        held_out: ids of the documents that were kept for measuring.
+    """
+
+    format: int
+    hce: str
+    encoder: str
+    static: bool
+    fingerprint: str
+    corpus: dict[str, Any]
+    recipe: dict[str, Any]
+    metric: str
+    before: dict[str, float]
+    after: dict[str, float]
+    mix: float
+    held_out: list[str] = field(default_factory=list)
+
+    @property
+    def base_encoder(self) -> str:
+        """What training started from, as `Encoder.load` takes it."""
+        return self.encoder.removesuffix(", fitted")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> ModelFacts:
+        """Read the facts of a model's folder.
+
+        Raises:
+            FormatError: nothing of hce is there, it is damaged, or a newer version wrote it.
+        """
+        path = Path(folder) / FACTS
+        if not path.is_file():
+            raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
+        try:
+            facts = read_json(path)
+            if facts["format"] > FORMAT:
+                raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
+            return cls(**{each.name: facts[each.name] for each in fields(cls) if each.name in facts})
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{path}: damaged ({error}); train or copy the model again") from error
+
+    @classmethod
+    def find(cls, folder: str | Path) -> ModelFacts | None:
+        """Read the facts of a model's folder; None where nothing of hce is there.
+
+        Raises:
+            FormatError: it is damaged, or a newer version wrote it.
+        """
+        return cls.read(folder) if (Path(folder) / FACTS).is_file() else None
+
 
 class DevQuery(NamedTuple):
     """A held-out query and its NDCG@10 by the encoder that training began with, and by the one it ended with."""
@@ -67,18 +138,18 @@ class DevQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What is known of a trained model.
+    """All that is known of a trained model.
 
     Attributes:
         path: its folder.
-        facts: what `hce.json` says.
+        facts: what was trained on what, and what it brought.
         history: an entry for each epoch.
         queries: held-out queries before and after.
         tree: the tree of the corpus it was trained on, if it was trained with one.
     """
 
     path: Path
-    facts: dict[str, Any]
+    facts: ModelFacts
     history: list[Epoch]
     queries: list[DevQuery]
     tree: Hierarchy | None
@@ -91,103 +162,18 @@ class ModelFolder:
             FormatError: nothing of hce is there, it is damaged, or a newer version wrote it.
         """
         path = Path(path)
-        try:
-            facts = json.loads((path / "hce.json").read_text(encoding="utf-8"))
-            if facts["format"] > FORMAT:
-                raise FormatError(f"{path} was written by a newer version of hce; upgrade to read it")
-            history = [Epoch(**entry) for entry in _lines(path / "history.jsonl")]
-            queries = [DevQuery(**entry) for entry in _lines(path / "dev.jsonl")]
-        except FileNotFoundError as error:
-            raise FormatError(f"{path}: no model of hce there (hce.json is missing); 'hce train' writes one") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FormatError(
-                f"{path}: what is known of the model is damaged ({error}); train or copy it again"
-            ) from error
-        tree = path / "hierarchy"
+        facts = ModelFacts.read(path)
+        history, queries = _read_lines(path / HISTORY, Epoch), _read_lines(path / QUERIES, DevQuery)
+        tree = path / TREE
         return cls(path, facts, history, queries, Hierarchy.load(tree) if tree.is_dir() else None)
-
-
-def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: Iterable[DevQuery] = ()) -> None:
-    """Write a model's folder; it appears whole or not at all.
-
-    Raises:
-        InputError: the folder is there already and not empty.
-    """
-    facts = {
-        "format": FORMAT,
-        "hce": __version__,
-        "encoder": result.encoder.name,
-        "static": result.encoder.is_static,
-        "fingerprint": result.encoder.fingerprint,
-        "corpus": {"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
-        "recipe": result.recipe.as_dict(),
-        "metric": result.metric,
-        "before": result.before,
-        "after": result.after,
-        "mix": result.mix,
-        "held_out": [corpus[number].id for number in result.held_out.tolist()],
-    }
-    with new_folder(path) as folder:
-        result.encoder.save(folder / "model")
-        for file in list((folder / "model").iterdir()):
-            file.replace(folder / file.name)
-        (folder / "model").rmdir()
-        if result.hierarchy.levels:
-            result.hierarchy.save(folder / "hierarchy")
-        _write_lines(folder / "history.jsonl", (asdict(epoch) for epoch in result.history))
-        _write_lines(folder / "dev.jsonl", (query._asdict() for query in queries))
-        with open_atomically(folder / "README.md") as card:
-            card.write(model_card(Path(path).name, facts))
-        write_json(folder / "hce.json", facts)
-
-
-def model_card(name: str, facts: dict[str, Any]) -> str:
-    """What people read first in a model's folder."""
-    measures = (
-        {**facts["before"], "mean": mean_over_kinds(facts["before"])},
-        {
-            **facts["after"],
-            "mean": mean_over_kinds(facts["after"]),
-        },
-    )
-    rows = "\n".join(f"| {kind} | {measures[0][kind]:.4f} | {measures[1][kind]:.4f} |" for kind in measures[0])
-    return CARD.format(
-        name=name,
-        encoder=facts["encoder"],
-        documents=facts["corpus"]["documents"],
-        corpus=facts["corpus"]["name"],
-        fingerprint=facts["corpus"]["fingerprint"],
-        version=facts["hce"],
-        mode=facts["recipe"]["mode"],
-        metric=facts["metric"],
-        rows=rows,
-        mix=facts["mix"],
-        recipe=json.dumps(facts["recipe"], indent=2),
-    )
-
-
-def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:
-    with open_atomically(path) as file:
-        file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-
-
-FOLDER = "model"
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an encoder.
+    """What an index tells of the training of its encoder: some of the `ModelFacts`, and the history.
 
     Attributes:
-        metric: what the dev measure is, in words.
-        before: it by kind of query, of the encoder that was given.
-        after: of the encoder that came out.
-        mix: how much of the trained weights is in it; 0 means that training did not help.
-        epochs: the history; epoch 0 is the start. Each has `metric`, the mean over kinds.
+        epochs: an entry for each epoch; epoch 0 is the start. Each has `metric`, the mean over kinds.
     """
 
     metric: str
@@ -197,19 +183,97 @@ class Training:
     epochs: list[dict[str, Any]]
 
 
+def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: Iterable[DevQuery] = ()) -> None:
+    """Write a model's folder; it appears whole or not at all.
+
+    Raises:
+        InputError: the folder is there already and not empty.
+    """
+    facts = ModelFacts(
+        format=FORMAT,
+        hce=__version__,
+        encoder=result.encoder.name,
+        static=result.encoder.is_static,
+        fingerprint=result.encoder.fingerprint,
+        corpus={"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
+        recipe=result.recipe.as_dict(),
+        metric=result.metric,
+        before=result.before,
+        after=result.after,
+        mix=result.mix,
+        held_out=[corpus[position].id for position in result.held_out.tolist()],
+    )
+    with new_folder(path) as folder:
+        result.encoder.save(folder / "model")
+        for file in list((folder / "model").iterdir()):
+            file.replace(folder / file.name)
+        (folder / "model").rmdir()
+        if result.hierarchy.levels:
+            result.hierarchy.save(folder / TREE)
+        _write_lines(folder / HISTORY, (asdict(epoch) for epoch in result.history))
+        _write_lines(folder / QUERIES, (query._asdict() for query in queries))
+        with open_atomically(folder / "README.md") as card:
+            card.write(model_card(Path(path).name, facts))
+        write_json(folder / FACTS, asdict(facts))
+
+
+def model_card(name: str, facts: ModelFacts) -> str:
+    """Write what people read first in a model's folder."""
+    before, after = ({**each, "mean": mean_over_kinds(each)} for each in (facts.before, facts.after))
+    return CARD.format(
+        name=name,
+        encoder=facts.encoder,
+        documents=facts.corpus["documents"],
+        corpus=facts.corpus["name"],
+        fingerprint=facts.corpus["fingerprint"],
+        version=facts.hce,
+        mode=facts.recipe["mode"],
+        metric=facts.metric,
+        rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
+        mix=facts.mix,
+        recipe=json.dumps(facts.recipe, indent=2),
+    )
+
+
+def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
+    """Load the tree that was trained along with a model, if there is one and it is of this corpus.
+
+    Raises:
+        FormatError: the facts or the tree are damaged.
+    """
+    tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
+    is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
+    return Hierarchy.load(tree) if is_of_it and tree.is_dir() else None
+
+
+def keep_facts(folder: str | Path, index: Path) -> None:
+    """Copy the facts and the history of a model into the folder of an index, for whoever asks later."""
+    (index / IN_AN_INDEX).mkdir()
+    for name in (FACTS, HISTORY):
+        if (Path(folder) / name).is_file():
+            shutil.copyfile(Path(folder) / name, index / IN_AN_INDEX / name)
+
+
 def read_training(index: Path) -> Training | None:
-    """Read it; None where the index was not made from a trained model, or the files are damaged."""
-    folder = index / FOLDER
+    """Read what an index knows of its encoder's training; None where that is nothing, or the files are damaged."""
+    folder = index / IN_AN_INDEX
     try:
-        facts = _load((folder / "hce.json").read_text(encoding="utf-8"))
-        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        history = [Epoch(**_load(line)) for line in lines if line.strip()]
-        epochs = [{**asdict(epoch), "metric": epoch.metric} for epoch in history]
-        return Training(str(facts["metric"]), facts["before"], facts["after"], float(facts["mix"]), epochs)
-    except (OSError, ValueError, TypeError, KeyError):
+        facts, history = ModelFacts.read(folder), _read_lines(folder / HISTORY, Epoch)
+    except FormatError:
         return None
+    epochs = [{**asdict(epoch), "metric": epoch.metric} for epoch in history]
+    return Training(facts.metric, facts.before, facts.after, facts.mix, epochs)
 
 
-def _load(text: str) -> dict[str, Any]:
-    """JSON without the NaN and infinity that only Python has; a loss may have become one."""
-    return dict(json.loads(text, parse_constant=lambda name: None))
+def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:
+    with open_atomically(path) as file:
+        file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+
+
+def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
+    """Read one entry a line, none where there is no file. A loss that became NaN, which only Python writes, is None."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return [entry(**json.loads(line, parse_constant=lambda name: None)) for line in lines if line.strip()]
+    except (OSError, ValueError, TypeError) as error:
+        raise FormatError(f"{path}: damaged ({error}); train or copy the model again") from error

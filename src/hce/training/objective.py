@@ -1,4 +1,4 @@
-"""L_HCE as a module: it knows the tree, holds the centroids, and masks false negatives.
+"""L_HCE as a module that knows the tree, holds the centroids, and masks false negatives.
 
 The same module serves `hce.training.co_training` and sentence-transformers' own trainer; the equations are in
 `hce.training.losses`. The paper is silent about false negatives. A *forbidden* mask is True where a candidate is no
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from hce.errors import InputError
 from hce.processes import gather, process_count, shared
-from hce.training.losses import HCETerms, InBatch, Level, Sampled, Siblings, hce_loss, precise, scores_of
+from hce.training.losses import BatchLevel, HCETerms, InBatch, Sampled, Siblings, hce_loss, precise, scores_of
+from hce.tree.hierarchy import Hierarchy
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Documents:
     """What the masks compare documents by. A batch has one axis (G,), sampled negatives two (B, S).
 
     Attributes:
-        ids: Document numbers, −1 for unknown, of shape (G,) or (B, S).
-        groups: Equal for equal texts, −1 for unknown, of the shape of `ids`.
+        positions: In the corpus, −1 for unknown, of shape (G,) or (B, S).
+        groups: Equal for equal texts, −1 for unknown, of the shape of `positions`.
         vectors: Embeddings, of shape (G, n) or (B, S, n); only looked at for near-duplicates.
     """
 
-    ids: Tensor
+    positions: Tensor
     groups: Tensor | None = None
     vectors: Tensor | None = None
 
@@ -50,8 +51,8 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
     """Where a candidate is among the row's known positives.
 
     Args:
-        known: Document numbers that are right for each query, padded with −1, of shape (B, P).
-        candidates: Document numbers, of shape (G,) or (B, S).
+        known: Positions of the documents that are right for each query, padded with −1, of shape (B, P).
+        candidates: Positions, of shape (G,) or (B, S).
 
     Returns:
         A mask of shape (B, G) or (B, S).
@@ -76,21 +77,21 @@ def false_negatives(
 ) -> Tensor:
     """Where a candidate is no true negative of the row's query, for any of the reasons we know of.
 
-    It is the positive itself, another known positive, has the text of the positive, or (with a margin) nearly the
-    vector of the positive. Serves both places: candidates of the batch (G,) and sampled ones (B, S).
+    Such a candidate is the positive itself, another known positive, has the text of the positive, or (with a margin)
+    nearly the vector of the positive. Serves both places: candidates of the batch (G,) and sampled ones (B, S).
 
     Args:
         positives: Each query's document, (B,).
         candidates: The documents to judge, (G,) or (B, S).
-        known: Known positives of each query, padded with −1, of shape (B, P).
+        known: Positions of known positives of each query, padded with −1, of shape (B, P).
         margin: Inner product above which a candidate is a near-duplicate; None switches that mask off.
 
     Returns:
         A mask of shape (B, G) or (B, S), for `forbidden_batch` or `forbidden_sampled`.
     """
-    forbidden = same(positives.ids, candidates.ids)
+    forbidden = same(positives.positions, candidates.positions)
     if known is not None:
-        forbidden = forbidden | known_positives(known, candidates.ids)
+        forbidden = forbidden | known_positives(known, candidates.positions)
     if positives.groups is not None and candidates.groups is not None:
         forbidden = forbidden | same(positives.groups, candidates.groups)
     if margin is not None:
@@ -100,38 +101,14 @@ def false_negatives(
     return forbidden
 
 
-class HierarchyLevel(Protocol):
-    """One level of the tree."""
-
-    @property
-    def parent(self) -> np.ndarray:
-        """Each node's parent, a number in the level above, of shape (K,)."""
-
-    @property
-    def centroids(self) -> np.ndarray:
-        """The nodes' vectors, of shape (K, n)."""
-
-
-class Tree(Protocol):
-    """What the loss needs of a hierarchy."""
-
-    @property
-    def levels(self) -> Sequence[HierarchyLevel]:
-        """The levels below the root, the topmost first."""
-
-    @property
-    def paths(self) -> np.ndarray:
-        """The node of each document at each level, the document itself in the last column, of shape (N, L)."""
-
-
 class HCELoss(nn.Module):
     r"""L_HCE for sentence-transformers' own `SentenceTransformerTrainer`.
 
     The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order, and a column
-    `label`: the document's number in the corpus from which the hierarchy was made, or a list that starts with it and
-    goes on with the numbers of the sampled negatives (one for each of their columns) and then with further known
-    positives of the query; −1 stands for "unknown" and for padding. The numbers serve to mask false negatives: with a
-    plain number, only those within the batch are recognised.
+    `label`: the document's position (0, 1, …) in the corpus from which the hierarchy was made, or a list that starts
+    with it and goes on with the positions of the sampled negatives (one for each of their columns) and then with those
+    of further known positives of the query; −1 stands for "unknown" and for padding. Positions serve to mask false
+    negatives: with the document's alone, only those within the batch are recognised.
 
     With M < L − 1 levels there are L − M document terms; the columns of negatives are then dealt out to them evenly,
     those of level M + 1 first.
@@ -150,7 +127,7 @@ class HCELoss(nn.Module):
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels.
         margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
-        groups: A number for each document, equal for equal texts, of shape (N,).
+        groups: One for each document, equal for equal texts, of shape (N,).
         gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
             batch size.
     """
@@ -161,7 +138,7 @@ class HCELoss(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        hierarchy: Tree,
+        hierarchy: Hierarchy,
         *,
         levels: int | None = None,
         temperature: float = 0.05,
@@ -193,33 +170,33 @@ class HCELoss(nn.Module):
         self.register_buffer("groups", _integers(groups), persistent=False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
-        """The terms of the loss by name; the trainer backpropagates their sum and logs each."""
+        """Return the terms of the loss by name; the trainer backpropagates their sum and logs each."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         terms = self.terms(embeddings, labels)
         named = {f"level_{t}": loss for t, loss in enumerate(terms.levels, start=1)}
         return {**named, "document": terms.document}
 
-    def terms(self, embeddings: Sequence[Tensor], labels: Tensor) -> HCETerms:
-        """The loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
+    def terms(self, embeddings: Sequence[Tensor], positions: Tensor | None) -> HCETerms:
+        """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
 
         Args:
             embeddings: At least the first two columns.
-            labels: Of shape (B,), or (B, 1 + sampled columns + further known positives).
+            positions: The column `label`, of shape (B,), or (B, 1 + sampled columns + further known positives).
         """
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
-        numbers = self._numbers(labels, len(rest))  # (B, 1 + S + P)
-        own = self._documents(numbers[:, 0], documents)
-        known = numbers[:, 1 + len(rest) :]  # (B, P)
+        positions = self._checked(positions, len(rest))  # (B, 1 + S + P)
+        own = self._documents(positions[:, 0], documents)
+        known = positions[:, 1 + len(rest) :]  # (B, P)
         return hce_loss(
             queries,
             documents if not self.gather_across_devices else gather(documents),
-            self._levels(numbers[:, 0]),
-            self._sampled(rest, numbers[:, 1 : 1 + len(rest)], own, known),
+            self._levels(own.positions),
+            self._sampled(rest, positions[:, 1 : 1 + len(rest)], own, known),
             temperature=self.temperature,
             level_temperature=self.level_temperature,
-            batch=self._in_batch(queries, documents, numbers, own, known),
+            batch=self._in_batch(queries, documents, own, known),
         )
 
     @property
@@ -227,41 +204,39 @@ class HCELoss(nn.Module):
         """How many document losses there are, L − M."""
         return self.depth - len(self.centroids)
 
-    def _numbers(self, labels: Tensor | None, sampled: int) -> Tensor:
-        """The labels as (B, 1 + sampled + P), checked."""
-        if labels is None:
-            raise InputError("HCELoss needs a column `label`: the number of the document in the corpus.")
-        numbers = labels.long().reshape(len(labels), -1)
-        if numbers.shape[1] == 1:
-            numbers = F.pad(numbers, (0, sampled), value=-1)
-        if numbers.shape[1] < 1 + sampled:
+    def _checked(self, positions: Tensor | None, sampled: int) -> Tensor:
+        """Return the column `label` in the shape (B, 1 + sampled + P), or say what is wrong with it."""
+        if positions is None:
+            raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
+        positions = positions.long().reshape(len(positions), -1)
+        if positions.shape[1] == 1:
+            positions = F.pad(positions, (0, sampled), value=-1)
+        if positions.shape[1] < 1 + sampled:
             raise InputError(
-                f"label has {numbers.shape[1]} numbers a row for one document and {sampled} sampled negatives: "
-                f"give the document's number alone, or at least {1 + sampled}."
+                f"label has {positions.shape[1]} positions a row for one document and {sampled} sampled negatives: "
+                f"give the document's alone, or at least {1 + sampled}."
             )
-        low, high = int(numbers[:, 0].min()), int(numbers.max())
+        low, high = int(positions[:, 0].min()), int(positions.max())
         if low < 0 or high >= len(self.paths):
-            raise InputError(
-                f"label holds document number {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}."
-            )
-        return numbers
+            raise InputError(f"label holds position {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}.")
+        return positions
 
-    def _documents(self, ids: Tensor, vectors: Tensor) -> Documents:
-        groups = torch.where(ids >= 0, self.groups[ids.clamp_min(0)], -1)
-        return Documents(ids, groups, vectors.detach())
+    def _documents(self, positions: Tensor, vectors: Tensor) -> Documents:
+        groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
+        return Documents(positions, groups, vectors.detach())
 
-    def _levels(self, ids: Tensor) -> list[Level]:
+    def _levels(self, positions: Tensor) -> list[BatchLevel]:
         return [
-            Level(
+            BatchLevel(
                 shared(centroids),
                 Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
-                self.paths[ids, t],
+                self.paths[positions, t],
             )
             for t, centroids in enumerate(self.centroids)
         ]
 
     def _sampled(
-        self, columns: Sequence[Tensor], ids: Tensor, own: Documents, known: Tensor
+        self, columns: Sequence[Tensor], positions: Tensor, own: Documents, known: Tensor
     ) -> Sequence[Sampled | None]:
         terms = self.document_terms
         if not columns:
@@ -271,14 +246,14 @@ class HCELoss(nn.Module):
                 f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {terms} levels."
             )
         vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
-        forbidden = false_negatives(own, self._documents(ids, vectors), known=known, margin=self.margin)  # (B, S)
+        forbidden = false_negatives(own, self._documents(positions, vectors), known=known, margin=self.margin)  # (B, S)
         parts = zip(vectors.chunk(terms, dim=1), forbidden.chunk(terms, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
 
-    def _in_batch(self, queries: Tensor, documents: Tensor, numbers: Tensor, own: Documents, known: Tensor) -> InBatch:
+    def _in_batch(self, queries: Tensor, documents: Tensor, own: Documents, known: Tensor) -> InBatch:
         if not self.gather_across_devices or process_count() == 1:
             return InBatch(forbidden_batch=false_negatives(own, own, known=known, margin=self.margin))
-        everyones = self._documents(gather(numbers[:, 0]), gather(documents.detach()))  # (G,)
+        everyones = self._documents(gather(own.positions), gather(documents.detach()))  # (G,)
         offset = dist.get_rank() * len(queries)
         return InBatch(
             positive=torch.arange(offset, offset + len(queries), device=queries.device),
@@ -288,7 +263,7 @@ class HCELoss(nn.Module):
         )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The settings, for the model card."""
+        """Return the settings, for the model card."""
         return {
             "levels": len(self.centroids),
             "temperature": self.temperature,

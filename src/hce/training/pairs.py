@@ -7,7 +7,7 @@ draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,25 +24,29 @@ class Batch(NamedTuple):
     Attributes:
         queries: texts.
         documents: the text of each query's document; it may lack the query where that was cut out of it.
-        numbers: each document's number in the corpus, of shape (B,).
-        known: all documents known to be right for each query, padded with −1, of shape (B, P).
+        positions: where each document stands in the corpus, of shape (B,).
+        known: positions of all documents known to be right for each query, padded with −1, of shape (B, P).
     """
 
     queries: list[str]
     documents: list[str]
-    numbers: np.ndarray
+    positions: np.ndarray
     known: np.ndarray
+
+    def rows(self, chosen: slice) -> Batch:
+        """Return some of the pairs as a smaller batch."""
+        return Batch(self.queries[chosen], self.documents[chosen], self.positions[chosen], self.known[chosen])
 
 
 class PairSource(Protocol):
     """Something that has pairs for every epoch."""
 
     def __len__(self) -> int:
-        """Pairs in one turn through all of them."""
+        """How many pairs one turn through all of them has."""
         ...
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """The batches of a turn through all pairs, from number `first` on; there are `batch_count(len(self), size)`."""
+        """Yield the batches of a turn through all pairs, from index `first` on; a turn has `batch_count` of them."""
         ...
 
 
@@ -51,7 +55,7 @@ class InverseCloze:
 
     Args:
         corpus: the documents.
-        numbers: which of them to draw from; others are kept out of training.
+        positions: which of them to draw from; others are kept out of training.
         lengths: span lengths in tokens, one drawn for each pair; the paper has 64.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
@@ -64,7 +68,7 @@ class InverseCloze:
     def __init__(
         self,
         corpus: Corpus,
-        numbers: np.ndarray | None = None,
+        positions: np.ndarray | None = None,
         *,
         lengths: Sequence[int] = (64,),
         cut_share: float = 0.0,
@@ -72,22 +76,22 @@ class InverseCloze:
         seed: int = 0,
     ) -> None:
         self.corpus = corpus
-        self.numbers = np.arange(len(corpus)) if numbers is None else np.asarray(numbers)
+        self.positions = np.arange(len(corpus)) if positions is None else np.asarray(positions)
         self.lengths = tuple(lengths)
         self.cut_share = cut_share
         self.window = window
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.positions)
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
-        for index, chosen in _shuffled(self.numbers, self.seed, turn, size, first):
+        for index, chosen in _shuffled(self.positions, self.seed, turn, size, first):
             rng = np.random.default_rng([self.seed, turn, index])
             lengths, places = rng.choice(self.lengths, size=len(chosen)), rng.random(len(chosen))
             cut = rng.random(len(chosen)) < self.cut_share
-            texts = [self.corpus[number].full_text for number in chosen.tolist()]
+            texts = [self.corpus[position].full_text for position in chosen.tolist()]
             if self.window:
                 texts = [first_tokens(text, self.window) for text in texts]
             spans = [cut_span(*draw) for draw in zip(texts, lengths.tolist(), places.tolist(), strict=True)]
@@ -98,18 +102,18 @@ class InverseCloze:
 class DropoutTwins:
     """SimCSE: a document is its own query; two dropout masks make the difference, so the encoder needs dropout."""
 
-    def __init__(self, corpus: Corpus, numbers: np.ndarray | None = None, *, seed: int = 0) -> None:
+    def __init__(self, corpus: Corpus, positions: np.ndarray | None = None, *, seed: int = 0) -> None:
         self.corpus = corpus
-        self.numbers = np.arange(len(corpus)) if numbers is None else np.asarray(numbers)
+        self.positions = np.arange(len(corpus)) if positions is None else np.asarray(positions)
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.positions)
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
-        for _, chosen in _shuffled(self.numbers, self.seed, turn, size, first):
-            texts = [self.corpus[number].full_text for number in chosen.tolist()]
+        for _, chosen in _shuffled(self.positions, self.seed, turn, size, first):
+            texts = [self.corpus[position].full_text for position in chosen.tolist()]
             yield Batch(texts, texts, chosen, chosen[:, None])
 
 
@@ -127,7 +131,7 @@ class LabelledPairs:
     """
 
     def __init__(self, corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, *, seed: int = 0) -> None:
-        number_of = {document_id: number for number, document_id in enumerate(corpus.ids)}
+        position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
         self.corpus = corpus
         self.seed = seed
         self.texts: list[str] = []
@@ -136,9 +140,10 @@ class LabelledPairs:
         for query_id in qrels:
             if query_id not in queries:
                 raise InputError(f"the pairs name query {query_id!r}, which is not among the queries")
-            known = [_number(document_id, number_of, corpus) for document_id in qrels.positives(query_id)]
-            found = np.array([number for number in known if number is not None], dtype=np.int64)
-            pairs += [(len(self.texts), number) for number in found.tolist()]
+            positives = qrels.positives(query_id)
+            _require_known(positives, position_of, corpus)
+            found = np.array([position_of[each] for each in positives if each in position_of], dtype=np.int64)
+            pairs += [(len(self.texts), position) for position in found.tolist()]
             self.texts.append(queries[query_id].text)
             self.positives.append(found)
         if not pairs:
@@ -154,37 +159,37 @@ class LabelledPairs:
             yield self.batch_of(chosen)
 
     def batch_of(self, chosen: np.ndarray) -> Batch:
-        """These pairs, by their numbers of shape (B,), as a batch."""
-        queries, numbers = self.pairs[chosen].T
+        """Return some of the pairs as a batch, by their indices of shape (B,)."""
+        queries, positions = self.pairs[chosen].T
         known = [self.positives[query] for query in queries.tolist()]
         padded = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
         for row, positives in enumerate(known):
             padded[row, : len(positives)] = positives
-        documents = [self.corpus[number].full_text for number in numbers.tolist()]
-        return Batch([self.texts[query] for query in queries.tolist()], documents, numbers, padded)
+        documents = [self.corpus[position].full_text for position in positions.tolist()]
+        return Batch([self.texts[query] for query in queries.tolist()], documents, positions, padded)
 
 
 def batch_count(pairs: int, size: int) -> int:
-    """How many batches of at most `size` a turn has; they differ by one pair at most, so none is left tiny."""
+    """Count the batches of at most `size` in a turn; they differ by one pair at most, so none is left tiny."""
     return max(1, -(-pairs // size))
 
 
 def equal_texts(corpus: Corpus) -> np.ndarray:
-    """A number for each document, the same for the same text, of shape (N,)."""
+    """Return a group for each document, the same for the same text, of shape (N,)."""
     digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in corpus.texts())
     hashes = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(corpus))
     return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 
 def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Batches of a turn's own order, with their numbers."""
+    """Yield the batches of a turn's own order, with their indices."""
     order = np.random.default_rng([seed, turn]).permutation(items)
     for index, chosen in enumerate(np.array_split(order, batch_count(len(order), size))):
         if index >= first:
             yield index, chosen
 
 
-def _number(document_id: str, number_of: Mapping[str, int], corpus: Corpus) -> int | None:
-    if document_id not in number_of and document_id not in corpus.left_out:
-        raise InputError(f"the pairs name document {document_id!r}, which is not in {corpus.name}; do the files match?")
-    return number_of.get(document_id)
+def _require_known(document_ids: Iterable[str], position_of: Mapping[str, int], corpus: Corpus) -> None:
+    for each in document_ids:
+        if each not in position_of and each not in corpus.left_out:
+            raise InputError(f"the pairs name document {each!r}, which is not in {corpus.name}; do the files match?")

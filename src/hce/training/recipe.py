@@ -13,10 +13,9 @@ from hce.errors import InputError
 
 Mode = Literal["auto", "unsupervised", "supervised", "joint"]
 Pseudo = Literal["ict", "simcse"]
-Negatives = Literal["siblings", "fresh-siblings", "mined", "none"]
+Sampling = Literal["siblings", "fresh-siblings", "mined", "none"]
 Optimizer = Literal["adamw", "adafactor"]
 Precision = Literal["auto", "float32", "bfloat16"]
-
 
 ABOVE_ZERO = (
     "epochs",
@@ -81,7 +80,7 @@ class Recipe:
         "levels with a level loss, M; -1: all above the documents, but none where labelled queries have few right "
         "documents each, or where training without labels is long",
     )
-    negatives: Negatives = _option(
+    negatives: Sampling = _option(
         "siblings",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
         "with gradients, the paper's letter; mined: the nearest wrong documents (ANCE); none: in-batch only",
@@ -123,7 +122,7 @@ class Recipe:
 
     @classmethod
     def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
-        """The measured defaults for a kind of encoder, with some settings replaced.
+        """Return the measured defaults for a kind of encoder, with some settings replaced.
 
         Args:
             static: whether it is a token table.
@@ -144,7 +143,7 @@ class Recipe:
 
     @classmethod
     def explain(cls, name: str) -> str:
-        """A setting's help with its default, or defaults where a transformer's differs from a static encoder's."""
+        """Return a setting's help with its default, and a transformer's where that is another."""
         setting = next(each for each in fields(cls) if each.name == name)
         default, other = setting.default, TRANSFORMER.get(name, setting.default)
         shown = (
@@ -155,7 +154,7 @@ class Recipe:
         return f"{setting.metadata['help']} [{shown}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """For manifests: what JSON gives back is equal to it."""
+        """Return the settings for a manifest: what JSON gives back is equal to them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 

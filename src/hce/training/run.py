@@ -1,4 +1,4 @@
-"""The state of a training run, to disk and back: continued, it goes on exactly as if it had never stopped.
+"""A training run and its history; and its state, to disk and back: continued, it goes on as if it had never stopped.
 
 Tensors go to safetensors, the rest to JSON, nothing is pickled. A state is written to a folder of its own and then
 named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a whole state.
@@ -6,8 +6,8 @@ named in `LAST`, which is replaced atomically: whenever the process dies, `LAST`
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hce.data.corpus import Corpus
-from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.files import new_folder, open_atomically, write_json
+from hce.files import new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
 from hce.training.heldout import mean_over_kinds
-from hce.training.recipe import Recipe
-from hce.training.steps import Progress, Sources, Trainer
+from hce.training.steps import Progress, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
@@ -68,6 +65,94 @@ class Epoch:
         return " · ".join([*parts, f"{self.seconds:.0f} s"])
 
 
+@dataclass
+class TrainingRun:
+    """Everything about a run that changes, and so what a checkpoint holds.
+
+    Attributes:
+        trainer: encoder, optimiser, objective.
+        tree: the present tree.
+        vectors: the documents' vectors that the tree was grown from, of shape (N, n).
+        best: the weights that were best on dev.
+        best_metric: how good they were.
+        history: an entry for each finished epoch.
+        progress: how far the present epoch has come.
+        checkpoints: where the state and the vectors are kept; None keeps them in memory only.
+    """
+
+    trainer: Trainer
+    tree: Hierarchy
+    vectors: np.ndarray
+    best: dict[str, Tensor]
+    best_metric: float
+    history: list[Epoch]
+    progress: Progress = field(default_factory=Progress)
+    checkpoints: CheckpointFolder | None = None
+
+    @property
+    def tree_epoch(self) -> int:
+        """The epoch whose weights the present tree and vectors are of; 0 is F0."""
+        return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
+
+    def save(self) -> None:
+        """Write a checkpoint, if there is a place for it; of several processes, the first does.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        if self.checkpoints is not None and is_first_process():
+            self.checkpoints.save(self._state(self.checkpoints))
+
+    def _state(self, checkpoints: CheckpointFolder) -> Checkpoint:
+        trainer, levels = self.trainer, self.tree.levels
+        optimizer = _optimizer_state(trainer.optimizer, "optimizer")
+        centroid_optimizer = _optimizer_state(trainer.centroid_optimizer, "centroid_optimizer")
+        tensors = {
+            **_prefixed("weights", trainer.encoder.model.state_dict()),
+            **_prefixed("best", self.best),
+            **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(levels)},
+            **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(levels)},
+            **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.centroids)},
+            "document_parent": torch.from_numpy(self.tree.document_parent),
+            **optimizer.tensors,
+            **centroid_optimizer.tensors,
+        }
+        facts = {
+            "history": [asdict(epoch) for epoch in self.history],
+            "progress": asdict(self.progress),
+            "best_metric": self.best_metric,
+            "vectors": checkpoints.vectors(self.tree_epoch).name,
+            "tree": {"mean_cosines": self.tree.mean_cosines, "facts": self.tree.facts},
+            "optimizer": optimizer.facts,
+            "centroid_optimizer": centroid_optimizer.facts,
+        }
+        return Checkpoint(tensors, facts)
+
+
+def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
+    """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state.
+
+    Raises:
+        InputError: it is a run with another identity.
+    """
+    state = checkpoints.load() if checkpoints is not None else None
+    if checkpoints is None or state is None:
+        return None
+    tensors, facts = state
+    trainer.encoder.model.load_state_dict(_under("weights", tensors))
+    tree = _tree(tensors, facts["tree"])
+    vectors = np.load(checkpoints.folder / facts["vectors"] / "vectors.npy", mmap_mode="c", allow_pickle=False)
+    trainer.use_tree(tree, vectors)
+    for t, centroid in enumerate(trainer.centroids):
+        centroid.data.copy_(tensors[f"moved.{t}"])
+    _restore(trainer.optimizer, _under("optimizer", tensors), facts["optimizer"])
+    _restore(trainer.centroid_optimizer, _under("centroid_optimizer", tensors), facts["centroid_optimizer"])
+    best = {name: tensor.to(trainer.encoder.device) for name, tensor in _under("best", tensors).items()}
+    history = [Epoch(**epoch) for epoch in facts["history"]]
+    progress = Progress(**facts["progress"])
+    return TrainingRun(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints)
+
+
 class Checkpoint(NamedTuple):
     """What a checkpoint holds: tensors by name, and facts that JSON can carry."""
 
@@ -76,18 +161,22 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointFolder:
-    """The states of one run; only the newest is kept.
+    """The checkpoints of one run, of which only the newest is kept, and the vectors that it names.
 
     Attributes:
         identity: what the run is of (corpus, encoder, settings, …); a run with another one is not continued.
     """
 
-    def __init__(self, folder: str | Path, identity: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: str | Path, identity: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.identity = identity or {}
+        self.identity = identity
+
+    def vectors(self, epoch: int) -> Path:
+        """Name the folder for the documents' vectors by an epoch's weights."""
+        return self.folder / f"vectors-{epoch}"
 
     def save(self, state: Checkpoint) -> None:
-        """Write a state; when this returns, it survives a crash.
+        """Write a checkpoint; when this returns, it survives a crash.
 
         Raises:
             InputError: it cannot be written, and the one before it is still there.
@@ -112,11 +201,12 @@ class CheckpointFolder:
             write_json(folder / "facts.json", {"identity": self.identity, **state.facts})
         with open_atomically(self.folder / "LAST") as file:
             file.write(name)
-        if previous is not None:
-            shutil.rmtree(previous, ignore_errors=True)
+        for folder in [*self.folder.glob("state-*"), *self.folder.glob("vectors-*")]:
+            if folder.name not in (name, state.facts["vectors"]):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
-        """The newest whole state, if there is one.
+        """Read the newest whole checkpoint, if there is one.
 
         Raises:
             InputError: it is of a run with another identity.
@@ -124,12 +214,11 @@ class CheckpointFolder:
         last = self._last()
         if last is None:
             return None
-        facts = json.loads((last / "facts.json").read_text(encoding="utf-8"))
-        found = facts.pop("identity")
-        changed = [name for name in self.identity if found.get(name) != self.identity[name]]
+        facts = read_json(last / "facts.json")
+        changed = other_identity(self.identity, facts.pop("identity"))
         if changed:
             raise InputError(
-                f"{self.folder} holds an unfinished run with another {', '.join(changed)}; give the same, or delete it"
+                f"{self.folder} holds an unfinished run with another {changed}; give the same, or delete it"
             )
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
@@ -142,126 +231,27 @@ class CheckpointFolder:
         return self.folder / pointer.read_text().strip() if pointer.is_file() else None
 
 
-def flatten_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
-    """An optimiser's state as named tensors and facts; nothing of none."""
-    tensors: dict[str, Tensor] = {}
-    facts: dict[str, Any] = {}
-    if optimizer is None:
-        return Checkpoint(tensors, facts)
-    for number, state in optimizer.state_dict()["state"].items():
-        for key, value in state.items():
+def _optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
+    """Flatten an optimiser's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY; no optimiser has none."""
+    state = Checkpoint({}, {})
+    for number, values in optimizer.state_dict()["state"].items() if optimizer is not None else ():
+        for key, value in values.items():
             if isinstance(value, Tensor):
-                tensors[f"{prefix}.{number}.{key}"] = value
+                state.tensors[f"{prefix}.{number}.{key}"] = value
             elif value is not None:
-                facts[f"{number}.{key}"] = value
-    return Checkpoint(tensors, facts)
+                state.facts[f"{number}.{key}"] = value
+    return state
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer | None, prefix: str, state: Checkpoint) -> None:
-    """Put back what `flatten_optimizer` took."""
+def _restore(optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Put back what `_optimizer_state` took; the tensors come without their prefix."""
     if optimizer is None:
         return
     restored: dict[int, dict[str, Any]] = {}
-    for name, tensor in state.tensors.items():
-        if name.startswith(f"{prefix}."):
-            number, key = name.removeprefix(f"{prefix}.").split(".", 1)
-            restored.setdefault(int(number), {})[key] = tensor
-    for name, value in state.facts.items():
+    for name, value in {**tensors, **facts}.items():
         number, key = name.split(".", 1)
         restored.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-@dataclass
-class TrainingRun:
-    """Everything about a run that changes, and so what a checkpoint holds.
-
-    Attributes:
-        trainer: encoder, optimiser, objective.
-        tree: the present tree.
-        vectors: the documents' vectors that it was grown from, of shape (N, n).
-        best: the weights that were best on dev.
-        best_metric: how good they were.
-        history: an entry for each finished epoch.
-        progress: how far the present one has come.
-        folder: where vectors are kept as files; in memory where there is none.
-    """
-
-    trainer: Trainer
-    tree: Hierarchy
-    vectors: np.ndarray
-    best: dict[str, Tensor]
-    best_metric: float
-    history: list[Epoch]
-    progress: Progress = field(default_factory=Progress)
-    folder: Path | None = None
-
-    @property
-    def tree_epoch(self) -> int:
-        """The epoch whose weights the present tree and vectors are of; 0 is F0."""
-        return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
-
-
-def save(run: TrainingRun, checkpoints: CheckpointFolder | None) -> None:
-    """Write all of it to the checkpoint folder, if there is one; of several processes, the first does."""
-    if checkpoints is None or not is_first_process():
-        return
-    trainer = run.trainer
-    optimizer = flatten_optimizer(trainer.optimizer, "optimizer")
-    centroids = flatten_optimizer(trainer.centroid_optimizer, "centroid_optimizer")
-    tensors = {
-        **_prefixed("weights", trainer.encoder.model.state_dict()),
-        **_prefixed("best", run.best),
-        **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(run.tree.levels)},
-        **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(run.tree.levels)},
-        **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.centroids)},
-        "document_parent": torch.from_numpy(run.tree.document_parent),
-        **optimizer.tensors,
-        **centroids.tensors,
-    }
-    facts = {
-        "history": [asdict(epoch) for epoch in run.history],
-        "progress": asdict(run.progress),
-        "best_metric": run.best_metric,
-        "vectors": vector_folder(checkpoints.folder, run.tree_epoch).name,
-        "tree": {"mean_cosines": run.tree.mean_cosines, "facts": run.tree.facts},
-        "optimizer": optimizer.facts,
-        "centroid_optimizer": centroids.facts,
-    }
-    checkpoints.save(Checkpoint(tensors, facts))
-    for folder in checkpoints.folder.glob("vectors-*"):
-        if folder.name != facts["vectors"]:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def vector_folder(folder: Path, epoch: int) -> Path:
-    """Name the place of the vectors of an epoch's weights, beside the states that name it."""
-    return folder / f"vectors-{epoch}"
-
-
-def resume(
-    corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe, checkpoints: CheckpointFolder | None
-) -> TrainingRun | None:
-    """The run that an earlier process left unfinished, if there is one."""
-    state = checkpoints.load() if checkpoints is not None else None
-    if checkpoints is None or state is None:
-        return None
-    tensors, facts = state
-    encoder.model.load_state_dict(_under("weights", tensors))
-    tree = _tree(tensors, facts["tree"])
-    trainer = Trainer(corpus, encoder, sources, recipe)
-    vectors = np.load(checkpoints.folder / facts["vectors"] / "vectors.npy", mmap_mode="c", allow_pickle=False)
-    trainer.use_tree(tree, vectors)
-    for t, centroid in enumerate(trainer.centroids):
-        centroid.data.copy_(tensors[f"moved.{t}"])
-    restore_optimizer(trainer.optimizer, "optimizer", Checkpoint(tensors, facts["optimizer"]))
-    restore_optimizer(
-        trainer.centroid_optimizer, "centroid_optimizer", Checkpoint(tensors, facts["centroid_optimizer"])
-    )
-    best = {name: tensor.to(encoder.device) for name, tensor in _under("best", tensors).items()}
-    history = [Epoch(**epoch) for epoch in facts["history"]]
-    progress = Progress(**facts["progress"])
-    return TrainingRun(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints.folder)
 
 
 def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:

@@ -1,7 +1,7 @@
 """The steps of an epoch: pairs in, one optimiser step out; what Alg. 3 calls OPTIMIZE.
 
-Knows pairs, the tree's negatives, the objective and the optimiser. When to measure, to re-cluster or to stop is
-decided in `hce.training.co_training`.
+Knows pairs, negatives, the objective and the optimiser. When to measure, to re-cluster or to stop is decided in
+`hce.training.co_training`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,33 @@ from transformers.optimization import Adafactor
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, Kind
-from hce.errors import InputError
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
-from hce.search.exact import nearest
 from hce.training.gradcache import backward_in_chunks
 from hce.training.losses import HCETerms
+from hce.training.negatives import NEGATIVES, Negatives
 from hce.training.objective import HCELoss
 from hce.training.pairs import Batch, PairSource, batch_count, equal_texts
 from hce.training.recipe import Recipe
+from hce.training.sources import Sources
 from hce.tree.hierarchy import Hierarchy
+
+TURNS = 8  # through the pairs in an epoch, at most
 
 
 @dataclass
 class Progress:
-    """How far a run has come, and the sums of the epoch under way."""
+    """How far a run has come.
 
-    epoch: int = 0  # finished ones
-    batch: int = 0  # of the epoch under way
-    step: int = 0  # in all
+    Attributes:
+        epoch: how many epochs are finished.
+        batch: how many steps of the epoch under way.
+        step: how many steps in all.
+        sums: of the losses and accuracies of the epoch under way, by name.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def record(self, terms: dict[str, float]) -> None:
@@ -46,7 +55,7 @@ class Progress:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def close_epoch(self) -> tuple[dict[str, float], list[float]]:
-        """The epoch's mean losses and accuracies; the next epoch begins."""
+        """Return the epoch's mean losses and accuracies, and begin the next epoch."""
         means = {name: total / max(self.batch, 1) for name, total in self.sums.items()}
         means.pop("total", None)
         accuracy = [means.pop(name) for name in list(means) if name.startswith("accuracy")]
@@ -54,37 +63,12 @@ class Progress:
         return means, accuracy
 
 
-TURNS = 8  # through the pairs in an epoch, at most
-MINED_FROM = 20  # "mined" negatives are drawn from this many nearest wrong documents
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
-
-    `held_out` are documents kept for measuring: they are not drawn as negatives either, or training would only ever
-    push them away. `level_losses` says whether to have any where the recipe leaves that open.
-    """
-
-    supervised: PairSource | None = None
-    unsupervised: PairSource | None = None
-    held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    level_losses: bool = True
-
-    def __post_init__(self) -> None:
-        if self.supervised is None and self.unsupervised is None:
-            raise InputError("there is nothing to train on: no labelled pairs and no pseudo-queries")
-        fewest = min(len(source) for source in (self.supervised, self.unsupervised) if source is not None)
-        if fewest < process_count():
-            raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
-
-
 class _Part(NamedTuple):
-    """One source's batch in a step: how much its loss weighs, its pairs, and the numbers of sampled negatives."""
+    """One source's batch in a step: how much its loss weighs, its pairs, and the negatives drawn for them."""
 
     weight: float
     batch: Batch
-    sampled: np.ndarray  # (B, S); the document's own number stands for "none", and the mask then drops it
+    drawn: np.ndarray  # (B, S)
 
 
 class _Column(NamedTuple):
@@ -99,11 +83,13 @@ class Trainer:
 
     Attributes:
         objective: L_HCE for the present tree.
+        negatives: how negatives are chosen, by the present tree.
         optimizer: of the encoder.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
     """
 
     objective: HCELoss
+    negatives: Negatives
     centroid_optimizer: torch.optim.Optimizer | None
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
@@ -112,32 +98,25 @@ class Trainer:
         self.held_out = sources.held_out
         self.encoder = encoder
         self.recipe = recipe
+        # L_J (Eq. 7): L_S + α·L_U, each a mean over its own batch. The paper has α = 0.5 in its setup, 1 in a footnote.
         alpha = recipe.alpha if sources.supervised is not None else 1.0
-        self.parts = [
-            (weight, source)
-            for weight, source in ((1.0, sources.supervised), (alpha, sources.unsupervised))
-            if source is not None
-        ]
+        weighted = ((1.0, sources.supervised), (alpha, sources.unsupervised))
+        self.weighted = [(weight, source) for weight, source in weighted if source is not None]
         self.level_losses = sources.level_losses
-        available = max(len(source) for _, source in self.parts)
+        available = max(len(source) for _, source in self.weighted)
         turns = min(TURNS, max(1, len(corpus) // available))
         wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
         self.steps_per_epoch = batch_count(wanted, recipe.batch_size)
         self.pairs_per_epoch = self.steps_per_epoch * available // batch_count(available, recipe.batch_size)
-        parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
-        self.optimizer: torch.optim.Optimizer = (
-            # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
-            torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=0.0, fused=True)
-            if recipe.optimizer == "adamw"
-            else Adafactor(parameters, lr=recipe.learning_rate, relative_step=False, scale_parameter=False)
-        )
+        self.optimizer = _optimizer(encoder, recipe)
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
-        self.tree = tree
-        self.vectors = vectors  # may be a memory map: rows are read as they are drawn
         self.objective = self._objective(tree)
+        self.negatives = NEGATIVES[recipe.negatives](
+            self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
+        )
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = torch.optim.AdamW(
@@ -148,7 +127,7 @@ class Trainer:
 
     @property
     def centroids(self) -> list[Tensor]:
-        """Those of the objective, as training has moved them."""
+        """The centroids of the objective, as training has moved them."""
         return list(self.objective.centroids)
 
     def _objective(self, tree: Hierarchy) -> HCELoss:
@@ -171,13 +150,13 @@ class Trainer:
     def steps(self, progress: Progress) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
         self.encoder.model.train()
-        streams = [self._endless(source, progress.step) for _, source in self.parts]
-        for number in range(progress.batch, self.steps_per_epoch):
+        streams = [(weight, self._endless(source, progress.step)) for weight, source in self.weighted]
+        for batch in range(progress.batch, self.steps_per_epoch):
             self._set_learning_rate(progress.step)
             seed_step(self.recipe.seed, progress.step)  # dropout, so that a continued run draws what it would have
             parts = [
-                self._part(index, next(stream), [self.recipe.seed, progress.epoch, number, index])
-                for index, stream in enumerate(streams)
+                self._part(weight, next(stream), [self.recipe.seed, progress.epoch, batch, index])
+                for index, (weight, stream) in enumerate(streams)
             ]
             yield self._step(parts), len(parts[0].batch.queries) * process_count()
 
@@ -196,7 +175,8 @@ class Trainer:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         average_gradients(parameters)
         values = average_values({"total": float(loss.detach()), **_values(found)}, self.encoder.device)
-        if not torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).isfinite().all():
+        norms = [parameter.grad.norm() for parameter in parameters if parameter.grad is not None]
+        if not torch.stack(norms).isfinite().all():
             values["total"] = float("nan")
         if np.isfinite(values["total"]):  # a broken step must not reach the weights
             self.optimizer.step()
@@ -210,7 +190,7 @@ class Trainer:
 
         size = self.recipe.chunk_size
         if not size:
-            loss = loss_of(torch.cat([embed(column) for column in columns]))
+            loss = loss_of(torch.cat([embed(column) for column in columns if column.texts]))
             loss.backward()
             return loss
         chunks = [
@@ -220,70 +200,41 @@ class Trainer:
         ]
         return backward_in_chunks(embed, chunks, loss_of)
 
+    def _part(self, weight: float, batch: Batch, seed: list[int]) -> _Part:
+        """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
+        drawn = self.negatives.draw(batch, seed)
+        share = own_share(len(batch.positions))
+        return _Part(weight, batch.rows(share), drawn[share])
+
     def _columns(self, part: _Part) -> list[_Column]:
-        columns = [_Column("query", part.batch.queries), _Column("document", part.batch.documents)]
-        if self.recipe.negatives == "fresh-siblings" and part.sampled.size:
-            texts = [self.corpus[number].full_text for number in part.sampled.ravel().tolist()]
-            columns.append(_Column("document", texts))
-        return columns
+        """List a part's queries, documents and, where they are encoded anew, negatives."""
+        return [
+            _Column("query", part.batch.queries),
+            _Column("document", part.batch.documents),
+            _Column("document", self.negatives.texts(part.drawn)),
+        ]
 
     def _terms(self, parts: list[_Part], columns: list[_Column], embeddings: Tensor) -> list[HCETerms]:
-        """The objective of each part, from the embeddings of all columns one below another."""
+        """Return the objective of each part, from the embeddings of all columns one below another."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
-        for part in parts:
-            queries, documents = next(blocks), next(blocks)
-            sampled = part.sampled
-            if self.recipe.negatives == "mined":
-                sampled = self._mine(queries.detach(), part)
-            if self.recipe.negatives == "fresh-siblings" and sampled.size:
-                negatives = next(blocks).reshape(*sampled.shape, -1)
-            else:
-                drawn = np.asarray(self.vectors[sampled])
-                negatives = torch.from_numpy(drawn).to(self.encoder.device)  # (B, S, n), no gradient
-            numbers = np.concatenate([part.batch.numbers[:, None], sampled, part.batch.known], axis=1)
-            labels = torch.from_numpy(numbers).to(self.encoder.device)
-            found.append(self.objective.terms([queries, documents, *negatives.unbind(1)], labels))
+        for _, batch, drawn in parts:
+            queries, documents, encoded = next(blocks), next(blocks), next(blocks)
+            chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
+            rows = np.concatenate([batch.positions[:, None], chosen.positions, batch.known], axis=1)
+            positions = torch.from_numpy(rows).to(self.encoder.device)
+            found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions))
         return found
 
-    def _part(self, index: int, batch: Batch, seed: list[int]) -> _Part:
-        """A process's share of a batch, with negatives drawn for the whole batch, so that all shares fit together."""
-        sampled = np.empty((len(batch.numbers), 0), dtype=np.int64)
-        if self.recipe.negatives.endswith("siblings") and self.recipe.tree:
-            rng = np.random.default_rng(seed)
-            used = len(self.objective.centroids)
-            levels = range(used + 1, self.tree.depth + 1)  # each term's samples come from under its own prefix
-            drawn = [
-                self.tree.sample_siblings(batch.numbers, self.recipe.negative_count, rng, level) for level in levels
-            ]
-            sampled = np.concatenate(drawn, axis=1)
-            sampled = np.where((sampled < 0) | np.isin(sampled, self.held_out), batch.numbers[:, None], sampled)
-        share = own_share(len(batch.numbers))
-        own = Batch(batch.queries[share], batch.documents[share], batch.numbers[share], batch.known[share])
-        return _Part(self.parts[index][0], own, sampled[share])
-
-    def _mine(self, queries: Tensor, part: _Part) -> np.ndarray:
-        """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
-        batch = part.batch
-        count = self.recipe.negative_count * self.objective.document_terms  # for each term its own
-        depth = max(MINED_FROM, count) + batch.known.shape[1] + len(self.held_out)
-        found = nearest(queries.float().cpu().numpy(), self.vectors, min(depth, len(self.vectors)))[1]
-        wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
-        wrong &= np.cumsum(wrong, axis=1) <= max(MINED_FROM, count)
-        rng = np.random.default_rng([self.recipe.seed, int(batch.numbers[0]), int(batch.numbers.sum())])
-        order = np.argsort(np.where(wrong, rng.random(found.shape), 2.0), axis=1)[:, :count]
-        chosen = np.take_along_axis(found, order, axis=1)
-        return np.where(np.take_along_axis(wrong, order, axis=1), chosen, batch.numbers[:, None])
-
     def _endless(self, source: PairSource, step: int) -> Iterator[Batch]:
-        """The source's batches from a step on, turn after turn; a short source has more turns than there are epochs."""
+        """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
         turns, first = divmod(step, batch_count(len(source), self.recipe.batch_size))
         return chain.from_iterable(
             source.batches(turn, self.recipe.batch_size, first if turn == turns else 0) for turn in count(turns)
         )
 
     def _set_learning_rate(self, step: int) -> None:
-        """Linear warm-up, then linear decay to 0, as a function of the step alone."""
+        """Let the learning rate rise linearly, then fall linearly to 0, as a function of the step alone."""
         total = self.recipe.epochs * self.steps_per_epoch
         rising = (step + 1) / max(1.0, self.recipe.warmup * total)
         falling = (total - step) / max(1.0, total - self.recipe.warmup * total)
@@ -291,8 +242,16 @@ class Trainer:
             group["lr"] = self.recipe.learning_rate * min(1.0, rising, falling)
 
 
+def _optimizer(encoder: Encoder, recipe: Recipe) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
+    if recipe.optimizer == "adamw":
+        # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
+        return torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=0.0, fused=True)
+    return Adafactor(parameters, lr=recipe.learning_rate, relative_step=False, scale_parameter=False)
+
+
 def _values(parts: list[HCETerms]) -> dict[str, float]:
-    """The terms as plain numbers, for the history: levels of the part that has some, documents of the first part."""
+    """Return the terms as floats, for the history: levels of the part that has some, documents of the first part."""
     tree = next((terms for terms in parts if terms.levels), parts[0])
     losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(tree.levels, start=1)}
     accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(tree.accuracies, start=1)}

@@ -21,7 +21,7 @@ CLEAR = 2.0  # standard errors
 def load_best_mix(
     encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet, recipe: Recipe
 ) -> tuple[float, dict[str, float]]:
-    """Set the encoder's weights to the best mix; its λ, 0 for the first weights, and its dev measures."""
+    """Set the encoder's weights to the best mix; return its λ, 0 for the first weights, and its dev measures."""
     load_mix(encoder, first, trained, 0.0)
     chosen, start = 0.0, dev.scores(encoder)
     best = start
@@ -39,7 +39,7 @@ def load_best_mix(
 
 
 def mixes(recipe: Recipe, dev: DevSet) -> list[float]:
-    """The λ to choose from; pseudo-queries call more of the way good than people's queries do."""
+    """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
     limit = 1.0 if dev.is_labelled else recipe.mix_limit
     return [mix for mix in MIXES if mix <= limit] if recipe.interpolate else [1.0]
 
@@ -67,5 +67,5 @@ def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -
 
 
 def weights_of(encoder: Encoder) -> dict[str, Tensor]:
-    """A copy of the encoder's weights."""
+    """Copy the encoder's weights."""
     return {name: tensor.detach().clone() for name, tensor in encoder.model.state_dict().items()}

@@ -1,0 +1,120 @@
+"""Negatives: documents that a query is told apart from besides those of its batch, one class a way of choosing them.
+
+Knows the tree and the vectors that it was grown from, and nothing of losses: which of the chosen documents are no true
+negatives is settled by the masks of `hce.training.objective`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hce.data.corpus import Corpus
+from hce.search.exact import nearest
+from hce.training.pairs import Batch
+from hce.training.recipe import Recipe, Sampling
+from hce.tree.hierarchy import Hierarchy
+
+MINED_FROM = 20  # mined negatives are drawn from this many nearest wrong documents
+
+
+class Chosen(NamedTuple):
+    """The negatives of a batch.
+
+    Attributes:
+        positions: of shape (B, S); the position of a query's own document stands for "none", and the masks drop it.
+        vectors: of shape (B, S, n).
+    """
+
+    positions: np.ndarray
+    vectors: Tensor
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """A way of choosing negatives, in three moments of a step. This one chooses none; the others change a moment.
+
+    Attributes:
+        corpus: the documents.
+        tree: the present tree.
+        vectors: the documents' as clustering saw them, of shape (N, n); may be a memory map, rows are read as drawn.
+        held_out: positions of documents kept for measuring: as negatives, training would only ever push them away.
+        levels: M, how many levels have a level loss; each of the L − M document losses has negatives of its own.
+        recipe: the settings.
+    """
+
+    corpus: Corpus
+    tree: Hierarchy
+    vectors: np.ndarray
+    held_out: np.ndarray
+    levels: int
+    recipe: Recipe
+
+    def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
+        """Draw positions of shape (B, S) before anything is encoded, for the whole batch: every process draws alike."""
+        return np.empty((len(batch.positions), 0), dtype=np.int64)
+
+    def texts(self, drawn: np.ndarray) -> list[str]:
+        """List the texts to encode along with the batch, row by row."""
+        return []
+
+    def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
+        """Choose with the vectors at hand, of the queries, of shape (B, n), and of `texts`."""
+        vectors = np.asarray(self.vectors[drawn])  # (B, S, n), no gradient
+        return Chosen(drawn, torch.from_numpy(vectors).to(queries.device))
+
+
+class SiblingNegatives(Negatives):
+    """Documents under the same node, by the vectors that clustering computed: they cost next to nothing."""
+
+    def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
+        """Draw for each document loss from under its own prefix of the path; without a tree there are no siblings."""
+        if not self.recipe.tree:
+            return super().draw(batch, seed)
+        rng, own = np.random.default_rng(seed), batch.positions
+        levels = range(self.levels + 1, self.tree.depth + 1)
+        drawn = [self.tree.sample_siblings(own, self.recipe.negative_count, rng, level) for level in levels]
+        positions = np.concatenate(drawn, axis=1)
+        return np.where((positions < 0) | np.isin(positions, self.held_out), own[:, None], positions)
+
+
+class FreshSiblingNegatives(SiblingNegatives):
+    """Documents under the same node, encoded anew with gradients: the paper's letter."""
+
+    def texts(self, drawn: np.ndarray) -> list[str]:
+        """List the texts of all that were drawn."""
+        return [self.corpus[position].full_text for position in drawn.ravel().tolist()]
+
+    def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
+        """Take what was drawn, as it was encoded."""
+        return Chosen(drawn, encoded.reshape(*drawn.shape, queries.shape[1]))
+
+
+class MinedNegatives(Negatives):
+    """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
+
+    def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
+        """Choose some of the nearest for each document loss, at random."""
+        count = self.recipe.negative_count * (self.tree.depth - self.levels)
+        among = max(MINED_FROM, count)
+        depth = min(among + batch.known.shape[1] + len(self.held_out), len(self.vectors))
+        found = nearest(queries.float().cpu().numpy(), self.vectors, depth)[1]
+        wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
+        wrong &= np.cumsum(wrong, axis=1) <= among
+        rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
+        order = np.argsort(np.where(wrong, rng.random(found.shape), 2.0), axis=1)[:, :count]
+        chosen = np.where(wrong, found, batch.positions[:, None])
+        return super().choose(batch, np.take_along_axis(chosen, order, axis=1), queries, encoded)
+
+
+NEGATIVES: dict[Sampling, type[Negatives]] = {
+    "siblings": SiblingNegatives,
+    "fresh-siblings": FreshSiblingNegatives,
+    "mined": MinedNegatives,
+    "none": Negatives,
+}
