@@ -200,3 +200,16 @@ def test_ctrl_c_leaves_all_as_it_was(run, index, corpus_file, model, tmp_path, m
     assert not (tmp_path / "new").exists()
     assert run("index", corpus_file, "-m", model, "-o", tmp_path / "new").code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "new"]
+
+
+def test_ctrl_c_while_the_engine_is_built_leaves_the_index(run, corpus_file, model, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("hce.index.live_engine.new_engine", interrupted)
+    stopped = run("index", corpus_file, "-m", model, "-o", tmp_path / "new")
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err.endswith(f"stopped; {tmp_path / 'new'} is whole; the first search builds its engine\n")
+    monkeypatch.undo()
+    assert run("search", tmp_path / "new", "star red w3", "-k", "2").code == 0
+    assert json.loads(run("status", tmp_path / "new", "--json").out)["documents"] == 240

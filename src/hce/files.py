@@ -55,21 +55,30 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read what `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
+    """Read a JSON object that `write_json` wrote.
 
     Raises:
         FormatError: nothing is there, or it is not a JSON object.
     """
+    value = read_json_value(path)
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
+    return value
+
+
+def read_json_value(path: str | Path) -> Any:
+    """Read any value that `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
+
+    Raises:
+        FormatError: nothing is there, or it is not JSON.
+    """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged ({error})") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
-    return value
 
 
 def require_new(path: str | Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -30,7 +30,7 @@ def index(
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what `hce train` wrote, or any encoder")
     ] = "static",
-    engine: Annotated[str, typer.Option(help="auto, flat, hnsw, ivf or tree")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, flat or tree")] = "auto",
     dtype: Annotated[str, typer.Option(help="what the engine keeps vectors in: float32, float16 or int8")] = "float32",
     tree: Annotated[bool, typer.Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
     as_json: JsonOption = False,
@@ -46,19 +46,17 @@ def index(
       cat docs.jsonl | hce index - -m minilm -o my-index
     """
     from hce.data.corpus import Corpus
+    from hce.index.create import create_index
     from hce.index.index import Index
 
     documents = Corpus.load(corpus)
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
-        made = Index.create(
-            output, documents, model, "grow" if tree else None, engine=engine, dtype=dtype, progress=True
-        )
-    with made:
-        if as_json:
-            print_json(made.status().as_dict())
-        else:
-            line = f"{len(made):,} documents are in {output}; hce search {output} 'some text' looks there"
-            out.print(line, markup=False, soft_wrap=True)
+        create_index(output, documents, model, "grow" if tree else None, engine=engine, dtype=dtype, progress=True)
+    with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
+        made.build_engine()
+        found = made.status()
+    line = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
+    _answer(line, found.as_dict(), as_json)
 
 
 def add(
@@ -82,10 +80,9 @@ def add(
     with Index.open(index) as opened, interruptible("nothing was added; the same command starts over"):
         batches = [Corpus.load(file) for file in files]
         count = (opened.update if update else opened.add)(*batches, progress=True)
-        if as_json:
-            print_json({"index": str(index), "added": count, "documents": len(opened)})
-        else:
-            out.print(f"added {count:,}; {len(opened):,} documents are in {index}", markup=False, soft_wrap=True)
+        documents = len(opened)
+    facts = {"index": str(index), "added": count, "documents": documents}
+    _answer(f"added {count:,}; {documents:,} documents are in {index}", facts, as_json)
 
 
 def remove(
@@ -106,10 +103,9 @@ def remove(
         ids = [line.text for line in read_lines(STDIN) if line.text]
     with Index.open(index) as opened, interruptible("nothing was removed; the same command starts over"):
         count = opened.remove(ids)
-        if as_json:
-            print_json({"index": str(index), "removed": count, "documents": len(opened)})
-        else:
-            out.print(f"removed {count:,}; {len(opened):,} documents are in {index}", markup=False, soft_wrap=True)
+        documents = len(opened)
+    facts = {"index": str(index), "removed": count, "documents": documents}
+    _answer(f"removed {count:,}; {documents:,} documents are in {index}", facts, as_json)
 
 
 def search(
@@ -141,22 +137,12 @@ def search(
     with Index.open(index) as opened:
         hits = opened.search(text, k, conditions)
     if as_json:
-        print_json({"query": text, "hits": [hit._asdict() for hit in hits]})
+        print_json({"query": text, "hits": [hit.as_dict() for hit in hits]})
         return
     for hit in hits:
         out.print(_line(hit), soft_wrap=True)
     if not hits:
         out.print("no document fulfils the conditions" if conditions else "the index is empty")
-
-
-def _line(hit: Hit) -> Text:
-    """Rank, score, id and title, and the beginning of the text below them."""
-    words = " ".join(hit.text.split())
-    snippet = words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …"
-    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ").append(hit.id, style="bold")
-    if hit.title:
-        line.append(f"  {' '.join(hit.title.split())}")
-    return line.append(f"\n     {snippet}", style="dim") if snippet else line
 
 
 def status(
@@ -181,41 +167,13 @@ def status(
     if as_json:
         print_json({**found.as_dict(), "drift": verdict.as_dict() if verdict else None})
         return
-    for name, value in {**_lines(found), **(_drift_lines(verdict) if verdict else {})}.items():
+    for name, value in {**_status_lines(found), **(_drift_lines(verdict) if verdict else {})}.items():
         out.print(f"{name:<10} {value}", markup=False, soft_wrap=True)
-
-
-def _lines(found: IndexStatus) -> dict[str, str]:
-    base = f", trained from {found.base_encoder}" if found.base_encoder else ""
-    changes = "change" if found.pending == 1 else "changes"
-    pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
-    return {
-        "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
-        "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
-        "engine": f"{found.engine}, {found.dtype}{pending}",
-        "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
-        "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
-        "created": found.created,
-        "changed": found.changed,
-    }
-
-
-def _drift_lines(drift: Drift) -> dict[str, str]:
-    """The verdict, and the numbers behind it."""
-    lines = {"verdict": f"{drift.verdict}: {'; '.join(drift.reasons)} ({ADVICE[drift.verdict]})"}
-    for name, kind in (("old", drift.old), ("new", drift.new)):
-        if kind is not None:
-            found = "unknown" if kind.found is None else f"{kind.found:.0%}"
-            lines[f"  {name}"] = (
-                f"{kind.documents:,} documents: cosine to a leaf {kind.cosine:.3f} ± {kind.spread:.3f}, "
-                f"astray {kind.astray:.0%}, found by a piece of their text {found}"
-            )
-    return lines
 
 
 def rebuild(
     index: IndexArgument,
-    engine: Annotated[str | None, typer.Option(help="from now on: flat, hnsw, ivf or tree", show_default=False)] = None,
+    engine: Annotated[str | None, typer.Option(help="from now on: flat or tree", show_default=False)] = None,
     dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -232,12 +190,52 @@ def rebuild(
     with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
         opened.rebuild(engine, dtype)
         found = opened.status()
-        if as_json:
-            print_json(found.as_dict())
-        else:
-            shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
-            out.print(
-                f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine",
-                markup=False,
-                soft_wrap=True,
+    shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
+    line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"
+    _answer(line, found.as_dict(), as_json)
+
+
+def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
+    """Print a line for people, or all the facts as one JSON document."""
+    if as_json:
+        print_json(facts)
+    else:
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _line(hit: Hit) -> Text:
+    """Show rank, score, id and title, and the beginning of the text below them."""
+    words = " ".join(hit.text.split())
+    snippet = words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …"
+    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ").append(hit.id, style="bold")
+    if hit.title:
+        line.append(f"  {' '.join(hit.title.split())}")
+    return line.append(f"\n     {snippet}", style="dim") if snippet else line
+
+
+def _status_lines(found: IndexStatus) -> dict[str, str]:
+    base = f", trained from {found.base_encoder}" if found.base_encoder else ""
+    changes = "change" if found.pending == 1 else "changes"
+    pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
+    return {
+        "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
+        "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
+        "engine": f"{found.engine}, {found.dtype}{pending}",
+        "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
+        "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
+        "created": found.created,
+        "changed": found.changed,
+    }
+
+
+def _drift_lines(drift: Drift) -> dict[str, str]:
+    """Show the verdict, and the numbers behind it."""
+    lines = {"verdict": f"{drift.verdict}: {'; '.join(drift.reasons)} ({ADVICE[drift.verdict]})"}
+    for name, kind in (("old", drift.old), ("new", drift.new)):
+        if kind is not None:
+            found = "unknown" if kind.found is None else f"{kind.found:.0%}"
+            lines[f"  {name}"] = (
+                f"{kind.documents:,} documents: cosine to a leaf {kind.cosine:.3f} ± {kind.spread:.3f}, "
+                f"astray {kind.astray:.0%}, found by a piece of their text {found}"
             )
+    return lines

@@ -1,4 +1,4 @@
-"""Untrained: the ranking by the encoder that training began with, to be shown beside the index's own.
+"""Before training: the ranking by the encoder that training began with, to be shown beside the index's own.
 
 The documents' vectors by that encoder are made in the background, once, and kept in one file in the index's folder,
 which can be deleted at any time. A document's number always means the same text, so vectors are kept by number and
@@ -8,6 +8,7 @@ nothing is ever encoded twice.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,14 +24,14 @@ from hce.errors import HceError
 from hce.files import open_atomically
 from hce.index.filters import Filter
 from hce.index.index import Index
-from hce.index.store import Entry, Reader
+from hce.index.store import Reader
 
 logger = logging.getLogger(__name__)
-
 
 FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
 DOCUMENTS_AT_ONCE = 64  # a query waits for no more than these
+SECONDS_TO_STOP = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,6 @@ class Readiness:
     total: int = 0
 
 
-class KnownVectors(NamedTuple):
-    """Vectors by the untrained encoder.
-
-    Attributes:
-        change: the moment of the store that they are of; −1 for none.
-        numbers: of the documents, rising, of shape (N,).
-        vectors: unit rows of shape (N, n).
-    """
-
-    change: int
-    numbers: np.ndarray
-    vectors: np.ndarray
-
-
 class Ranking(NamedTuple):
     """All documents in the order of a query.
 
@@ -77,12 +64,12 @@ class Ranking(NamedTuple):
     order: np.ndarray
 
     def first(self, k: int) -> list[tuple[int, float]]:
-        """Number and score of the k best."""
+        """Return number and score of the k best."""
         rows = self.order[:k]
         return list(zip(self.numbers[rows].tolist(), self.scores[rows].tolist(), strict=True))
 
     def ranks_of(self, numbers: np.ndarray) -> list[int | None]:
-        """The rank of each document, counted from 1; None where it is not among them."""
+        """Return the rank of each document, counted from 1; None where it is not among them."""
         rank = np.empty(len(self.order) + 1, dtype=np.int64)
         rank[self.order] = np.arange(1, len(self.order) + 1)
         rows = np.searchsorted(self.numbers, numbers)
@@ -91,154 +78,180 @@ class Ranking(NamedTuple):
 
 
 class Untrained:
-    """The encoder that training began with, and its vectors of the documents."""
+    """The encoder that training began with, and its vectors of the documents; used from several threads."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.spec = index.manifest.base_encoder
-        self.name = display_name(self.spec) if self.spec else None
         self._encoder: Encoder | None = None
         self._encoding = Lock()
-        self._rows: KnownVectors | None = None
+        self._known: VectorsByNumber | None = None
+        self._change = -1  # the moment of the store that these vectors are of
         self._readiness = Readiness("off", reason="the index was not made from a model that `hce train` wrote")
-        self._work, self._stop = Event(), Event()
-        self._thread: Thread | None = None
+        self._worker = Worker(self._catch_up_or_say_why, "untrained encoder")
 
     def start(self) -> None:
         """Begin to prepare in the background, where there is something to compare with."""
-        if self.spec and self._thread is None:
-            self._readiness = Readiness("preparing", self.name, total=len(self.index))
-            self._work.set()
-            self._thread = Thread(target=self._serve, name="untrained encoder", daemon=True)
-            self._thread.start()
+        if self.spec and self._worker.ident is None:  # else it was started before
+            self._prepare()
+            self._worker.start()
 
     def stop(self) -> None:
         """End the background work; what is encoded so far is kept."""
-        self._stop.set()
-        self._work.set()
-        if self._thread is not None:
-            self._thread.join(timeout=30)
+        self._worker.stop()
 
     def readiness(self) -> Readiness:
-        """Whether there is a ranking now; asking makes it catch up with what was added since."""
+        """Return whether there is a ranking now; asking makes it catch up with what was added since."""
         if self._readiness.state == "ready":
             with self.index.reading() as reader:
-                change = reader.state().change
-            if self._rows is None or self._rows.change != change:
-                self._readiness = Readiness("preparing", self.name, total=len(self.index))
-                self._work.set()
+                is_behind = self._change != reader.state().change
+            if is_behind:
+                self._prepare()
         return self._readiness
 
     def rank(self, query: str, conditions: Filter | None = None) -> Ranking:
-        """All documents (that fulfil the conditions) in the untrained encoder's order; only when ready."""
-        rows, encoder = self._rows, self._encoder
-        if rows is None or encoder is None:
+        """Rank all documents (that fulfil the conditions) by the untrained encoder; only when ready."""
+        known, encoder = self._known, self._encoder
+        if known is None or encoder is None:
             raise RuntimeError("asked for a ranking before it was ready")
         with self._encoding:
             vector = encoder.encode([query], "query")[0]
-        numbers, vectors = rows.numbers, rows.vectors
         if conditions is not None:
             with self.index.reading() as reader:
-                kept = np.isin(numbers, reader.numbers_where(conditions))
-            numbers, vectors = numbers[kept], vectors[kept]
-        scores = vectors @ vector
-        return Ranking(numbers, scores, np.argsort(-scores, kind="stable"))
+                known = known.only(np.isin(known.numbers, reader.numbers_where(conditions)))
+        scores = known.vectors @ vector
+        return Ranking(known.numbers, scores, np.argsort(-scores, kind="stable"))
+
+    def _prepare(self) -> None:
+        self._readiness = Readiness("preparing", self.spec, total=len(self.index))
+        self._worker.wake()
 
     # ------------------------------------------------------------------------------------------- in the background
 
-    def _serve(self) -> None:
-        while True:
-            self._work.wait()
-            self._work.clear()
-            if self._stop.is_set():
-                return
-            try:
-                self._catch_up()
-            except HceError as error:
-                self._readiness = Readiness("off", self.name, str(error))
-            except Exception:
-                logger.exception("the untrained encoder's ranking is off")
-                self._readiness = Readiness("off", self.name, "it could not be prepared; the server's log says why")
+    def _catch_up_or_say_why(self) -> None:
+        try:
+            self._catch_up()
+        except HceError as error:
+            self._readiness = Readiness("off", self.spec, str(error))
+        except Exception:
+            logger.exception("the untrained encoder's ranking is off")
+            self._readiness = Readiness("off", self.spec, "it could not be prepared; the server's log says why")
 
     def _catch_up(self) -> None:
         """Bring the vectors to the documents that there are now."""
         if len(self.index) > MOST_DOCUMENTS:
             reason = f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
-            self._readiness = Readiness("off", self.name, reason)
+            self._readiness = Readiness("off", self.spec, reason)
             return
-        if self._encoder is None:
-            self._encoder = Encoder.load(str(self.spec))
-        encoder = self._encoder
-        known = self._rows or _read(self.index.path / FILE, encoder)
+        encoder = self._encoder = self._encoder or Encoder.load(str(self.spec))
+        known = self._known or VectorsByNumber.read(self.index.path / FILE, encoder)
         with self.index.reading() as reader:
-            known, total = _without_removed(known, reader), reader.state().documents
-        parts, fresh = [known], 0
-        while not self._stop.is_set():
-            done = len(known.numbers) + fresh
-            self._readiness = Readiness("preparing", self.name, done=min(done, total), total=total)
-            entries = list(islice(self.index.entries(after=_last(parts)), DOCUMENTS_AT_ONCE))
+            known, total = _still_there(known, reader), reader.state().documents
+        parts = [known, *self._fresh(known, total, encoder)]
+        known = VectorsByNumber.joined(parts)
+        if len(parts) > 1:
+            known.write(self.index.path / FILE, encoder)
+        if not self._worker.is_stopping():
+            self._publish(known)
+
+    def _fresh(self, known: VectorsByNumber, total: int, encoder: Encoder) -> Iterator[VectorsByNumber]:
+        """Encode the documents that came after those known, a few at a time, to the last one or until it is stopped."""
+        done, last = len(known.numbers), int(known.numbers.max(initial=0))
+        while not self._worker.is_stopping():
+            self._readiness = Readiness("preparing", self.spec, done=min(done, total), total=total)
+            entries = list(islice(self.index.entries(after=last), DOCUMENTS_AT_ONCE))
             if not entries:
-                break
-            parts.append(self._encoded(entries, encoder))
-            fresh += len(entries)
-        self._publish(_joined(parts), keep=fresh > 0, encoder=encoder)
+                return
+            with self._encoding:
+                vectors = encoder.encode([entry.document.full_text for entry in entries])
+            yield VectorsByNumber(np.array([entry.number for entry in entries], dtype=np.int64), vectors)
+            done, last = done + len(entries), entries[-1].number
 
-    def _encoded(self, entries: list[Entry], encoder: Encoder) -> KnownVectors:
-        numbers = np.array([entry.number for entry in entries], dtype=np.int64)
-        with self._encoding:
-            return KnownVectors(-1, numbers, encoder.encode([entry.document.full_text for entry in entries]))
-
-    def _publish(self, rows: KnownVectors, *, keep: bool, encoder: Encoder) -> None:
-        if keep:
-            _write(self.index.path / FILE, rows, encoder)
-        if self._stop.is_set():
-            return
+    def _publish(self, known: VectorsByNumber) -> None:
+        """Rank by these vectors from now on, and go on where more documents came meanwhile."""
         with self.index.reading() as reader:
             state = reader.state()
-            rows = _without_removed(rows, reader)
-        self._rows = rows._replace(change=state.change)
-        if len(rows.numbers) == state.documents:
-            self._readiness = Readiness("ready", self.name, done=state.documents, total=state.documents)
-        else:  # more came meanwhile
-            self._work.set()
+            self._known, self._change = _still_there(known, reader), state.change
+        if len(self._known.numbers) == state.documents:
+            self._readiness = Readiness("ready", self.spec, done=state.documents, total=state.documents)
+        else:
+            self._worker.wake()
 
 
-def _without_removed(rows: KnownVectors, reader: Reader) -> KnownVectors:
-    kept = ~np.isin(rows.numbers, reader.removed_since(0))
-    return rows if kept.all() else rows._replace(numbers=rows.numbers[kept], vectors=rows.vectors[kept])
+class VectorsByNumber(NamedTuple):
+    """Vectors of documents by one encoder, kept in one file.
+
+    Attributes:
+        numbers: of the documents, rising, of shape (N,), int64.
+        vectors: unit rows of shape (N, n), float32.
+    """
+
+    numbers: np.ndarray
+    vectors: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path, encoder: Encoder) -> VectorsByNumber:
+        """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
+        try:
+            with safe_open(path, "numpy") as file:
+                if (file.metadata() or {}).get("encoder") == encoder.fingerprint:
+                    return cls(file.get_tensor("numbers"), file.get_tensor("vectors"))
+        except (OSError, SafetensorError):
+            pass
+        return cls(np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[VectorsByNumber]) -> VectorsByNumber:
+        """Put parts together whose numbers follow one another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.concatenate([part.numbers for part in parts]), np.concatenate([part.vectors for part in parts]))
+
+    def write(self, path: Path, encoder: Encoder) -> None:
+        """Keep the vectors for the next server; where that is impossible, they are made anew then."""
+        try:
+            with open_atomically(path, "wb") as file:
+                file.write(save(self._asdict(), {"encoder": encoder.fingerprint}))
+        except (HceError, OSError) as error:
+            logger.debug("the untrained encoder's vectors are not kept: %s", error)
+
+    def only(self, kept: np.ndarray) -> VectorsByNumber:
+        """Return the rows for which `kept` holds, of shape (N,), bool."""
+        return self if kept.all() else VectorsByNumber(self.numbers[kept], self.vectors[kept])
 
 
-def _last(parts: list[KnownVectors]) -> int:
-    return max((int(part.numbers[-1]) for part in parts if len(part.numbers)), default=0)
+def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:
+    return known.only(~np.isin(known.numbers, reader.removed_since(0)))
 
 
-def _joined(parts: list[KnownVectors]) -> KnownVectors:
-    if len(parts) == 1:
-        return parts[0]
-    return KnownVectors(-1, np.concatenate([p.numbers for p in parts]), np.concatenate([p.vectors for p in parts]))
+class Worker(Thread):
+    """A thread that does its work whenever it is woken, until it is stopped."""
 
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self._wanted, self._stopping = Event(), Event()
 
-def _read(path: Path, encoder: Encoder) -> KnownVectors:
-    """The vectors that an earlier server kept, if this encoder made them; else none."""
-    try:
-        with safe_open(path, "numpy") as file:
-            if (file.metadata() or {}).get("encoder") == encoder.fingerprint:
-                return KnownVectors(-1, file.get_tensor("numbers"), file.get_tensor("vectors"))
-    except (OSError, SafetensorError):
-        pass
-    return KnownVectors(-1, np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
+    def wake(self) -> None:
+        """Have the work done, once more if it is under way."""
+        self._wanted.set()
 
+    def stop(self) -> None:
+        """Have the thread end, and wait for it."""
+        self._stopping.set()
+        self._wanted.set()
+        if self.is_alive():
+            self.join(SECONDS_TO_STOP)
 
-def _write(path: Path, rows: KnownVectors, encoder: Encoder) -> None:
-    """Keep the vectors for the next server; where that is impossible, they are made anew then."""
-    try:
-        with open_atomically(path, "wb") as file:
-            tensors = {"numbers": rows.numbers, "vectors": rows.vectors}
-            file.write(save(tensors, {"encoder": encoder.fingerprint}))
-    except (HceError, OSError) as error:
-        logger.debug("the untrained encoder's vectors are not kept: %s", error)
+    def is_stopping(self) -> bool:
+        """Tell whether the work is to be cut short."""
+        return self._stopping.is_set()
 
-
-def display_name(encoder: str) -> str:
-    """An encoder's name without the folders above it, which are nobody else's business."""
-    return Path(encoder).name if Path(encoder).is_absolute() else encoder
+    def run(self) -> None:
+        """Wait and work."""
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self.is_stopping():
+                return
+            self._work()

@@ -1,8 +1,11 @@
-"""Making an index: from a corpus and an encoder to a new folder that appears whole or not at all."""
+"""Making an index: from a corpus and an encoder to a new folder that appears whole or not at all.
+
+The folder appears as soon as documents, vectors and tree are in it. The engine, which is derived from them, is built
+in its place afterwards: whatever happens to it, nothing that took long to encode is lost.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,17 +21,16 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
-from hce.index.live_engine import LiveEngine, NumberedHierarchy
+from hce.index.live_engine import NumberedHierarchy
 from hce.index.manifest import Manifest
-from hce.index.store import Store, now
+from hce.index.store import Store, Writer, now
 from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
-from hce.search.engine import ENGINES, codec_of
+from hce.search.engine import ENGINES, codec_of, engine_for
+from hce.training.model_folder import ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
-FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes a tenth of a second and more
-MODEL_FILES = ("hce.json", "history.jsonl")
 NUMBERS = "numbers.npy"
 
 HierarchyChoice = Hierarchy | Literal["grow"] | None
@@ -39,49 +41,31 @@ class Start:
     """The encoder that an index is made with, and what is known of its training.
 
     Attributes:
-        encoder: it.
-        fingerprint: of it; computing it takes a while.
-        folder: the folder that `hce train` wrote it to, where it comes from one.
-        facts: what that folder's hce.json says; else nothing.
+        encoder: what encodes documents and queries.
+        fingerprint: of the encoder; computing it takes a while.
+        folder: what `hce train` wrote the encoder to, where it comes from such a folder.
+        facts: what that folder tells of the training.
     """
 
     encoder: Encoder
     fingerprint: str
-    folder: Path | None
-    facts: dict[str, Any]
-
-    @property
-    def base_encoder(self) -> str | None:
-        """What it was trained from, as `Encoder.load` takes it."""
-        name = self.facts.get("encoder")
-        return str(name).removesuffix(", fitted") if name else None
-
-    def tree_of(self, corpus: Corpus) -> Hierarchy | None:
-        """The tree that was trained along with it, if that is of this corpus."""
-        folder = None if self.folder is None else self.folder / "hierarchy"
-        trained_on = self.facts.get("corpus", {}).get("fingerprint")
-        return Hierarchy.load(folder) if folder and folder.is_dir() and trained_on == corpus.fingerprint else None
+    folder: Path | None = None
+    facts: ModelFacts | None = None
 
 
 def start_from(encoder: Encoder | str | Path, corpus: Corpus) -> Start:
-    """Load an encoder by its spec; a static table as it was distilled is first fitted to the corpus.
+    """Load an encoder by its spec, or take one as it is given, and find out what is known of its training.
 
     Raises:
         InputError: there is no such encoder.
         FormatError: its hce.json is damaged.
     """
-    loaded = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
-    if loaded.name == "static" and not isinstance(encoder, Encoder):
-        loaded = loaded.fitted_to(corpus)
+    loaded = encoder if isinstance(encoder, Encoder) else Encoder.for_corpus(encoder, corpus)
     folder, fingerprint = Path(loaded.name), loaded.fingerprint
-    if not (folder / "hce.json").is_file():
-        return Start(loaded, fingerprint, None, {})
-    try:
-        facts = json.loads((folder / "hce.json").read_text(encoding="utf-8"))
-        is_of_it = facts["fingerprint"] == fingerprint
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{folder / 'hce.json'}: damaged ({error}); train or copy the model again") from error
-    return Start(loaded, fingerprint, folder, facts) if is_of_it else Start(loaded, fingerprint, None, {})
+    facts = ModelFacts.find(folder)
+    if facts is None or facts.fingerprint != fingerprint:
+        return Start(loaded, fingerprint)
+    return Start(loaded, fingerprint, folder, facts)
 
 
 def create_index(
@@ -94,7 +78,7 @@ def create_index(
     dtype: str,
     progress: bool,
 ) -> None:
-    """Encode, grow a tree if asked, and write; `hce.index.index.Index.create` says what the arguments are."""
+    """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are."""
     path = Path(path)
     require_new(path)
     if engine not in ("auto", *ENGINES):
@@ -102,7 +86,7 @@ def create_index(
     codec_of(dtype)
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
     if engine == "auto":
-        engine = "flat" if len(corpus) <= FLAT_IS_FAST else "tree"
+        engine = engine_for(len(corpus))
     if hierarchy is None and engine == "tree":
         hierarchy = "grow"
     start = start_from(encoder, corpus)
@@ -112,18 +96,19 @@ def create_index(
     tree = _tree(hierarchy, start, corpus, vectors)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
-        _copy_facts(start, folder)
+        if start.folder is not None:
+            keep_facts(start.folder, folder)
         if tree is not None:
             save_tree(NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)), folder / "hierarchy")
         manifest = _manifest(corpus, start, folder, engine, dtype, "hierarchy" if tree else None)
-        _fill_store(folder, manifest, corpus, vectors, tree, progress)
+        _fill_store(folder, corpus, vectors, progress)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     shutil.rmtree(unfinished(path), ignore_errors=True)
 
 
 def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
-    """A tree with names; None where there are too few documents for one."""
+    """Grow a tree and name its nodes; None where there are too few documents for one."""
     if len(vectors) < 2:
         return None
     tree = Hierarchy.build(vectors, device=device)
@@ -158,13 +143,14 @@ def load_tree(folder: Path) -> NumberedHierarchy:
 
 
 def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray) -> Hierarchy | None:
+    """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any."""
     if isinstance(choice, Hierarchy):
         if len(choice) != len(corpus):
             raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(corpus):,}")
         if choice.levels and choice.levels[0].centroids.shape[1] != start.encoder.dim:
             raise InputError("the hierarchy is of vectors of another length than this encoder's")
         return choice if choice.levels else None
-    trained = start.tree_of(corpus)
+    trained = None if start.folder is None else trained_tree(start.folder, corpus)
     if trained is not None or choice is None:
         return trained
     return grow_named_tree(vectors, corpus.texts(), start.encoder.device)
@@ -179,43 +165,28 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
         fingerprint=start.fingerprint,
         dim=start.encoder.dim,
         encoder_files=file_stamps(folder / ENCODER_FOLDER),
-        base_encoder=start.base_encoder,
+        base_encoder=None if start.facts is None else start.facts.base_encoder,
         engine=engine,
         dtype=dtype,
         hierarchy=hierarchy,
     )
 
 
-def _copy_facts(start: Start, folder: Path) -> None:
-    """Take along what is known of the training, for whoever shows it."""
-    for name in MODEL_FILES:
-        if start.folder is not None and (start.folder / name).is_file():
-            (folder / "model").mkdir(exist_ok=True)
-            shutil.copyfile(start.folder / name, folder / "model" / name)
-
-
-def _fill_store(
-    folder: Path, manifest: Manifest, corpus: Corpus, vectors: np.ndarray, tree: Hierarchy | None, progress: bool
-) -> None:
-    store = Store.create(folder, manifest.dim)
+def _fill_store(folder: Path, corpus: Corpus, vectors: np.ndarray, progress: bool) -> None:
+    """Write all documents with their vectors (N, n)."""
+    store = Store.create(folder, vectors.shape[1])
     with progress_bar("writing", len(corpus), "documents", show=progress) as advance:
         done = 0
         for chunk in chunks_of([corpus]):
             with store.writing() as writer:
-                writer.insert(chunk, _shared_rows(writer.vectors_of, chunk, vectors[done : done + len(chunk)]))
+                writer.insert(chunk, _shared_rows(writer, chunk, vectors[done : done + len(chunk)]))
             done += len(chunk)
             advance(len(chunk))
-    numbers = np.arange(1, len(corpus) + 1)
-    engine = LiveEngine(
-        store, manifest.engine, manifest.dtype, lambda: NumberedHierarchy(tree, numbers) if tree else None
-    )
-    with store.reading() as reader:
-        engine.rebuild(reader, manifest.engine, manifest.dtype)
     store.close()
 
 
-def _shared_rows(known: Any, chunk: Sequence[Document], rows: np.ndarray) -> np.ndarray:
-    """Rows with those of equal texts made the same; encoding in batches may have left them a rounding apart."""
+def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) -> np.ndarray:
+    """Make the rows of equal texts the same; encoding in batches may have left them a rounding apart."""
     texts = [document.full_text for document in chunk]
     first = {text: row for row, text in reversed(list(enumerate(texts)))}
-    return shared_vectors(texts, known(texts), lambda fresh: rows[[first[text] for text in fresh]])
+    return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])

@@ -5,7 +5,7 @@ Nothing here trains: a new document is encoded and is there, a removed one is go
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,11 +28,20 @@ from hce.index.manifest import IndexStatus, Manifest, size_on_disk
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
 from hce.progress import progress_bar
-from hce.search.engine import ENGINES, Found, codec_of
+from hce.search.engine import ENGINES, Found, codec_of, engine_for
+from hce.training.model_folder import IN_AN_INDEX, ModelFacts
+
+logger = logging.getLogger(__name__)
 
 
 class Hit(NamedTuple):
-    """A document that was found: the best has rank 1, and `score` is the cosine to the query."""
+    """A document that was found.
+
+    Attributes:
+        rank: 1 for the best.
+        score: the cosine to the query.
+        number: of the document in the store.
+    """
 
     rank: int
     score: float
@@ -40,20 +49,29 @@ class Hit(NamedTuple):
     title: str
     text: str
     metadata: dict[str, Any]
+    number: int = 0
+
+    @classmethod
+    def of(cls, rank: int, score: float, number: int, document: Document) -> Hit:
+        """Make a hit of a document."""
+        return cls(rank, score, document.id, document.title, document.text, document.metadata, number)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what people are shown, for JSON: numbers mean nothing outside the store."""
+        return {name: value for name, value in self._asdict().items() if name != "number"}
 
 
 def hits_of(found: Found, reader: Reader) -> list[list[Hit]]:
-    """Hits for people: numbers replaced by the documents that they stand for."""
+    """Turn what an engine found into hits for people: numbers are replaced by the documents that they stand for."""
     documents = reader.documents(np.unique(found.numbers[found.numbers >= 0]).tolist())
-    ranked = []
-    for scores, numbers in zip(found.scores.tolist(), found.numbers.tolist(), strict=True):
-        hits = []
-        for rank, (score, number) in enumerate(zip(scores, numbers, strict=True), start=1):
-            if number >= 0:
-                document = documents[number]
-                hits.append(Hit(rank, score, document.id, document.title, document.text, document.metadata))
-        ranked.append(hits)
-    return ranked
+    return [
+        [
+            Hit.of(rank, score, number, documents[number])
+            for rank, (score, number) in enumerate(zip(scores, numbers, strict=True), start=1)
+            if number >= 0
+        ]
+        for scores, numbers in zip(found.scores.tolist(), found.numbers.tolist(), strict=True)
+    ]
 
 
 class Index:
@@ -76,10 +94,8 @@ class Index:
         # With its own copy, adding thousands of documents does not keep a search waiting.
         self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
         self._store = Store(self.path, self.manifest.dim)
-        self._engine = LiveEngine(self._store, self.manifest.engine, self.manifest.dtype, self._load_tree)
+        self._engine = LiveEngine(self._store, self._engine_in_use(), self.manifest.dtype, self._load_tree)
         self._tree: NumberedHierarchy | None = None
-        with self._store.reading() as reader:
-            reader.state()  # the file is there and can be read
 
     @classmethod
     def create(
@@ -96,6 +112,7 @@ class Index:
         """Make an index in a new folder, and open it.
 
         Stopped half-way, it leaves only the vectors encoded so far, in `PATH.unfinished`; the same call goes on there.
+        Stopped when only the engine was missing, it leaves the whole index, and the first search builds the engine.
 
         >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
         >>> with Index.create("my-index", [shoes], Encoder.load("static")) as index:
@@ -118,7 +135,13 @@ class Index:
             InputError: the folder is there already, or an argument is not what it has to be.
         """
         create_index(path, corpus, encoder, hierarchy, engine=engine, dtype=dtype, progress=progress)
-        return cls(path)
+        index = cls(path)
+        try:
+            index.build_engine()
+        except BaseException:
+            index.close()
+            raise
+        return index
 
     @classmethod
     def open(cls, path: str | Path, encoder: Encoder | None = None) -> Index:
@@ -135,7 +158,7 @@ class Index:
         return cls(path, encoder)
 
     def close(self) -> None:
-        """Let go of its files."""
+        """Let go of the files."""
         self._store.close()
 
     def __enter__(self) -> Index:
@@ -219,7 +242,7 @@ class Index:
         return len(distinct)
 
     def get(self, doc_id: str) -> Document | None:
-        """The document of an id, or None."""
+        """Return the document of an id, or None."""
         with self._store.reading() as reader:
             return reader.find(doc_id)
 
@@ -231,11 +254,11 @@ class Index:
             return reader.state().documents
 
     def __iter__(self) -> Iterator[Document]:
-        """All documents, in the order in which they came, as they were when the iteration began."""
+        """Iterate over all documents, in the order in which they came, as they were when the iteration began."""
         return (entry.document for entry in self.entries())
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """All documents with number and vector, in order of number; those above `after` only.
+        """Iterate over all documents with number and vector, in order of number; those above `after` only.
 
         A number up to `manifest.documents` says that the document was there at creation, with this text.
         """
@@ -243,12 +266,12 @@ class Index:
             yield from reader.entries(after)
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of all documents, rising, of shape (N,), and their vectors of shape (N, n), float32."""
+        """Return the numbers of all documents, rising, of shape (N,), and their vectors of shape (N, n), float32."""
         with self._store.reading() as reader:
             return reader.vectors(after)
 
     def reading(self) -> AbstractContextManager[Reader]:
-        """One moment of the store, whatever is written meanwhile: all that is read through it fits together."""
+        """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together."""
         return self._store.reading()
 
     # ------------------------------------------------------------------------------------------------- search
@@ -263,7 +286,7 @@ class Index:
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
     ) -> list[Hit] | list[list[Hit]]:
-        """The k best documents for a text, best first, or for each of several texts.
+        """Find the k best documents for a text, best first, or for each of several texts.
 
         >>> index = Index.create("shop", [Document(str(year), f"shoes {year}", metadata={"year": year}) for year in
         ...     (2022, 2023, 2024)], Encoder.load("static"))
@@ -287,7 +310,7 @@ class Index:
         return hits[0] if isinstance(queries, str) else hits
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """The unit vectors of queries, of shape (texts, n)."""
+        """Encode queries to unit vectors of shape (texts, n)."""
         return self._for_queries.encode(texts, "query")
 
     def search_vectors(
@@ -296,7 +319,7 @@ class Index:
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
     ) -> list[list[Hit]]:
-        """As `search`, for queries that are encoded already: unit rows of shape (Q, n), float32."""
+        """Search as `search` does, for queries that are encoded already: unit rows of shape (Q, n), float32."""
         while True:
             with self._store.reading() as reader:
                 allowed = None if filter is None else reader.numbers_where(filter)
@@ -310,6 +333,15 @@ class Index:
         self._for_queries.get()
         with self._store.reading() as reader:
             self._engine.load(reader)
+
+    def build_engine(self) -> None:
+        """Build the engine of the documents there are, and keep a snapshot, so that who opens the index need not.
+
+        Raises:
+            WriterBusyError: someone else is writing.
+        """
+        with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
+            self._engine.rebuild(writer, self._engine.name, self.manifest.dtype)
 
     @property
     def encoder(self) -> Encoder:
@@ -326,7 +358,7 @@ class Index:
         return self._tree
 
     def status(self) -> IndexStatus:
-        """Counts, sizes and names; loads neither encoder nor engine."""
+        """Return counts, sizes and names; loads neither encoder nor engine."""
         manifest = self.manifest
         with self._store.reading() as reader:
             state, removed = reader.state(), reader.removed_up_to(manifest.documents)
@@ -342,7 +374,7 @@ class Index:
             fingerprint=manifest.fingerprint,
             base_encoder=manifest.base_encoder,
             dim=manifest.dim,
-            engine=manifest.engine,
+            engine=self._engine.name,
             dtype=manifest.dtype,
             pending=pending,
             tree_levels=self.tree.hierarchy.depth if self.tree else 0,
@@ -351,7 +383,7 @@ class Index:
         )
 
     def drift(self, seed: int = 0) -> Drift:
-        """Whether it is time to retrain: documents that came after creation beside the others; see `hce.index.drift`.
+        """Tell whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
 
         Takes seconds, and all vectors in memory; loads the encoder.
         """
@@ -360,7 +392,8 @@ class Index:
             return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
         with self._store.reading() as reader:
             numbers, vectors = reader.vectors()
-            held_out = reader.present(self._held_out()).values()
+            trained = ModelFacts.find(self.path / IN_AN_INDEX)
+            held_out = reader.present(trained.held_out if trained else []).values()
 
             def texts(rows: np.ndarray) -> list[str]:
                 documents = reader.documents(numbers[rows].tolist())
@@ -399,7 +432,8 @@ class Index:
             known = Manifest.read(self.path)  # which another process may have changed
             self._tidy_up(known.hierarchy)
             grown = self._regrown(writer, known.hierarchy)
-            manifest = replace(known, engine=engine or known.engine, dtype=dtype or known.dtype, hierarchy=grown)
+            engine = engine or (known.engine if known.engine in ENGINES else self._engine.name)
+            manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
             manifest.write(self.path)
             self.manifest, self._tree = manifest, None
             self._engine.rebuild(writer, manifest.engine, manifest.dtype)
@@ -418,18 +452,25 @@ class Index:
     def _encode_documents(self, texts: list[str]) -> np.ndarray:
         return self._for_documents.encode(texts, "document")
 
-    def _held_out(self) -> list[str]:
-        """The documents that training kept for measuring, where that is known."""
-        facts = self.path / "model" / "hce.json"
-        known = json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {}
-        return list(known.get("held_out", ()))
+    def _engine_in_use(self) -> str:
+        """Return the engine that the manifest names, or another where this version does not have that one any more."""
+        named = self.manifest.engine
+        with self._store.reading() as reader:
+            chosen = named if named in ENGINES else engine_for(reader.state().documents)
+        if chosen != named:
+            logger.warning(
+                "%s was made with the engine %s, which is no more; %s searches in its place, and "
+                "'hce rebuild %s --engine %s' makes that permanent",
+                *(self.path, named, chosen, self.path, chosen),
+            )
+        return chosen
 
     def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
         return load_tree(self.path / name) if name else None
 
     def _regrown(self, reader: Reader, name: str | None) -> str | None:
-        """The folder of a tree of the documents there are; the present one's, `name`, if it is that."""
+        """Have a tree of the documents there are, and return its folder; the present one, `name`, if it is that."""
         if name is None:
             return None
         numbers, vectors = reader.vectors()
@@ -451,6 +492,6 @@ class Index:
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Where each number stands among rising `numbers`; −1 where it does not."""
+    """Find where each number stands among rising `numbers`; −1 where it does not."""
     places = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
     return np.where(numbers[places] == wanted, places, -1) if len(numbers) else np.full(len(wanted), -1)

@@ -6,7 +6,6 @@ damaged, outdated or of another store is read from the store instead.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import shutil
@@ -19,52 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.errors import FormatError, HceError
-from hce.files import new_folder, write_json
+from hce.files import new_folder, read_json, write_json
 from hce.index.store import Moment, Reader, Store
 from hce.search.engine import Engine, Found, load_engine, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
-
-
-class SharedLock:
-    """Shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
-
-    def __init__(self) -> None:
-        self._condition = Condition()
-        self._sharing = 0
-        self._alone = False
-        self._waiting = 0
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold it together with others."""
-        with self._condition:
-            self._condition.wait_for(lambda: not self._alone and not self._waiting)
-            self._sharing += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._sharing -= 1
-                self._condition.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold it with no one else."""
-        with self._condition:
-            self._waiting += 1
-            try:
-                self._condition.wait_for(lambda: not self._alone and not self._sharing)
-                self._alone = True
-            finally:
-                self._waiting -= 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._alone = False
-                self._condition.notify_all()
 
 
 FOLDER = "engine"
@@ -91,11 +50,11 @@ class LiveEngine:
         self._lock = SharedLock()
         self._engine: Engine | None = None
         self._state: Moment | None = None
-        self._behind = 0  # rows by which the snapshot on disk is
+        self._behind = 0  # additions and removals that are not in the snapshot on disk
 
     @property
     def folder(self) -> Path:
-        """Where the snapshots are."""
+        """The folder of the snapshots."""
         return self.store.path.parent / FOLDER
 
     def search(self, reader: Reader, queries: np.ndarray, k: int, allowed: np.ndarray | None) -> Found | None:
@@ -144,7 +103,7 @@ class LiveEngine:
             self._try_to_save()
 
     def _loaded(self, reader: Reader) -> tuple[Engine, Moment]:
-        """The engine of the newest usable snapshot, else one of all vectors."""
+        """Load the newest usable snapshot, or build an engine of all vectors; return it with its moment."""
         for folder in sorted(self._snapshots(), reverse=True):
             state = self._snapshot_state(folder, reader)
             if state is None:
@@ -163,15 +122,14 @@ class LiveEngine:
 
     def _built(self, reader: Reader) -> Engine:
         numbers, vectors = reader.vectors()
-        tree = self._tree() if self.name == "tree" else None  # the others have no use for it
-        fits = tree is not None and np.array_equal(tree.numbers, numbers)
-        hierarchy = tree.hierarchy if tree is not None and fits else None
+        tree = self._tree() if self.name == "tree" else None  # flat has no use for it
+        hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
         return new_engine(
             self.name, reader.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
         )
 
     def pending(self, reader: Reader) -> int:
-        """How many additions and removals are in the store and not in the snapshot on disk."""
+        """Count the additions and removals that are in the store and not in the snapshot on disk."""
         states = (self._snapshot_state(folder, reader) for folder in sorted(self._snapshots(), reverse=True))
         known = next((state for state in states if state is not None), None)
         if known is None:
@@ -184,13 +142,13 @@ class LiveEngine:
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
     def _snapshot_state(self, folder: Path, reader: Reader) -> Moment | None:
-        """The moment at which a snapshot was taken; None when it is of no use here."""
+        """Return the moment at which a snapshot was taken; None when it is of no use here."""
         try:
-            facts = json.loads((folder / "snapshot.json").read_text(encoding="utf-8"))
+            facts = read_json(folder / "snapshot.json")
             if (facts["engine"], facts["dtype"], facts["dim"]) != (self.name, self.dtype, reader.dim):
                 return None
             return reader.state_at(facts["change"], facts["token"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FormatError, KeyError):
             return None
 
     def _try_to_save(self) -> None:
@@ -221,3 +179,43 @@ class LiveEngine:
                 snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
         for leftover in self.folder.glob(".*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+class SharedLock:
+    """A lock shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._sharing = 0
+        self._alone = False
+        self._waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with others."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._alone and not self._waiting)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._sharing -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock with no one else."""
+        with self._condition:
+            self._waiting += 1
+            try:
+                self._condition.wait_for(lambda: not self._alone and not self._sharing)
+                self._alone = True
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._alone = False
+                self._condition.notify_all()

@@ -5,14 +5,13 @@ The manifest says what an index is made of. It is written last, so that its pres
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hce._version import __version__
 from hce.errors import FormatError
-from hce.files import write_json
+from hce.files import read_json, write_json
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -25,7 +24,7 @@ class Manifest:
     Attributes:
         created: when, in ISO 8601.
         documents: how many there were at creation; they have the numbers 1 … documents.
-        corpus: name and fingerprint of the collection that it was made of.
+        corpus: name and fingerprint of the collection that the index was made of.
         encoder: the name of the encoder that made the vectors.
         fingerprint: of that encoder.
         dim: the length n of a vector.
@@ -35,7 +34,7 @@ class Manifest:
         dtype: what the engine keeps vectors in.
         hierarchy: the folder of the tree, where there is one.
         format: of the index.
-        hce: the version that wrote it.
+        hce: the version that wrote the manifest.
     """
 
     created: str
@@ -53,7 +52,7 @@ class Manifest:
     hce: str = __version__
 
     def write(self, folder: Path) -> None:
-        """Put it into the index's folder, atomically."""
+        """Put the manifest into the index's folder, atomically."""
         write_json(folder / FILE, asdict(self))
 
     @classmethod
@@ -63,25 +62,22 @@ class Manifest:
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
         """
+        if not (folder / FILE).is_file():
+            raise FormatError(f"{folder}: no index there ({FILE} is missing); 'hce index' makes one")
+        values = read_json(folder / FILE)
         try:
-            values: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            newer = values["format"] > FORMAT
-            known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-            manifest = None if newer else cls(**known)
-        except OSError as error:
-            raise FormatError(f"{folder}: no index there ({FILE}: {error.strerror}); 'hce index' makes one") from error
-        except (ValueError, TypeError, KeyError) as error:
+            if values["format"] > FORMAT:
+                raise FormatError(f"{folder}: the index was written by a newer version of hce; upgrade to open it")
+            return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+        except (TypeError, KeyError) as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({FILE}: {error})") from error
-        if manifest is None:
-            raise FormatError(f"{folder}: the index was written by a newer version of hce; upgrade to open it")
-        return manifest
 
 
 def hierarchy_folder(path: str | Path) -> Path | None:
-    """The folder that holds a tree: in an index, in a model, or `path` itself; None where there is none.
+    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None where there is none.
 
     Raises:
-        FormatError: it is an index that was made without a tree.
+        FormatError: `path` is an index that was made without a tree.
     """
     path, candidates = Path(path), ["hierarchy", "."]
     if (path / "documents.sqlite").is_file():
@@ -107,7 +103,7 @@ class IndexStatus:
         fingerprint: of the encoder.
         base_encoder: what the encoder was trained from, where that is known.
         dim: the length of a vector.
-        engine: the name of the engine.
+        engine: the name of the engine that searches.
         dtype: what the engine keeps vectors in.
         pending: how many additions and removals the engine's snapshot on disk is behind.
         tree_levels: the number of levels of the tree; 0 without one.
@@ -133,12 +129,12 @@ class IndexStatus:
     format: int
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return all of it, for JSON."""
         return asdict(self)
 
 
 def size_on_disk(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """Count the bytes of all files in a folder."""
     return sum(map(_size, folder.rglob("*")))
 
 

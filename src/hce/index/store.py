@@ -26,6 +26,17 @@ from hce.data.documents import Document
 from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.filters import Filter, compile_filter
 
+FILE = "documents.sqlite"
+SECONDS_TO_WAIT = 5.0  # for another writer
+
+# Pages of 16 KB waste little around vectors of a few KB. A write-ahead log of up to 64 MB keeps the copying of pages
+# into the main file out of most writes.
+PAGE = 16_384
+LOG_PAGES = 64 * 2**20 // PAGE
+
+# A small cache makes SQLite write pages to the log along the way, while texts are encoded, and not all at the end.
+CACHE_KILOBYTES = 4096
+
 PARAMETERS_AT_ONCE = 4096
 ROWS_AT_ONCE = 8192
 SCHEMA = """
@@ -72,210 +83,6 @@ class Entry(NamedTuple):
     vector: np.ndarray
 
 
-class Reader:
-    """What can be asked of one moment of a store."""
-
-    def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
-        self._connection = connection
-        self.dim = dim
-
-    def state(self) -> Moment:
-        """The moment that is seen."""
-        return Moment(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
-
-    def state_at(self, change: int, token: str) -> Moment | None:
-        """An earlier moment of this store; None where it never was in it."""
-        query = "SELECT change, token, at, documents, last FROM changes WHERE change = ? AND token = ?"
-        row = self._one(query, (change, token))
-        return Moment(*row) if row else None
-
-    def find(self, doc_id: str) -> Document | None:
-        """The document of an id."""
-        row = self._one("SELECT id, title, text, metadata FROM documents WHERE id = ?", (doc_id,))
-        return _document(*row) if row else None
-
-    def present(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Which of these ids there are: id → number, and the key of its content."""
-        rows = self._each_in("SELECT id, number, content FROM documents WHERE id IN ({})", ids)
-        return {doc_id: (number, content) for doc_id, number, content in rows}
-
-    def documents(self, numbers: Iterable[int]) -> dict[int, Document]:
-        """Documents by number."""
-        rows = self._each_in("SELECT number, id, title, text, metadata FROM documents WHERE number IN ({})", numbers)
-        return {number: _document(*row) for number, *row in rows}
-
-    def entries(self, after: int = 0) -> Iterator[Entry]:
-        """All documents with number and vector, in order of number."""
-        query = (
-            "SELECT number, vector, id, title, text, metadata FROM documents JOIN vectors USING (number) "
-            "WHERE number > ? ORDER BY number"
-        )
-        for number, vector, *row in self._connection.execute(query, (after,)):
-            yield Entry(number, _document(*row), np.frombuffer(vector, dtype="<f4"))
-
-    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers above `after` in rising order, of shape (N,), int64, and their vectors of shape (N, n)."""
-        count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
-        numbers, vectors = np.empty(count, np.int64), np.empty((count, self.dim), np.float32)
-        rows = self._connection.execute("SELECT number, vector FROM vectors WHERE number > ? ORDER BY number", (after,))
-        for start in range(0, count, ROWS_AT_ONCE):
-            part = rows.fetchmany(ROWS_AT_ONCE)
-            numbers[start : start + len(part)] = [number for number, _ in part]
-            joined = np.frombuffer(b"".join([vector for _, vector in part]), dtype="<f4")
-            vectors[start : start + len(part)] = joined.reshape(len(part), self.dim)
-        return numbers, vectors
-
-    def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
-        """The vectors of those texts that some document here has: equal texts share one encoding."""
-        wanted = {content_key(text): text for text in texts}
-        query = "SELECT content, title, text, vector FROM documents JOIN vectors USING (number) WHERE content IN ({})"
-        found = {}
-        for content, title, text, vector in self._each_in(query, wanted):
-            if Document("", text, title).full_text == wanted[content]:  # and not another text of the same key
-                found[wanted[content]] = np.frombuffer(vector, dtype="<f4")
-        return found
-
-    def removed_since(self, change: int) -> np.ndarray:
-        """The numbers taken out by later writes than this one."""
-        rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
-        return np.fromiter((number for (number,) in rows), dtype=np.int64)
-
-    def removed_up_to(self, number: int) -> int:
-        """How many of the first `number` documents are not there any more."""
-        return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
-
-    def numbers_where(self, conditions: Filter) -> np.ndarray:
-        """The numbers of documents whose metadata fit, rising."""
-        condition = compile_filter(conditions)
-        query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
-        rows = self._connection.execute(query, condition.parameters)
-        return np.fromiter((number for (number,) in rows), dtype=np.int64)
-
-    def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
-        return self._connection.execute(query, parameters).fetchone()
-
-    def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        values = iter(values)
-        while part := list(islice(values, PARAMETERS_AT_ONCE)):
-            yield from self._connection.execute(query.format(", ".join("?" * len(part))), part)
-
-
-class Writer(Reader):
-    """One transaction under way."""
-
-    def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
-        super().__init__(connection, dim)
-        self._before = self.state()
-        self._last, self._documents = self._before.last, self._before.documents
-        self._touched = False
-
-    def insert(self, documents: Sequence[Document], vectors: np.ndarray) -> None:
-        """Add documents with their vectors, of shape (B, n).
-
-        Raises:
-            InputError: an id is there already.
-        """
-        numbers = range(self._last + 1, self._last + 1 + len(documents))
-        rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
-        try:
-            self._connection.executemany(
-                "INSERT INTO documents (number, id, content, metadata, title, text) VALUES (?, ?, ?, ?, ?, ?)", rows
-            )
-        except sqlite3.IntegrityError as error:
-            raise self._refused(documents) from error
-        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        self._connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(numbers, blobs, strict=True))
-        self._last += len(documents)
-        self._documents += len(documents)
-        self._touched |= bool(documents)
-
-    def delete(self, numbers: Sequence[int]) -> None:
-        """Take documents out."""
-        for query in ("DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"):
-            self._connection.executemany(query, ((number,) for number in numbers))
-        change = self._before.change + 1
-        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((change, number) for number in numbers))
-        self._documents -= len(numbers)
-        self._touched |= bool(numbers)
-
-    def replace(self, documents: Sequence[Document]) -> None:
-        """Write title, text and metadata of documents anew whose `full_text` is what it was."""
-        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE id = ?"
-        self._connection.executemany(query, ((*rest, doc_id) for doc_id, *rest in map(_row, documents)))
-        self._touched |= bool(documents)
-
-    def _refused(self, documents: Sequence[Document]) -> InputError:
-        """What stood against inserting these: an id that comes twice, or else their metadata."""
-        seen = {
-            doc_id
-            for doc_id, (number, _) in self.present(each.id for each in documents).items()
-            if number <= self._last
-        }
-        for document in documents:
-            if document.id in seen:
-                return InputError(f"id {document.id!r} comes twice; make ids unique")
-            seen.add(document.id)
-        return InputError(f"the metadata of {documents[0].id!r} or a later document is no JSON for SQLite; simplify it")
-
-    def record(self) -> None:
-        """Write down that there was a change, if there was one."""
-        if self._touched:
-            row = (self._before.change + 1, secrets.token_hex(8), now(), self._documents, self._last)
-            self._connection.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", row)
-
-
-@lru_cache(maxsize=4096)  # a text is looked for just before it is written
-def content_key(text: str) -> int:
-    """64 bits of a hash of what an encoder reads of a document."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def now() -> str:
-    """This moment, in ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _row(document: Document) -> tuple[str, int, str, str, str]:
-    key = content_key(document.full_text)
-    return document.id, key, _metadata_json(document) if document.metadata else "{}", document.title, document.text
-
-
-def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
-    return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
-
-
-def _metadata_json(document: Document) -> str:
-    """Metadata as JSON that SQLite can read: NaN and infinity, which JSON does not have, become null."""
-    try:
-        try:
-            line = json.dumps(document.metadata, ensure_ascii=False, default=str, allow_nan=False)
-        except ValueError:
-            line = json.dumps(_without_nan(document.metadata), ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the metadata of {document.id!r} cannot be written as JSON ({error}); simplify it") from error
-    return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-FILE = "documents.sqlite"
-SECONDS_TO_WAIT = 5.0  # for another writer
-
-# Pages of 16 KB waste little around vectors of a few KB. A write-ahead log of up to 64 MB keeps the copying of pages
-# into the main file out of most writes.
-PAGE = 16_384
-LOG_PAGES = 64 * 2**20 // PAGE
-
-# A small cache makes SQLite write pages to the log along the way, while texts are encoded, and not all at the end.
-CACHE_KILOBYTES = 4096
-
-
 class Store:
     """One SQLite file, read and written from any number of threads and processes; one writes at a time."""
 
@@ -298,7 +105,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """One consistent view, however long it is held and whatever is written meanwhile."""
+        """Open one consistent view, however long it is held and whatever is written meanwhile."""
         with self._errors(), self._connection() as connection:
             connection.execute("BEGIN")
             try:
@@ -308,7 +115,7 @@ class Store:
 
     @contextmanager
     def writing(self, wait: float | None = None) -> Iterator[Writer]:
-        """One transaction: on success all of it is durable, on any error nothing of it is there.
+        """Open one transaction: on success all of it is durable, on any error nothing of it is there.
 
         Args:
             wait: seconds to wait for another writer to be done, `SECONDS_TO_WAIT` by default.
@@ -383,6 +190,198 @@ class Store:
             ) from error
         except sqlite3.DatabaseError as error:
             raise FormatError(f"{folder}: {FILE} is damaged ({error}); restore it from a copy or index anew") from error
+
+
+class Reader:
+    """One moment of a store, and what can be asked of it."""
+
+    def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
+        self._connection = connection
+        self.dim = dim
+
+    def state(self) -> Moment:
+        """Return the moment that is seen."""
+        return Moment(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
+
+    def state_at(self, change: int, token: str) -> Moment | None:
+        """Return an earlier moment of this store; None where the store never was in it."""
+        query = "SELECT change, token, at, documents, last FROM changes WHERE change = ? AND token = ?"
+        row = self._one(query, (change, token))
+        return Moment(*row) if row else None
+
+    def find(self, doc_id: str) -> Document | None:
+        """Return the document of an id, or None."""
+        row = self._one("SELECT id, title, text, metadata FROM documents WHERE id = ?", (doc_id,))
+        return _document(*row) if row else None
+
+    def present(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Return which of these ids there are: id → number, and the key of its content."""
+        rows = self._each_in("SELECT id, number, content FROM documents WHERE id IN ({})", ids)
+        return {doc_id: (number, content) for doc_id, number, content in rows}
+
+    def documents(self, numbers: Iterable[int]) -> dict[int, Document]:
+        """Return documents by number; those that are not there are left out."""
+        rows = self._each_in("SELECT number, id, title, text, metadata FROM documents WHERE number IN ({})", numbers)
+        return {number: _document(*row) for number, *row in rows}
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Read all documents above `after` with number and vector, in order of number."""
+        query = (
+            "SELECT number, vector, id, title, text, metadata FROM documents JOIN vectors USING (number) "
+            "WHERE number > ? ORDER BY number"
+        )
+        for number, vector, *row in self._connection.execute(query, (after,)):
+            yield Entry(number, _document(*row), np.frombuffer(vector, dtype="<f4"))
+
+    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
+        count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
+        numbers, vectors = np.empty(count, np.int64), np.empty((count, self.dim), np.float32)
+        rows = self._connection.execute("SELECT number, vector FROM vectors WHERE number > ? ORDER BY number", (after,))
+        for start in range(0, count, ROWS_AT_ONCE):
+            part = rows.fetchmany(ROWS_AT_ONCE)
+            numbers[start : start + len(part)] = [number for number, _ in part]
+            joined = np.frombuffer(b"".join([vector for _, vector in part]), dtype="<f4")
+            vectors[start : start + len(part)] = joined.reshape(len(part), self.dim)
+        return numbers, vectors
+
+    def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return the vectors of those texts that some document here has: equal texts share one encoding."""
+        wanted = {content_key(text): text for text in texts}
+        query = "SELECT content, title, text, vector FROM documents JOIN vectors USING (number) WHERE content IN ({})"
+        found = {}
+        for content, title, text, vector in self._each_in(query, wanted):
+            if Document("", text, title).full_text == wanted[content]:  # and not another text of the same key
+                found[wanted[content]] = np.frombuffer(vector, dtype="<f4")
+        return found
+
+    def removed_since(self, change: int) -> np.ndarray:
+        """Return the numbers taken out by later writes than this one."""
+        rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
+        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+    def removed_up_to(self, number: int) -> int:
+        """Count how many of the first `number` documents are not there any more."""
+        return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
+
+    def numbers_where(self, conditions: Filter) -> np.ndarray:
+        """Return the numbers of documents whose metadata fit, rising."""
+        condition = compile_filter(conditions)
+        query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
+        rows = self._connection.execute(query, condition.parameters)
+        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+    def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(query, parameters).fetchone()
+
+    def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        values = iter(values)
+        while part := list(islice(values, PARAMETERS_AT_ONCE)):
+            yield from self._connection.execute(query.format(", ".join("?" * len(part))), part)
+
+
+class Writer(Reader):
+    """One transaction under way."""
+
+    def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
+        super().__init__(connection, dim)
+        self._before = self.state()
+        self._last, self._documents = self._before.last, self._before.documents
+        self._touched = False
+
+    def insert(self, documents: Sequence[Document], vectors: np.ndarray) -> None:
+        """Add documents with their vectors, of shape (B, n).
+
+        Raises:
+            InputError: an id is there already.
+        """
+        numbers = range(self._last + 1, self._last + 1 + len(documents))
+        rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
+        try:
+            self._connection.executemany(
+                "INSERT INTO documents (number, id, content, metadata, title, text) VALUES (?, ?, ?, ?, ?, ?)", rows
+            )
+        except sqlite3.IntegrityError as error:
+            raise self._refused(documents) from error
+        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
+        self._connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(numbers, blobs, strict=True))
+        self._last += len(documents)
+        self._documents += len(documents)
+        self._touched |= bool(documents)
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Take documents out."""
+        for query in ("DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"):
+            self._connection.executemany(query, ((number,) for number in numbers))
+        change = self._before.change + 1
+        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((change, number) for number in numbers))
+        self._documents -= len(numbers)
+        self._touched |= bool(numbers)
+
+    def replace(self, documents: Sequence[Document]) -> None:
+        """Write title, text and metadata of documents anew whose `full_text` is what it was."""
+        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE id = ?"
+        self._connection.executemany(query, ((*rest, doc_id) for doc_id, *rest in map(_row, documents)))
+        self._touched |= bool(documents)
+
+    def _refused(self, documents: Sequence[Document]) -> InputError:
+        """Find what stood against inserting these: an id that comes twice, or else their metadata."""
+        seen = {
+            doc_id
+            for doc_id, (number, _) in self.present(each.id for each in documents).items()
+            if number <= self._last
+        }
+        for document in documents:
+            if document.id in seen:
+                return InputError(f"id {document.id!r} comes twice; make ids unique")
+            seen.add(document.id)
+        return InputError(f"the metadata of {documents[0].id!r} or a later document is no JSON for SQLite; simplify it")
+
+    def record(self) -> None:
+        """Write down that there was a change, if there was one."""
+        if self._touched:
+            row = (self._before.change + 1, secrets.token_hex(8), now(), self._documents, self._last)
+            self._connection.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", row)
+
+
+@lru_cache(maxsize=4096)  # a text is looked for just before it is written
+def content_key(text: str) -> int:
+    """Hash what an encoder reads of a document to 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def now() -> str:
+    """Return the time, in ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _row(document: Document) -> tuple[str, int, str, str, str]:
+    key = content_key(document.full_text)
+    return document.id, key, _metadata_json(document) if document.metadata else "{}", document.title, document.text
+
+
+def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
+    return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
+
+
+def _metadata_json(document: Document) -> str:
+    """Write metadata as JSON that SQLite can read: NaN and infinity, which JSON does not have, become null."""
+    try:
+        try:
+            line = json.dumps(document.metadata, ensure_ascii=False, default=str, allow_nan=False)
+        except ValueError:
+            line = json.dumps(_without_nan(document.metadata), ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the metadata of {document.id!r} cannot be written as JSON ({error}); simplify it") from error
+    return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _end(connection: sqlite3.Connection, how: str) -> None:

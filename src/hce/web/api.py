@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.errors import InputError, WriterBusyError
-from hce.index.before import Ranking, Untrained, display_name
+from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
 from hce.index.index import Hit, Index
@@ -224,12 +225,14 @@ def _search_answer(
     hits = [_shown(hit, words) for hit in found]
     if not compare:
         return SearchAnswer(query, k, took, hits)
-    readiness = site.untrained.readiness()
+    readiness = _readiness(site)
     if readiness.state != "ready":
         return SearchAnswer(query, k, took, hits, Before(readiness, []))
     ranking = site.untrained.rank(query, conditions)
+    ranks = ranking.ranks_of(np.array([hit.number for hit in found], dtype=np.int64))
+    hits = [replace(hit, before=rank) for hit, rank in zip(hits, ranks, strict=True)]
     before = [_shown(hit, words) for hit in _first(site.index, ranking, k)]
-    return SearchAnswer(query, k, took, _with_ranks(site.index, hits, ranking), Before(readiness, before))
+    return SearchAnswer(query, k, took, hits, Before(readiness, before))
 
 
 def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
@@ -249,25 +252,26 @@ def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
     )
 
 
-def _with_ranks(index: Index, hits: list[Shown], ranking: Ranking) -> list[Shown]:
-    """Return the hits with their ranks by the untrained encoder."""
-    with index.reading() as reader:
-        present = reader.present(hit.id for hit in hits)
-    numbers = np.array([present[hit.id][0] if hit.id in present else -1 for hit in hits], dtype=np.int64)
-    return [replace(hit, before=rank) for hit, rank in zip(hits, ranking.ranks_of(numbers), strict=True)]
-
-
 def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
     """Return the untrained encoder's first k hits."""
     best = ranking.first(k)
     with index.reading() as reader:
         documents = reader.documents(number for number, _ in best)
-    hits = []
-    for rank, (number, score) in enumerate(best, start=1):
-        if number in documents:  # else it was removed this moment
-            document = documents[number]
-            hits.append(Hit(rank, score, document.id, document.title, document.text, document.metadata))
-    return hits
+    return [
+        Hit.of(rank, score, number, documents[number])
+        for rank, (number, score) in enumerate(best, start=1)
+        if number in documents  # else it was removed this moment
+    ]
+
+
+def _readiness(site: Site) -> Readiness:
+    readiness = site.untrained.readiness()
+    return replace(readiness, encoder=display_name(readiness.encoder))
+
+
+def display_name(encoder: str | None) -> str | None:
+    """Return an encoder's name without the folders above it, which are nobody else's business."""
+    return Path(encoder).name if encoder and Path(encoder).is_absolute() else encoder
 
 
 def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
@@ -280,14 +284,14 @@ def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, o
 def _status_answer(site: Site, drift: bool) -> StatusAnswer:
     facts = site.index.status().as_dict()
     facts.pop("path")
-    facts["encoder"] = display_name(facts["encoder"])
-    facts["base_encoder"] = site.untrained.name
+    for name in ("encoder", "base_encoder"):
+        facts[name] = display_name(facts[name])
     return StatusAnswer(
         name=site.index.path.absolute().name,
         index=facts,
         tree_nodes=site.tree.node_counts,
         drift=site.drift.now() if drift else None,
-        untrained=site.untrained.readiness(),
+        untrained=_readiness(site),
         training=site.training,
         writable=site.rules.writable,
         needs_token=site.rules.token is not None,
