@@ -1,7 +1,5 @@
 """Cached gradients against plain ones, with dropout drawing, in mixed precision, and with parameters in the loss."""
 
-import contextlib
-
 import pytest
 import torch
 from torch import nn
@@ -135,18 +133,6 @@ def test_only_one_chunk_is_held_for_backward():
 
     backward_in_chunks(encode, torch.randn(4, 2).split(2), torch.sum)
     assert events == ["look", "look", "encode", "backward", "encode", "backward"]
-
-
-def test_all_but_the_last_backward_are_unsynchronised():
-    entered = []
-
-    @contextlib.contextmanager
-    def no_sync():
-        entered.append(True)
-        yield
-
-    backward_in_chunks(network(0.0), torch.randn(8, 6).split(2), in_batch_loss, no_sync=no_sync)
-    assert len(entered) == 3
 
 
 def test_no_chunks():

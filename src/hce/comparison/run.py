@@ -294,11 +294,7 @@ def _training_labels(
 def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Recipe:
     """Return what every trained system may spend: as given, or an epoch as long as the corpus and no larger batch."""
     recipe = Recipe.for_encoder(static=static, documents=documents, **{"epoch_pairs": documents, **settings})
-    if recipe.batch_size > documents:
-        raise InputError(
-            f"batch_size {recipe.batch_size} is larger than the corpus ({documents} documents); "
-            f"give {max(2, documents // 4)} or so"
-        )
+    recipe.require_documents(documents)
     return recipe
 
 

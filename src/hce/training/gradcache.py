@@ -8,7 +8,7 @@ second forward pass. Knows nothing of the loss or of the encoder, not even what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,11 +27,11 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomState:
-        """As it is at this moment; no CUDA states while CUDA is not in use."""
+        """Take the state of this moment; no CUDA states while CUDA is not in use."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
 
     def restore(self) -> None:
-        """Make it the current one."""
+        """Make this the current state."""
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
@@ -51,8 +51,6 @@ def backward_in_chunks(
     encode: Callable[[Chunk], Tensor],
     chunks: Sequence[Chunk],
     loss_of: Callable[[Tensor], Tensor],
-    *,
-    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Tensor:
     """Add the gradients of `loss_of(cat(encode(chunk) for chunk in chunks))` to all parameters; return the loss.
 
@@ -64,8 +62,6 @@ def backward_in_chunks(
         encode: From a chunk to its vectors, of shape (rows of the chunk, n). Called twice on every chunk.
         chunks: The batch in pieces.
         loss_of: From all vectors, of shape (rows of all chunks, n), to the loss, a scalar. Called once.
-        no_sync: A context for every backward pass but the last; with DistributedDataParallel, the model's `no_sync`, so
-            that gradients are exchanged once.
 
     Returns:
         The loss, detached.
@@ -89,8 +85,7 @@ def backward_in_chunks(
         return loss.detach()
 
     gradients = vectors.grad.split([len(part) for part in parts])
-    for i, (chunk, state, gradient) in enumerate(zip(chunks, states, gradients, strict=True)):
-        last = i == len(chunks) - 1
-        with nullcontext() if last else no_sync(), state.replayed(), torch.enable_grad():
+    for chunk, state, gradient in zip(chunks, states, gradients, strict=True):
+        with state.replayed(), torch.enable_grad():
             encode(chunk).backward(gradient)
     return loss.detach()

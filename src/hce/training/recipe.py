@@ -17,34 +17,13 @@ Sampling = Literal["siblings", "fresh-siblings", "mined", "none"]
 Optimizer = Literal["adamw", "adafactor"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
-ABOVE_ZERO = (
-    "epochs",
-    "batch_size",
-    "learning_rate",
-    "temperature",
-    "level_temperature",
-    "patience",
-    "dev_queries",
-    "dev_pool",
-    "mix_limit",
-)
-NOT_BELOW_ZERO = (
-    "seed",
-    "epoch_pairs",
-    "window",
-    "chunk_size",
-    "branching",
-    "negative_count",
-    "alpha",
-    "warmup",
-    "margin",
-    "cut_share",
-    "centroid_learning_rate",
-)
-
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
+
+
+def _positive(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text, "positive": True})
 
 
 @dataclass(frozen=True)
@@ -52,12 +31,12 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Mode = _option("auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised")
-    epochs: int = _option(10, "rounds of optimise, measure, re-cluster")
+    epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
         "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
     )
-    batch_size: int = _option(256, "pairs in a step, over all processes; at most a quarter of few documents")
+    batch_size: int = _positive(256, "pairs in a step, over all processes; at most a quarter of few documents")
     chunk_size: int = _option(
         0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"
     )
@@ -66,12 +45,12 @@ class Recipe:
         "what a transformer computes in while it is trained, with weights in float32; auto: bfloat16 where the GPU or "
         "the processor has instructions for it",
     )
-    learning_rate: float = _option(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
+    learning_rate: float = _positive(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
     centroid_learning_rate: float = _option(0.0, "of the tree's centroids; 0 keeps them where clustering put them")
     warmup: float = _option(0.0, "share of all steps over which the learning rate rises")
     optimizer: Optimizer = _option("adamw", "adamw, or the paper's adafactor")
-    temperature: float = _option(0.05, "τ of the document loss; the paper has 0.01")
-    level_temperature: float = _option(0.15, "τ_h of the level losses; softer than τ measured better")
+    temperature: float = _positive(0.05, "τ of the document loss; the paper has 0.01")
+    level_temperature: float = _positive(0.15, "τ_h of the level losses; softer than τ measured better")
     tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
     branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
@@ -96,12 +75,12 @@ class Recipe:
     interpolate: bool = _option(
         True, "return the best mix of the first and the trained weights on dev, not the trained"
     )
-    mix_limit: float = _option(
+    mix_limit: float = _positive(
         1.0, "the most of the trained weights that a mix may have where no labelled queries say that more is better"
     )
-    patience: int = _option(5, "epochs without improvement on dev before stopping")
-    dev_queries: int = _option(512, "documents (or labelled queries, without a dev split) held out to measure on")
-    dev_pool: int = _option(8192, "documents searched when measuring on dev")
+    patience: int = _positive(5, "epochs without improvement on dev before stopping")
+    dev_queries: int = _positive(512, "documents (or labelled queries, without a dev split) held out to measure on")
+    dev_pool: int = _positive(8192, "documents searched when measuring on dev")
     seed: int = _option(0, "same seed, same result")
 
     def __post_init__(self) -> None:
@@ -109,12 +88,12 @@ class Recipe:
             allowed = get_args(hint)
             if allowed and isinstance(allowed[0], str) and getattr(self, name) not in allowed:
                 raise InputError(f"{name} {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        for name in ABOVE_ZERO:
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} {getattr(self, name)}: has to be above 0")
-        for name in NOT_BELOW_ZERO:
-            if not getattr(self, name) >= 0:
-                raise InputError(f"{name} {getattr(self, name)}: cannot be below 0")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if "positive" in setting.metadata and not value > 0:
+                raise InputError(f"{setting.name} {value}: has to be above 0")
+            if isinstance(value, int | float) and setting.name != "levels" and not value >= 0:
+                raise InputError(f"{setting.name} {value}: cannot be below 0")
         if self.branching == 1:
             raise InputError("branching 1: a node needs 2 children or more; 0 chooses")
         if not self.span_lengths or min(self.span_lengths) < 1:
@@ -140,6 +119,14 @@ class Recipe:
         if documents is None or "batch_size" in settings:
             return recipe
         return replace(recipe, batch_size=min(recipe.batch_size, max(2, documents // 4)))
+
+    def require_documents(self, count: int) -> None:
+        """Raise an `InputError` where there are fewer documents than a batch has pairs."""
+        if self.batch_size > count:
+            raise InputError(
+                f"batch_size {self.batch_size} is larger than the corpus ({count} documents); "
+                f"give {max(2, count // 4)} or so"
+            )
 
     @classmethod
     def explain(cls, name: str) -> str:

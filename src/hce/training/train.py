@@ -148,11 +148,7 @@ def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
 def _refuse_what_cannot_work(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None:
     if len(corpus) < 2:
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
-    if recipe.batch_size > len(corpus):
-        raise InputError(
-            f"batch_size {recipe.batch_size} is larger than the corpus ({len(corpus)} documents); "
-            f"give {max(2, len(corpus) // 4)} or so"
-        )
+    recipe.require_documents(len(corpus))
     has_dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
     if recipe.mode != "supervised" and recipe.pseudo == "simcse" and not has_dropout:
         raise InputError(f"{encoder.name} has no dropout, so SimCSE would show it the same text twice; use ict")
