@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
-from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
@@ -126,10 +125,8 @@ def searched_by_vectors(
 ) -> Built:
     """Build a system that is nothing but an encoder: its documents' vectors, searched exactly."""
     start = time.perf_counter()
-    vectors = encode_corpus(encoder, corpus)
-    seconds = time.perf_counter() - start
-    searcher = DenseSearcher(encoder, corpus.ids, vectors)
-    return Built(searcher, training_seconds, seconds, vectors.nbytes, facts or {})
+    searcher = DenseSearcher.of(encoder, corpus)
+    return Built(searcher, training_seconds, time.perf_counter() - start, searcher.vectors.nbytes, facts or {})
 
 
 def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
+from hce.files import open_atomically
 from hce.search.exact import nearest
-
-logger = logging.getLogger(__name__)
-
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
+VALUES_SUFFIXES = (".tsv", ".jsonl")
+
+logger = logging.getLogger(__name__)
 
 
 class Ranked(Protocol):
@@ -28,7 +33,7 @@ class Ranked(Protocol):
 
     @property
     def id(self) -> str:
-        """Of the document."""
+        """The document's id."""
         ...
 
     @property
@@ -41,8 +46,36 @@ class Searcher(Protocol):
     """Anything that ranks documents for queries, an `Index` too."""
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
-        """The k best documents of each query, best first."""
+        """Find the k best documents of each query, best first."""
         ...
+
+
+@dataclass(frozen=True)
+class DenseSearcher:
+    """An encoder and the vectors of a collection, searched exactly.
+
+    Attributes:
+        encoder: encodes the queries.
+        ids: of the documents.
+        vectors: of the documents, of shape (N, n).
+    """
+
+    encoder: Encoder
+    ids: Sequence[str]
+    vectors: np.ndarray
+
+    @classmethod
+    def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> DenseSearcher:
+        """Encode a corpus, to search it."""
+        return cls(encoder, corpus.ids, encode_corpus(encoder, corpus, progress=progress))
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """Find the k nearest documents of each query, best first."""
+        scores, positions = nearest(self.encoder.encode(queries, "query"), self.vectors, k)
+        return [
+            [Scored(self.ids[position], float(score)) for score, position in zip(*row, strict=True)]
+            for row in zip(scores, positions, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -63,6 +96,20 @@ class Report:
 
     def __str__(self) -> str:
         return "  ".join(f"{name} {value:.4f}" for name, value in self.means.items())
+
+    def write_values(self, path: Path) -> None:
+        """Write the values of each query, as a table with tabs between (.tsv) or as an object a line (.jsonl)."""
+        names = list(self.per_query)
+        with open_atomically(path) as file:
+            if path.suffix == ".tsv":
+                file.write("\t".join(["query", *names]) + "\n")
+            for query_id in self.per_query[names[0]]:
+                values = [self.per_query[name][query_id] for name in names]
+                if path.suffix == ".tsv":
+                    file.write("\t".join([query_id, *map(repr, values)]) + "\n")
+                else:
+                    record = {"query": query_id, **dict(zip(names, values, strict=True))}
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def evaluate(
@@ -106,7 +153,7 @@ def evaluate(
 def rank(
     searcher: Searcher, queries: Mapping[str, Query], qrels: Qrels, depth: int = CUTOFF, *, drop_self: bool = True
 ) -> dict[str, list[Scored]]:
-    """The hits of every judged query, at most `depth` of them, in the searcher's own order.
+    """Search for every judged query; at most `depth` hits each, in the searcher's own order.
 
     Raises:
         InputError: a judged query is not among the queries, or the searcher finds a document twice.
@@ -128,7 +175,7 @@ def rank(
 
 
 def without_self(query_id: str, hits: Sequence[Scored]) -> list[Scored]:
-    """The hits other than the query itself."""
+    """Return the hits other than the query itself."""
     return [hit for hit in hits if hit.id != query_id]
 
 
@@ -177,20 +224,3 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
             len(relevant),
             missing[0],
         )
-
-
-class DenseSearcher:
-    """An encoder and the vectors of a collection, searched exactly."""
-
-    def __init__(self, encoder: Encoder, ids: Sequence[str], vectors: np.ndarray) -> None:
-        self.encoder = encoder
-        self.ids = ids
-        self.vectors = vectors
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """The k nearest documents of each query, best first."""
-        scores, numbers = nearest(self.encoder.encode(queries, "query"), self.vectors, k)
-        return [
-            [Scored(self.ids[number], float(score)) for score, number in zip(*row, strict=True)]
-            for row in zip(scores, numbers, strict=True)
-        ]

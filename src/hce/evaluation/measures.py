@@ -37,7 +37,7 @@ KNOWN = (
 
 
 class Measure(NamedTuple):
-    """A measure: its family and how far down the ranking it looks; None is all the way."""
+    """A family of measures, and how far down the ranking to look; None is all the way."""
 
     family: str
     cutoff: int | None
@@ -65,7 +65,7 @@ def parse_measure(name: str) -> Measure:
 
 
 def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict[Measure, dict[str, float]]:
-    """The value of each measure for each judged query, in the order of the judgments.
+    """Compute the value of each measure for each judged query, in the order of the judgments.
 
     A query that has no hits, or no relevant document to hit, counts 0. Documents without a judgment are taken for not
     relevant, hits for queries without judgments for nothing.
@@ -90,7 +90,7 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
 
 
 def capped_recall(ranked: Sequence[str], grades: Mapping[str, int], cutoff: int) -> float:
-    """The relevant documents among the first k, divided by k or by all there are, whichever is less.
+    """Divide the number of relevant documents among the first k by k or by all there are, whichever is less.
 
     BEIR's recall_cap: 1 can be reached also where a query has more than k relevant documents, with which R@k cannot.
     """

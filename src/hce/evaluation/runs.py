@@ -18,6 +18,9 @@ from hce.data.records import Line, read_lines, shown
 from hce.errors import InputError
 from hce.files import open_text
 
+COLUMNS = "query Q0 document rank score tag"
+LEAST_STEP = float(np.finfo(np.float32).tiny)  # what is smaller, some machines round to zero
+
 
 class Scored(NamedTuple):
     """A document's id and its score for a query; more is better."""
@@ -27,11 +30,7 @@ class Scored(NamedTuple):
 
 
 Run = Mapping[str, Sequence[Scored]]
-
 """The ranking of each query, by its id, best first."""
-
-COLUMNS = "query Q0 document rank score tag"
-LEAST_STEP = float(np.finfo(np.float32).tiny)  # what is smaller, some machines round to zero
 
 
 def read_run(path: str | Path) -> dict[str, list[Scored]]:
@@ -50,26 +49,6 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
     if not scores:
         raise InputError(f"{shown(path)}: an empty run, no hits in it; check the path")
     return {query_id: _sorted_hits(found) for query_id, found in scores.items()}
-
-
-def _parse_line(line: Line) -> tuple[str, Scored]:
-    columns = line.text.split()
-    if len(columns) != len(COLUMNS.split()):
-        raise InputError(f"{line.where}: {len(columns)} columns; a line of a TREC run has 6: {COLUMNS}")
-    try:
-        score = float(columns[4])
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise InputError(f"{line.where}: the score {columns[4]!r} is not a number; a line of a run is: {COLUMNS}")
-    return columns[0], Scored(columns[2], score)
-
-
-def _sorted_hits(found: Mapping[str, float]) -> list[Scored]:
-    with np.errstate(over="ignore"):
-        single = np.array(list(found.values())).astype(np.float32).tolist()
-    ranked = sorted(zip(single, found, strict=True), reverse=True)
-    return [Scored(document_id, found[document_id]) for _, document_id in ranked]
 
 
 def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
@@ -95,7 +74,7 @@ def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
 
 
 def falling_scores(scores: Sequence[float]) -> np.ndarray:
-    """The scores in single precision, float32, each below the one before it.
+    """Return the scores in single precision, float32, each lowered below the one before it.
 
     Raises:
         InputError: a score is infinite or no number.
@@ -110,6 +89,26 @@ def falling_scores(scores: Sequence[float]) -> np.ndarray:
             highest = min(np.nextafter(above, np.float32(-np.inf)), np.float32(above - LEAST_STEP))
             falling[rank] = min(falling[rank], highest)
     return falling
+
+
+def _parse_line(line: Line) -> tuple[str, Scored]:
+    columns = line.text.split()
+    if len(columns) != len(COLUMNS.split()):
+        raise InputError(f"{line.where}: {len(columns)} columns; a line of a TREC run has 6: {COLUMNS}")
+    try:
+        score = float(columns[4])
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise InputError(f"{line.where}: the score {columns[4]!r} is not a number; a line of a run is: {COLUMNS}")
+    return columns[0], Scored(columns[2], score)
+
+
+def _sorted_hits(found: Mapping[str, float]) -> list[Scored]:
+    with np.errstate(over="ignore"):
+        single = np.array(list(found.values())).astype(np.float32).tolist()
+    ranked = sorted(zip(single, found, strict=True), reverse=True)
+    return [Scored(document_id, found[document_id]) for _, document_id in ranked]
 
 
 def _one_word(name: str, what: str) -> str:
