@@ -44,9 +44,7 @@ def generate_queries(
 
     check_output(output)
     documents = Corpus.load(corpus)
-    judge = Encoder.load(encoder) if keep else None
-    if judge is not None and judge.name == "static":  # as it was distilled; a trained table knows its corpus already
-        judge = judge.fitted_to(documents)
+    judge = Encoder.for_corpus(encoder, documents) if keep else None
     with interruptible("the same command goes on where this one stopped"):
         written = run(
             documents,

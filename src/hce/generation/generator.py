@@ -65,10 +65,10 @@ class Generator:
     """A language model and its tokenizer.
 
     Attributes:
-        name: the spec that it was loaded by, for messages and to tell runs apart.
-        device: where it computes.
-        dtype: what it computes in.
-        batch_size: how many passages it reads at once, at best.
+        name: the spec that the model was loaded by, for messages and to tell runs apart.
+        device: where the model computes.
+        dtype: what the model computes in.
+        batch_size: how many passages to read at once, at best.
     """
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
@@ -115,7 +115,7 @@ class Generator:
             ) from error
 
     def generate(self, passages: Sequence[str], seeds: Sequence[Sequence[int]]) -> list[str]:
-        """Write one query for each passage, sampled by its own seed; it may come out empty."""
+        """Write one query for each passage, sampled by its own seed; a query may come out empty."""
         prompts = [self._prompt(passage) for passage in passages]
         features = self.tokenizer(prompts, padding=True, return_tensors="pt").to(self.device)
         width = 0 if self.is_seq2seq else features["input_ids"].shape[1]
@@ -150,7 +150,7 @@ class Generator:
 
 
 class _Sampling(LogitsProcessor):
-    """Gumbel's trick: the largest of scores plus such noise is a draw from their softmax. Each row has its own."""
+    """Gumbel's trick: the largest of scores plus Gumbel noise is a draw from their softmax. Each row has its own."""
 
     def __init__(self, seeds: Sequence[Sequence[int]]) -> None:
         self.generators = [np.random.default_rng(list(seed)) for seed in seeds]
@@ -161,7 +161,7 @@ class _Sampling(LogitsProcessor):
 
 
 class _EndOfLine(StoppingCriteria):
-    """A row is done when its last token holds a line break."""
+    """Ends a row when its last token holds a line break."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -172,6 +172,6 @@ class _EndOfLine(StoppingCriteria):
 
 
 def _first_line(text: str) -> str:
-    """The query itself; what copies an example says nothing of the passage."""
+    """Return the query itself, or nothing if it copies an example, which says nothing of the passage."""
     query = " ".join(text.strip().partition("\n")[0].split())
     return "" if query in {example for _, example in EXAMPLES} else query

@@ -20,91 +20,24 @@ from hce.data.records import JSONL_SUFFIXES
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.files import open_atomically
+from hce.files import open_atomically, other_identity, unfinished
 from hce.progress import progress_bar
 from hce.search.exact import score_blocks
-
-
-class Journal:
-    """A file that grows by whole lines; the first one says which run it belongs to.
-
-    Args:
-        path: the file.
-        identity: what tells this run from another.
-    """
-
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path = path
-        self.identity = identity
-
-    def open(self) -> int:
-        """Begin, or take up what is there; returns how many items are done.
-
-        Raises:
-            InputError: what is there is another run's, or nothing can be written there.
-            FormatError: what is there is no journal.
-        """
-        if not self.path.exists():
-            self.append([self.identity])
-            return 0
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):  # a kill tore the last line off in its middle
-            os.truncate(self.path, len(whole))
-        if not whole:
-            self.append([self.identity])
-            return 0
-        self._require_same(whole.partition(b"\n")[0])
-        return whole.count(b"\n") - 1
-
-    def append(self, items: Iterable[Any]) -> None:
-        """Add items, and have them on the disk when it returns."""
-        lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
-        try:
-            with self.path.open("ab") as file:
-                file.write(lines.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be written ({error.strerror}); check the folder") from error
-
-    def items(self) -> Iterator[Any]:
-        """The items that are done, in order."""
-        with self.path.open(encoding="utf-8") as file:
-            next(file)
-            for line in file:
-                yield json.loads(line)
-
-    def remove(self) -> None:
-        """The run is done."""
-        self.path.unlink()
-
-    def _require_same(self, first_line: bytes) -> None:
-        try:
-            found = dict(json.loads(first_line))
-        except (ValueError, TypeError) as error:
-            raise FormatError(f"{self.path} is not the journal of a run; move it away") from error
-        for name, wanted in self.identity.items():
-            if found.get(name) != wanted:
-                raise InputError(
-                    f"{self.path} holds an unfinished run with {name} {found.get(name)!r}, not {wanted!r}; "
-                    "give the same settings to continue it, or delete it"
-                )
 
 
 class QueryWriter(Protocol):
     """What writes queries; `hce.generation.generator.Generator` does.
 
     Attributes:
-        name: tells it from others.
-        batch_size: passages at once.
+        name: tells the writer from others.
+        batch_size: how many passages it reads at once.
     """
 
     name: str
     batch_size: int
 
     def generate(self, passages: Sequence[str], seeds: Sequence[Sequence[int]]) -> list[str]:
-        """One query for each passage, drawn by its own seed."""
+        """Write one query for each passage, drawn by its own seed."""
         ...
 
 
@@ -164,7 +97,7 @@ def generate_queries(
         )
     positions = drawn_documents(len(corpus), limit, seed)
     identity = {"corpus": corpus.fingerprint, "model": writer.name, "per_document": per_document, "limit": limit}
-    journal = Journal(output.with_name(f"{output.name}.unfinished"), {**identity, "seed": seed})
+    journal = Journal(unfinished(output), {**identity, "seed": seed})
     _write_all(journal, corpus, positions, writer, per_document, seed, progress)
     queries = list(_distinct(journal, positions))
     kept = queries if encoder is None else _leading_back(queries, corpus, encoder, within)
@@ -189,14 +122,14 @@ def check_output(output: Path) -> None:
 
 
 def drawn_documents(count: int, limit: int, seed: int) -> np.ndarray:
-    """The positions of the documents to write for, rising: all, or `limit` of them drawn at random."""
+    """Return the positions of the documents to write for, rising: all, or `limit` of them drawn at random."""
     if not limit or limit >= count:
         return np.arange(count)
     return np.sort(np.random.default_rng([seed, 3]).choice(count, limit, replace=False))
 
 
 def own_ranks(queries: Sequence[str], positions: Sequence[int], corpus: Corpus, encoder: Encoder) -> np.ndarray:
-    """How many documents the encoder puts before each query's own, of shape (queries,)."""
+    """Count the documents that the encoder puts before each query's own, of shape (queries,)."""
     documents = encode_corpus(encoder, corpus)
     asked = encoder.encode(queries, "query")
     own = np.asarray(positions)
@@ -204,6 +137,70 @@ def own_ranks(queries: Sequence[str], positions: Sequence[int], corpus: Corpus, 
     for rows, scores in score_blocks(asked, documents):
         ranks[rows] = (scores > scores[np.arange(len(scores)), own[rows]][:, None]).sum(axis=1)
     return ranks
+
+
+class Journal:
+    """A file that grows by whole lines; the first one says which run it belongs to.
+
+    Args:
+        path: the file.
+        identity: what tells this run from another.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self.path = path
+        self.identity = identity
+
+    def open(self) -> int:
+        """Begin, or take up what is there; return how many items are done.
+
+        Raises:
+            InputError: what is there is another run's, or nothing can be written there.
+            FormatError: what is there is no journal.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):  # a kill tore the last line off in its middle
+            os.truncate(self.path, len(whole))
+        if not whole:
+            self.append([self.identity])
+            return 0
+        self._require_same(whole.partition(b"\n")[0])
+        return whole.count(b"\n") - 1
+
+    def append(self, items: Iterable[Any]) -> None:
+        """Add items; they are on the disk when this returns."""
+        lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+        try:
+            with self.path.open("ab") as file:
+                file.write(lines.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror}); check the folder") from error
+
+    def items(self) -> Iterator[Any]:
+        """Yield the items that are done, in order."""
+        with self.path.open(encoding="utf-8") as file:
+            next(file)
+            for line in file:
+                yield json.loads(line)
+
+    def remove(self) -> None:
+        """Delete the journal of a run that is done."""
+        self.path.unlink()
+
+    def _require_same(self, first_line: bytes) -> None:
+        try:
+            found = dict(json.loads(first_line))
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{self.path} is not the journal of a run; move it away") from error
+        name = other_identity(self.identity, found)
+        if name is not None:
+            raise InputError(
+                f"{self.path} holds an unfinished run with {name} {found.get(name)!r}, not {self.identity[name]!r}; "
+                "give the same settings to continue it, or delete it"
+            )
 
 
 def _write_all(
@@ -230,13 +227,13 @@ def _write_all(
 
 
 def _distinct(journal: Journal, positions: np.ndarray) -> Iterator[_Query]:
-    """The queries that are not empty, each once a document."""
+    """Yield the queries that are not empty, each once a document."""
     for position, texts in zip(positions.tolist(), journal.items(), strict=True):
         yield from (_Query(position, text) for text in dict.fromkeys(texts) if text)
 
 
 def _leading_back(queries: list[_Query], corpus: Corpus, encoder: Encoder, within: int) -> list[_Query]:
-    """The round-trip filter (Alberti et al. 2019)."""
+    """Keep the queries that pass the round-trip filter (Alberti et al. 2019)."""
     ranks = own_ranks([query.text for query in queries], [query.position for query in queries], corpus, encoder)
     return [query for query, rank in zip(queries, ranks.tolist(), strict=True) if rank < within]
 
