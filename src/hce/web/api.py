@@ -264,16 +264,6 @@ def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
     ]
 
 
-def _readiness(site: Site) -> Readiness:
-    readiness = site.untrained.readiness()
-    return replace(readiness, encoder=display_name(readiness.encoder))
-
-
-def display_name(encoder: str | None) -> str | None:
-    """Return an encoder's name without the folders above it, which are nobody else's business."""
-    return Path(encoder).name if encoder and Path(encoder).is_absolute() else encoder
-
-
 def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
     found = live.node(level, node, depth, most)
     documents = live.documents(node, offset, most) if level == live.levels else []
@@ -285,7 +275,7 @@ def _status_answer(site: Site, drift: bool) -> StatusAnswer:
     facts = site.index.status().as_dict()
     facts.pop("path")
     for name in ("encoder", "base_encoder"):
-        facts[name] = display_name(facts[name])
+        facts[name] = _display_name(facts[name])
     return StatusAnswer(
         name=site.index.path.absolute().name,
         index=facts,
@@ -297,3 +287,14 @@ def _status_answer(site: Site, drift: bool) -> StatusAnswer:
         needs_token=site.rules.token is not None,
         version=__version__,
     )
+
+
+def _readiness(site: Site) -> Readiness:
+    """Return whether there is a ranking to compare with, under the encoder's name as it is shown."""
+    readiness = site.untrained.readiness()
+    return replace(readiness, encoder=_display_name(readiness.encoder))
+
+
+def _display_name(encoder: str | None) -> str | None:
+    """Return an encoder's name without the folders above it, which are nobody else's business."""
+    return Path(encoder).name if encoder and Path(encoder).is_absolute() else encoder
