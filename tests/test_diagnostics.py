@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import InputError
-from hce.evaluation.diagnostics import descend, diagnose
+from hce.evaluation.diagnostics import diagnose
 from hce.search.exact import nearest
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
@@ -40,11 +40,14 @@ def tree() -> Hierarchy:
     return Hierarchy((top, middle), np.array([0, 0, 1, 1, 2, 2, 3, 3]), (1.0, 1.0), {})
 
 
-def test_paths_by_hand(tree):
-    assert [node.tolist() for node in descend(tree, VECTORS, at(5), 1)] == [[0], [0], [0]]
-    assert [node.tolist() for node in descend(tree, VECTORS, at(140), 1)] == [[1], [2], [4]]
+def test_the_way_down_by_hand(tree):
+    def way(degrees: float, beam: int) -> list[list[int]]:
+        return [nodes[0].tolist() for nodes in tree.walk(at(degrees)[None], beam, VECTORS)]
+
+    assert way(5, 1) == [[0], [0], [0], [0]]
+    assert way(140, 1) == [[0], [1], [2], [4]]
     # A beam of 2 keeps both halves, then the two best of four nodes, then the two best of their documents.
-    assert [node.tolist() for node in descend(tree, VECTORS, at(140), 2)] == [[1, 0], [2, 1], [3, 4]]
+    assert way(140, 2) == [[0], [1, 0], [2, 1], [3, 4]]
 
 
 QUERIES = {
@@ -142,7 +145,7 @@ def test_in_any_tree(seed, branching, beam):
 def test_a_beam_as_wide_as_the_tree_is_exact_search(tree):
     for query in QUERIES.values():
         _, order = nearest(query[None], VECTORS, 8)
-        assert descend(tree, VECTORS, query, 8)[-1].tolist() == order[0].tolist()
+        assert tree.walk(query[None], 8, VECTORS)[-1].tolist() == order.tolist()
 
 
 def test_without_levels_the_only_step_is_exact_search():

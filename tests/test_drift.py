@@ -9,7 +9,7 @@ import pytest
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.index.drift import LEAST, Drift, Grown, Population, _judge, _Leaves, measure_drift
+from hce.index.drift import LEAST, Drift, Population, _judge, _Leaves, measure_drift
 from hce.index.index import Index
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
@@ -21,7 +21,7 @@ def directions(*degrees: float) -> np.ndarray:
 
 
 @pytest.fixture
-def hand_made() -> tuple[Grown, np.ndarray]:
+def hand_made() -> tuple[Hierarchy, np.ndarray, np.ndarray]:
     """Leaves {0°, 20°}, {90°}, {180°, 200°}; the first two under one parent; one document has been removed since."""
     vectors = directions(0, 20, 90, 180, 45)  # the last is new; 200° is gone
     levels = (
@@ -29,13 +29,12 @@ def hand_made() -> tuple[Grown, np.ndarray]:
         Level(np.array([0, 0, 1]), directions(10, 90, 190)),
     )
     tree = Hierarchy(levels, np.array([0, 0, 1, 2, 2]), (1.0, 1.0), {})
-    return Grown(tree, np.array([0, 1, 2, 3, -1])), vectors
+    return tree, np.array([0, 1, 2, 3, -1]), vectors
 
 
 def test_an_old_document_is_placed_as_if_it_were_new(hand_made):
-    tree, vectors = hand_made
-    leaves = _Leaves(tree, vectors)
-    cosine, leaf, astray = leaves.place(vectors, np.arange(5))
+    vectors = hand_made[-1]
+    cosine, leaf, astray = _Leaves(*hand_made).place(vectors, np.arange(5))
     # 0° and 20° see each other; 90° alone in its leaf goes to the 10° one; so does 180°, whose fellow is gone: the
     # nearest other is 90°; 45° is 35° from the centroid at 10° and 45° from the one at 90°.
     expected = np.cos(np.radians([20, 20, 80, 90, 35]))
@@ -58,10 +57,9 @@ def drift_of(texts: dict[str, list[str]], new: str, encoder: Encoder, count: int
     everything = [*texts["base"], *texts[new][:count]]
     vectors = np.concatenate([base, encoder.encode(texts[new][:count])])
     is_new = np.arange(len(vectors)) >= len(base)
-    tree = Grown(Hierarchy.build(base, 16, seed=1), np.arange(len(base)))
-    return measure_drift(
-        tree, vectors, is_new, np.arange(60), lambda rows: [everything[row] for row in rows.tolist()], encoder.encode
-    )
+    tree, held_out = Hierarchy.build(base, 16, seed=1), np.arange(60)
+    texts = lambda rows: [everything[row] for row in rows.tolist()]  # noqa: E731
+    return measure_drift(tree, np.arange(len(base)), vectors, is_new, held_out, texts, encoder.encode)
 
 
 def test_relatives_are_no_reason(grown, module_static_encoder):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
 from hce.errors import FormatError, InputError
-from hce.tree.growing import branching_for_depth, level_sizes
-from hce.tree.hierarchy import Hierarchy, Level
+from hce.tree.growing import Level, branching_for_depth, level_sizes
+from hce.tree.hierarchy import Hierarchy
 
 
 def unit_rows(count: int, dim: int, seed: int, distinct: int | None = None) -> np.ndarray:
@@ -175,6 +175,11 @@ def test_relations_by_hand(small_tree):
     assert small_tree.leaves_under(1, 0).tolist() == [0, 1, 3, 5]
     assert small_tree.leaves_under(0, 0).tolist() == [0, 1, 2, 3, 4, 5]
     assert small_tree.nodes_at(1).tolist() == [0, 0, 1, 0, 1, 0]
+    assert small_tree.ancestors(3, np.array([3, 4])).tolist() == [[0, 0, 0, 3], [0, 1, 2, 4]]
+    assert small_tree.ancestors(2, np.array([1, 2])).tolist() == [[0, 0, 1], [0, 1, 2]]
+    assert small_tree.ancestors(0, np.array([0])).tolist() == [[0]]
+    assert [counts.tolist() for counts in small_tree.document_counts()] == [[6], [4, 2], [3, 1, 2]]
+    assert [counts.tolist() for counts in small_tree.document_counts(np.array([1, 1]))] == [[2], [2, 0], [0, 2, 0]]
     with pytest.raises(InputError, match="level 4"):
         small_tree.nodes_at(4)
 
@@ -223,6 +228,67 @@ def test_sampling_is_uniform():
     assert (pairs > 0).sum() == 20
 
 
+# ------------------------------------------------------------------------------------------------------- the way down
+
+
+def kept_by_brute_force(
+    tree: Hierarchy, vector: np.ndarray, beam: int, documents: np.ndarray | None
+) -> list[list[int]]:
+    """Compare the vector with every node of each level, and rank those whose parent was kept."""
+    kept = [[0]]
+    members = [*(level.centroids for level in tree.levels), *([] if documents is None else [documents])]
+    for level, below in enumerate(members, start=1):
+        scores = below @ vector
+        ranked = [node for node in np.argsort(-scores).tolist() if tree._parent(level)[node] in kept[-1]]
+        kept.append(ranked[:beam])
+    return kept
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 150),
+    branching=st.integers(2, 20),
+    beam=st.integers(1, 12),
+    walkers=st.integers(0, 20),
+    to_documents=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_walks_keep_the_closest_children(count, branching, beam, walkers, to_documents, seed):
+    vectors = unit_rows(count, 6, seed)
+    tree = Hierarchy.build(vectors, branching, seed=seed)
+    asked, documents = unit_rows(walkers, 6, seed + 100), vectors if to_documents else None
+    kept = tree.walk(asked, beam, documents)
+    assert len(kept) == tree.depth + to_documents
+    assert all(nodes.shape == (walkers, beam if level else 1) for level, nodes in enumerate(kept))
+    for row in range(walkers):
+        own = [[node for node in nodes[row].tolist() if node >= 0] for nodes in kept]
+        assert own == kept_by_brute_force(tree, asked[row], beam, documents)
+        alone = tree.walk(asked[row : row + 1], beam, documents)
+        assert [nodes[0].tolist() for nodes in alone] == [nodes[row].tolist() for nodes in kept]
+
+
+def test_a_greedy_walk_is_a_path(small_tree):
+    """Who walks in the direction of document 1's leaf comes to it through that leaf's ancestors."""
+    kept = small_tree.walk(np.array([[0.4, 1, 0], [0.4, 0.3, 1]], dtype=np.float32))
+    assert np.concatenate(kept, axis=1).tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_children_of_nodes_that_are_given(small_tree):
+    vectors = np.array([[0, 1, 0], [0, 1, 0]], dtype=np.float32)
+    nodes = np.array([[0, 1], [1, -1]])
+    assert small_tree.closest_children(1, nodes, vectors, 2).tolist() == [[1, 0], [2, -1]]
+    assert small_tree.closest_children(1, nodes, vectors).tolist() == [[1], [2]]
+    with pytest.raises(InputError, match="the children at level 2 are documents"):
+        small_tree.closest_children(2, nodes, vectors)
+
+
+def test_of_equal_children_the_first_is_kept():
+    same = np.ones((3, 2), dtype=np.float32)
+    tree = Hierarchy((Level(np.zeros(3, dtype=np.int64), same),), np.array([2, 1, 0]), (1.0,), {})
+    assert tree.walk(same[:1], 1, same)[1:] == [np.array([[0]]), np.array([[2]])]
+    assert [nodes.tolist() for nodes in tree.walk(same[:1], 2, same)] == [[[0]], [[0, 1]], [[2, 1]]]
+
+
 # ------------------------------------------------------------------------------------------------------------- churn
 
 
@@ -252,6 +318,8 @@ def test_save_and_load(tmp_path):
     tree.save(tmp_path / "tree")
     again = Hierarchy.load(tmp_path / "tree")
     assert again.names == tree.names
+    assert again.name(1, 0) == ["été"]
+    assert again.name(0, 0) == []
     np.testing.assert_array_equal(again.paths, tree.paths)
     for one, other in zip(again.levels, tree.levels, strict=True):
         np.testing.assert_array_equal(one.centroids, other.centroids)
@@ -274,6 +342,12 @@ def test_damaged_trees_are_refused_in_one_line(tmp_path):
     manifest = json.loads((tmp_path / "newer" / "manifest.json").read_text())
     (tmp_path / "newer" / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(FormatError, match="newer version"):
+        Hierarchy.load(tmp_path / "newer")
+    (tmp_path / "newer" / "manifest.json").write_text(json.dumps(manifest)[:-1])
+    with pytest.raises(FormatError, match=r"newer: the tree is damaged .*; build or copy it again"):
+        Hierarchy.load(tmp_path / "newer")
+    (tmp_path / "newer" / "hierarchy.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"no tree there \(hierarchy.safetensors is missing\)"):
         Hierarchy.load(tmp_path / "newer")
     tree.document_parent[0] = 99
     tree.save(tmp_path / "orphan")

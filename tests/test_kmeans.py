@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hce.errors import InputError
 from hce.tree import kmeans, kmeans_fast
-from hce.tree import kmeans_fast as kmeans_screen
-from hce.tree import rows as kmeans_steps
+from hce.tree import rows as steps
 from hce.tree.kmeans import spherical_kmeans
 from hce.tree.rows import unit_rows
 
@@ -99,7 +98,7 @@ def test_same_steps_as_the_reference(seed):
         pytest.skip("the paper's algorithm lost a cluster here; refilling it is ours")
     rows = unit_rows(vectors, CPU)
     for rounds, step in enumerate(history, start=1):
-        start = kmeans_steps.normalised(kmeans_steps.member_sums(rows, assignment, 5), rows, assignment)
+        start = steps.normalised(steps.member_sums(rows, assignment, 5), rows, assignment)
         result = kmeans._exact_kmeans(rows, start, rounds, lambda number, objective: None)
         assert result.assignment.tolist() == step
     np.testing.assert_allclose(result.centroids, expected, atol=1e-6)
@@ -240,10 +239,10 @@ def test_members_that_cancel_out_still_give_a_unit_centroid(mode):
 def test_empty_clusters_take_the_worst_fitting_rows():
     rows = unit_rows(circle(0, 5, 60, 90, 95), CPU)
     centroids = torch.from_numpy(circle(0, 90, 200))
-    assignment, best = kmeans_steps.assign(rows, centroids)
+    assignment, best = steps.assign(rows, centroids)
     assert assignment.tolist() == [0, 0, 1, 1, 1]
     before = best.copy()
-    kmeans_steps.fill_empty(rows, centroids, assignment, best)
+    steps.fill_empty(rows, centroids, assignment, best)
     assert assignment.tolist() == [0, 0, 2, 1, 1]
     np.testing.assert_allclose(centroids[2], circle(60)[0], atol=1e-6)
     assert (best >= before).all()
@@ -252,16 +251,16 @@ def test_empty_clusters_take_the_worst_fitting_rows():
 def test_rows_nearer_to_a_refilled_cluster_follow():
     rows = unit_rows(circle(0, 1, 80, 88), CPU)
     centroids = torch.from_numpy(circle(0, 180))
-    assignment, best = kmeans_steps.assign(rows, centroids)
-    kmeans_steps.fill_empty(rows, centroids, assignment, best)
+    assignment, best = steps.assign(rows, centroids)
+    steps.fill_empty(rows, centroids, assignment, best)
     assert assignment.tolist() == [0, 0, 1, 1]
 
 
 def test_spare_rows_leave_every_cluster_a_member():
     assignment = np.array([0, 0, 1, 2, 2, 2])
     best = np.array([0.1, 0.2, 0.0, 0.5, 0.3, 0.4])
-    assert kmeans_steps.spare_rows(assignment, best, 3, 10).tolist() == [0, 4, 5]
-    assert kmeans_steps.spare_rows(assignment, best, 3, 2).tolist() == [0, 4]
+    assert steps.spare_rows(assignment, best, 3, 10).tolist() == [0, 4, 5]
+    assert steps.spare_rows(assignment, best, 3, 2).tolist() == [0, 4]
 
 
 # --- fast mode ---
@@ -357,8 +356,8 @@ def test_screened_assignment_equals_the_plain_one(noise):
     rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
     centroids = rows.take(np.random.default_rng(0).permutation(len(rows))[:300])
     assignment = np.random.default_rng(1).permutation(truth)
-    assignment[::2] = kmeans_steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
-    plain, screened = (f(rows, centroids, assignment) for f in (kmeans_steps.assign, kmeans_screen.assign_screened))
+    assignment[::2] = steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
+    plain, screened = (f(rows, centroids, assignment) for f in (steps.assign, kmeans_fast._assign_screened))
     assert np.array_equal(plain[0], screened[0])
     np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
 
@@ -368,8 +367,8 @@ def test_screen_is_used_where_it_pays():
     rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
     state = kmeans_fast._state_of(rows, truth, 300)
     basis = torch.linalg.eigh(state.centroids.T @ state.centroids).eigenvectors.flip(1).T.contiguous()
-    width = kmeans_screen._screen_width(rows, state.centroids, truth, basis, state.centroids @ basis.T)
-    assert width in kmeans_screen._WIDTHS
+    width = kmeans_fast._screen_width(rows, state.centroids, truth, basis, state.centroids @ basis.T)
+    assert width in kmeans_fast._WIDTHS
 
 
 # --- input ---
@@ -392,8 +391,8 @@ def test_memory_mapped_file_is_read_in_chunks_and_left_alone(mode, tmp_path, mon
     np.save(path, vectors)
     before = path.read_bytes()
     expected = spherical_kmeans(vectors, 80, mode=mode)
-    monkeypatch.setattr(kmeans_steps, "_HOLD_BYTES", 0)  # as for a file larger than memory
-    monkeypatch.setattr(kmeans_steps, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(steps, "_HOLD_BYTES", 0)  # as for a file larger than memory
+    monkeypatch.setattr(steps, "_BLOCK_BYTES", 1000)
     result = spherical_kmeans(np.load(path, mmap_mode="r"), 80, mode=mode)
     check_promises(vectors, 80, result)
     assert result.objective[-1] == pytest.approx(expected.objective[-1], abs=2e-3)

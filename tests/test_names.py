@@ -12,7 +12,7 @@ from rich.console import Console
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
-from hce.tree.outline import document_counts, nested, outline
+from hce.tree.outline import nested, outline
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ TEXTS = [
 
 
 def test_names_say_what_sets_a_node_apart(tree):
-    labels = name_nodes(tree, TEXTS, words=1)
-    assert labels == [[["animal"], ["plant"]], [["cat"], ["dog"], ["oak"]]]
+    names = name_nodes(tree, TEXTS, words=1)
+    assert names == [[["animal"], ["plant"]], [["cat"], ["dog"], ["oak"]]]
 
 
 def test_plural_and_ancestors_words_are_not_repeated(tree):
-    labels = name_nodes(tree, TEXTS, words=2)
-    assert labels[0][0] == ["animal", "creature"]
-    cat = labels[1][0]
+    names = name_nodes(tree, TEXTS, words=2)
+    assert names[0][0] == ["animal", "creature"]
+    cat = names[1][0]
     assert "cat" in cat
     assert "cats" not in cat
     assert not {"animal", "creature"} & set(cat)
@@ -73,7 +73,3 @@ def test_nested_export_holds_every_document_once(tree):
     assert sorted(documents(whole)) == [f"d{i}" for i in range(6)]
     assert [child["size"] for child in whole["children"]] == [4, 2]
     assert whole["children"][0]["name"][0] == "animal"
-
-
-def test_counts_of_every_level(tree):
-    assert [counts.tolist() for counts in document_counts(tree)] == [[6], [4, 2], [2, 2, 2]]

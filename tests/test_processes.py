@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.processes import is_shared_out, own_share, working_together
+from hce.processes import own_share, share_out, working_together
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
@@ -27,7 +27,9 @@ from hce.training.sources import Sources
 from hce.training.steps import Progress, Trainer
 from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy
+from hce.tree.rows import run_all
 
+CPU = torch.device("cpu")
 RECIPE = Recipe.for_encoder(
     static=True, epochs=1, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=16, fit_static=False
 )
@@ -61,6 +63,21 @@ def trees(vectors: np.ndarray) -> list[dict]:
     return grown
 
 
+def results_of_tasks() -> dict[str, object]:
+    """What tasks return, among it what adding up over processes would spoil; and which items this process ran."""
+    ran: list[int] = []
+
+    def task(item: int) -> tuple[int, list[float], None]:
+        ran.append(item)
+        return -item, [-1.0] * item, None
+
+    with working_together():
+        results = run_all(task, range(7), CPU)
+        nested = run_all(lambda item: run_all(lambda inner: inner - item, range(item), CPU), range(3), CPU)
+        nothing = run_all(task, [], CPU)
+    return {"results": results, "nested": nested, "nothing": nothing, "ran": sorted(ran)}
+
+
 def member(rank: int, folder: Path, job: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
@@ -68,6 +85,8 @@ def member(rank: int, folder: Path, job: str) -> None:
         result: object = two_steps(corpus, encoder, RECIPE)
     elif job == "trees":
         result = trees(encode_corpus(encoder, corpus, folder / "vectors"))
+    elif job == "tasks":
+        result = results_of_tasks()
     else:
         trained = train(corpus, encoder, recipe=replace(RECIPE, batch_size=31, epochs=2))
         result = {"dev": [epoch.dev for epoch in trained.history], "weights": trained.encoder.fingerprint}
@@ -114,13 +133,21 @@ def test_two_processes_grow_the_trees_of_one(folder):
     assert first == second == alone
 
 
+def test_tasks_return_the_same_to_one_process_and_to_two(folder):
+    alone = json.loads(json.dumps(results_of_tasks()))
+    assert alone["results"][:3] == [[0, [], None], [-1, [-1.0], None], [-2, [-1.0, -1.0], None]]
+    assert alone["nested"] == [[], [-1], [-2, -1]]
+    first, second = run_two(folder, "tasks")
+    assert (first.pop("ran"), second.pop("ran"), alone.pop("ran")) == ([0, 2, 4, 6], [1, 3, 5], [*range(7)])
+    assert first == second == alone
+
+
 def test_work_is_shared_only_when_asked_for(monkeypatch):
     """A tree grown by one process of many must not wait for the others."""
     monkeypatch.setattr("hce.processes.process_count", lambda: 2)
-    assert not is_shared_out()
-    with working_together():
-        assert is_shared_out()
-    assert not is_shared_out()
+    assert share_out(list, [1, 2, 3]) == [1, 2, 3]
+    with working_together(), pytest.raises(ValueError, match="process group has not been initialized"):
+        share_out(list, [1, 2, 3])
 
 
 def test_uneven_batches_do_not_hang(folder):

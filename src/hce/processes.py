@@ -6,7 +6,7 @@ Alone, everything here returns what it was given, so one code path serves one pr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+R = TypeVar("R")
 _working_together: ContextVar[bool] = ContextVar("working_together", default=False)
 
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
@@ -108,23 +109,19 @@ def working_together(wanted: bool = True) -> Iterator[None]:
         _working_together.reset(token)
 
 
-def is_shared_out() -> bool:
-    """Whether each process does a share of the work at hand."""
-    return process_count() > 1 and _working_together.get()
-
-
-def own_items(items: Sequence[T]) -> Sequence[T]:
-    """This process's share of independent pieces of work: every one is in exactly one share."""
-    return items if process_count() == 1 else items[dist.get_rank() :: process_count()]
-
-
-def complete(arrays: Iterable[np.ndarray]) -> None:
-    """Make arrays whole, in place, of which each process has filled its own places and left 0 elsewhere."""
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    for array in arrays:
-        values = torch.from_numpy(array.view(np.uint8) if array.dtype == bool else array).to(device)
-        dist.all_reduce(values)
-        array[...] = values.cpu().numpy().view(array.dtype)
+def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
+    """Return `work(items)`, one result an item; processes that work together each do a share, and all get all of it."""
+    count = process_count()
+    if count == 1 or not _working_together.get():
+        return work(items)
+    with working_together(False):  # the work on a share is this process's own affair
+        own = work(items[process_rank() :: count])
+    shares: list[list[R]] = [[] for _ in range(count)]
+    dist.all_gather_object(shares, own)
+    results: list[Any] = [None] * len(items)
+    for rank, share in enumerate(shares):
+        results[rank::count] = share
+    return results
 
 
 def wait_for_all() -> None:

@@ -94,8 +94,8 @@ def diagnose(
 
     Args:
         hierarchy: the tree of the documents.
-        documents: their ids; the position is the document's number in the tree.
-        vectors: theirs, of shape (N, n).
+        documents: their ids, in the order of the tree's documents.
+        vectors: the documents' vectors, of shape (N, n).
         queries: a vector of shape (n,) for each query id.
         qrels: the judgments.
         beam: how many nodes of a level the beam keeps.
@@ -108,71 +108,61 @@ def diagnose(
             f"a tree of {len(hierarchy):,} documents, {len(documents):,} ids and {len(vectors):,} vectors "
             "do not belong together"
         )
-    numbers = {document_id: number for number, document_id in enumerate(documents)}
+    position = {document_id: place for place, document_id in enumerate(documents)}
     positives = {
-        query_id: np.array([numbers[name] for name in qrels.positives(query_id) if name in numbers], dtype=np.int64)
+        query_id: np.array([position[name] for name in qrels.positives(query_id) if name in position], dtype=np.int64)
         for query_id in queries
     }
     asked = [query_id for query_id, found in positives.items() if len(found)]
     if not asked:
         raise InputError("no query has a relevant document in the tree; do judgments and corpus match?")
-    ways = [_follow(hierarchy, vectors, queries[query_id], positives[query_id], beam) for query_id in asked]
-    left_at = {query_id: way.left_at for query_id, way in zip(asked, ways, strict=True)}
+    query_vectors = np.stack([queries[query_id] for query_id in asked])
+    ways = _follow(hierarchy, vectors, query_vectors, [positives[query_id] for query_id in asked], beam)
+    left_at = {
+        query_id: None if stayed.all() else int(np.argmin(stayed)) + 1
+        for query_id, stayed in zip(asked, ways.greedy, strict=True)
+    }
     return Diagnosis(_steps(ways), left_at, beam, [query_id for query_id in queries if query_id not in left_at])
 
 
-class _Way(NamedTuple):
-    """One query's way: for each level, of shape (L,), whether it stayed on the way and what it had to choose from."""
+class _Ways(NamedTuple):
+    """For each query and level, of shape (Q, L): whether the query is on the way, and how many children it met."""
 
     greedy: np.ndarray
     by_beam: np.ndarray
     forced: np.ndarray
     choices: np.ndarray
 
-    @property
-    def left_at(self) -> int | None:
-        return None if self.greedy.all() else int(np.argmin(self.greedy)) + 1
 
-
-def _follow(hierarchy: Hierarchy, vectors: np.ndarray, query: np.ndarray, positives: np.ndarray, beam: int) -> _Way:
-    on_the_way = hierarchy.paths[positives]  # (positives, L)
-    right = [0, *on_the_way[np.argmax(vectors[positives] @ query)].tolist()]  # from the root down
-    families = [hierarchy.children(level, node) for level, node in enumerate(right[:-1])]
-    forced = [_best(hierarchy, vectors, query, level, family, 1) for level, family in enumerate(families, start=1)]
-    return _Way(
-        greedy=_hits(descend(hierarchy, vectors, query, 1), on_the_way),
-        by_beam=_hits(descend(hierarchy, vectors, query, beam), on_the_way),
+def _follow(
+    hierarchy: Hierarchy, vectors: np.ndarray, queries: np.ndarray, positives: Sequence[np.ndarray], beam: int
+) -> _Ways:
+    levels = range(hierarchy.depth)  # from which the steps go down
+    nearest = [found[np.argmax(vectors[found] @ query)] for query, found in zip(queries, positives, strict=True)]
+    right = hierarchy.ancestors(hierarchy.depth, np.array(nearest))  # (Q, L + 1)
+    forced = [hierarchy.closest_children(level, right[:, [level]], queries, 1, vectors) for level in levels]
+    on_the_way = [hierarchy.paths[found] for found in positives]  # (positives, L) each
+    return _Ways(
+        greedy=_hits(hierarchy.walk(queries, 1, vectors)[1:], on_the_way),
+        by_beam=_hits(hierarchy.walk(queries, beam, vectors)[1:], on_the_way),
         forced=_hits(forced, on_the_way),
-        choices=np.array([len(family) for family in families]),
+        choices=np.array([[len(hierarchy.children(level, way[level])) for level in levels] for way in right]),
     )
 
 
-def _hits(chosen: Sequence[np.ndarray], on_the_way: np.ndarray) -> np.ndarray:
-    """Whether one of the nodes chosen at each level is on the way, of shape (L,)."""
-    return np.array([np.isin(nodes, right).any() for nodes, right in zip(chosen, on_the_way.T, strict=True)])
+def _hits(chosen: Sequence[np.ndarray], on_the_way: Sequence[np.ndarray]) -> np.ndarray:
+    """Whether one of the nodes that a query chose at a level is on the way, of shape (Q, L)."""
+    return np.array(
+        [
+            [np.isin(nodes[query], right[:, level]).any() for level, nodes in enumerate(chosen)]
+            for query, right in enumerate(on_the_way)
+        ]
+    )
 
 
-def descend(hierarchy: Hierarchy, vectors: np.ndarray, query: np.ndarray, beam: int) -> list[np.ndarray]:
-    """The nodes that a query keeps at the levels 1 … L, best first; with a beam of 1, its greedy path."""
-    kept = [np.zeros(1, dtype=np.int64)]
-    for level in range(1, hierarchy.depth + 1):
-        below = np.concatenate([hierarchy.children(level - 1, node) for node in kept[-1].tolist()])
-        kept.append(_best(hierarchy, vectors, query, level, below, beam))
-    return kept[1:]
-
-
-def _best(
-    hierarchy: Hierarchy, vectors: np.ndarray, query: np.ndarray, level: int, nodes: np.ndarray, count: int
-) -> np.ndarray:
-    """Of some nodes of a level, the `count` with the largest inner product, best first."""
-    members = vectors if level == hierarchy.depth else hierarchy.levels[level - 1].centroids
-    return nodes[np.argsort(-(members[nodes] @ query), kind="stable")[:count]]
-
-
-def _steps(ways: Sequence[_Way]) -> list[Step]:
-    greedy, by_beam, forced, choices = (np.stack(column).astype(float) for column in zip(*ways, strict=True))
-    reached = greedy.mean(axis=0)
+def _steps(ways: _Ways) -> list[Step]:
+    reached = ways.greedy.mean(axis=0)
     before = np.concatenate([[1.0], reached[:-1]])
     accuracy = np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
-    columns = (choices.mean(axis=0), accuracy, forced.mean(axis=0), reached, by_beam.mean(axis=0))
+    columns = (ways.choices.mean(axis=0), accuracy, ways.forced.mean(axis=0), reached, ways.by_beam.mean(axis=0))
     return [Step(level, *map(float, row)) for level, row in enumerate(zip(*columns, strict=True), start=1)]

@@ -1,9 +1,9 @@
 """Is it time to retrain? Documents that came after training, beside those that were trained on.
 
-An encoder and a tree that know the corpus treat a new document like an old one: it lies as close to a leaf, a walk
-down the tree leads to that leaf, and a piece of its text finds it as surely. What is compared is a sample of each
-kind, an old document always as if it were new: its own share in its leaf's centroid is taken out first, or every old
-document would look closer than any new one can.
+An encoder and a tree that know the corpus treat a new document like an old one: the document lies as close to a leaf,
+a walk down the tree leads to that leaf, and a piece of the text finds the document as surely. What is compared is a
+sample of each kind, an old document always as if it were new: its own share in its leaf's centroid is taken out first,
+or every old document would look closer than any new one can.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Population(NamedTuple):
     Attributes:
         documents: how many there are of this kind.
         cosine: mean cosine to the nearest leaf's centroid.
-        spread: standard deviation of that.
+        spread: standard deviation of these cosines.
         astray: the share that a walk down the tree would put under another parent than the nearest leaf's.
         found: the share of pieces of text (16 tokens) that find the document they were cut from among the first ten;
-            of old documents only those count that training held out (it has seen pieces of the others), and where
-            there are too few it is None.
+            of old documents only those count that training held out (it has seen pieces of the others); None where
+            there are too few.
         asked: how many pieces were tried.
     """
 
@@ -78,25 +78,14 @@ class Drift:
     outside: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return verdict and numbers as JSON has them."""
         kinds = {name: each._asdict() if each else None for name, each in (("old", self.old), ("new", self.new))}
         return {**asdict(self), **kinds}
 
 
-class Grown(NamedTuple):
-    """A tree and the documents it was grown from.
-
-    Attributes:
-        hierarchy: the tree.
-        rows: for each of its documents the row in `vectors`, or −1 where the document is gone, of shape (N,).
-    """
-
-    hierarchy: Hierarchy
-    rows: np.ndarray
-
-
 def measure_drift(
-    tree: Grown,
+    hierarchy: Hierarchy,
+    tree_rows: np.ndarray,
     vectors: np.ndarray,
     is_new: np.ndarray,
     held_out: np.ndarray,
@@ -107,50 +96,52 @@ def measure_drift(
     """Compare the documents that came after training with the others.
 
     Args:
-        tree: the tree, and which rows it was grown from.
+        hierarchy: the tree.
+        tree_rows: for each of the tree's documents the row in `vectors`, or −1 where the document is gone.
         vectors: of all documents, unit rows of shape (N, n).
-        is_new: which of them were not trained on, of shape (N,), bool.
+        is_new: which rows were not trained on, of shape (N,), bool.
         held_out: rows of old documents that were not trained on either.
-        texts: the texts of some rows.
-        encode: as the vectors were made: texts of a kind to unit rows.
+        texts: returns the texts of some rows.
+        encode: encodes texts of a kind to unit rows, as the vectors were.
         seed: of the samples.
     """
     rng = np.random.default_rng(seed)
-    kinds = [np.flatnonzero(~is_new), np.flatnonzero(is_new)]
-    if min(map(len, kinds)) < LEAST:
-        return Drift("unknown", (f"{len(kinds[1])} documents are new; {LEAST} or more are needed to tell",))
-    leaves = _Leaves(tree, vectors)
+    old_rows, new_rows = np.flatnonzero(~is_new), np.flatnonzero(is_new)
+    if min(len(old_rows), len(new_rows)) < LEAST:
+        return Drift("unknown", (f"{len(new_rows)} documents are new; {LEAST} or more are needed to tell",))
+    leaves = _Leaves(hierarchy, tree_rows, vectors)
     pool = np.sort(rng.choice(len(vectors), min(len(vectors), POOL), replace=False))
-    populations, went_to = [], np.empty(0, dtype=np.int64)
-    for rows, unread in zip(kinds, (held_out, kinds[1]), strict=True):
+
+    def look_at(rows: np.ndarray, unread: np.ndarray) -> tuple[Population, np.ndarray]:
+        """Return what samples of these rows show, and the leaf that each of the sample goes to."""
         sample = np.sort(rng.choice(rows, min(len(rows), SAMPLE), replace=False))
-        cosine, went_to, astray = leaves.place(vectors[sample], sample)
+        cosine, leaf, astray = leaves.place(vectors[sample], sample)
         asked = np.sort(rng.choice(unread, min(len(unread), SPANS), replace=False))
         found = _found(asked, texts(asked), vectors, pool, encode, rng) if len(asked) >= LEAST else None
-        populations.append(
-            Population(len(rows), float(cosine.mean()), float(cosine.std()), float(astray.mean()), found, len(asked))
-        )
-    fullest = float(np.bincount(went_to).max() / len(went_to))
-    old, new = populations
-    return _judge(old, new, fullest, int((leaves.leaf_of < 0).sum()))
+        cosines = float(cosine.mean()), float(cosine.std())
+        return Population(len(rows), *cosines, float(astray.mean()), found, len(asked)), leaf
+
+    old, _ = look_at(old_rows, held_out)
+    new, leaf = look_at(new_rows, new_rows)
+    return _judge(old, new, float(np.bincount(leaf).max() / len(leaf)), int((leaves.leaf_of < 0).sum()))
 
 
 class _Leaves:
     """The leaves of a tree as sums of their members, so that a member can be taken out."""
 
-    def __init__(self, tree: Grown, vectors: np.ndarray) -> None:
-        self.hierarchy = tree.hierarchy
-        present = tree.rows >= 0
-        leaf = tree.hierarchy.document_parent[present]
+    def __init__(self, hierarchy: Hierarchy, tree_rows: np.ndarray, vectors: np.ndarray) -> None:
+        self.hierarchy = hierarchy
+        present = tree_rows >= 0
+        rows, leaf = tree_rows[present], hierarchy.document_parent[present]
         self.leaf_of = np.full(len(vectors), -1, dtype=np.int64)
-        self.leaf_of[tree.rows[present]] = leaf
-        self.sums = np.zeros((tree.hierarchy.node_count(tree.hierarchy.depth - 1), vectors.shape[1]), dtype=np.float32)
-        np.add.at(self.sums, leaf, vectors[tree.rows[present]])
+        self.leaf_of[rows] = leaf
+        self.sums = np.zeros((hierarchy.node_count(hierarchy.depth - 1), vectors.shape[1]), dtype=np.float32)
+        np.add.at(self.sums, leaf, vectors[rows])
         lengths = np.linalg.norm(self.sums, axis=1, keepdims=True)
         self.centroids = self.sums / np.maximum(lengths, 1e-12)  # a leaf whose documents are all gone attracts nothing
 
     def place(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cosine to the nearest leaf, that leaf, and whether the walk down the tree goes elsewhere; each (B,)."""
+        """Cosine to the nearest leaf, that leaf, and whether a walk enters another node of level 1; each (B,)."""
         scores = vectors @ self.centroids.T  # (B, leaves)
         own = self.leaf_of[rows]
         members = np.flatnonzero(own >= 0)
@@ -159,17 +150,8 @@ class _Leaves:
         alone = np.einsum("ij,ij->i", rest, vectors[members]) / np.maximum(lengths, 1e-6)
         scores[members, own[members]] = np.where(lengths > 1e-3, alone, -1.0)  # nothing is left of a leaf of one
         nearest = scores.argmax(axis=1)
-        return scores.max(axis=1), nearest, self._top_of(nearest) != self._walk(vectors)
-
-    def _top_of(self, leaf: np.ndarray) -> np.ndarray:
-        """The node of level 1 above each leaf."""
-        for level in self.hierarchy.levels[:0:-1]:
-            leaf = level.parent[leaf]
-        return leaf
-
-    def _walk(self, vectors: np.ndarray) -> np.ndarray:
-        """The node of level 1 that a walk down from the root enters first."""
-        return np.asarray((vectors @ self.hierarchy.levels[0].centroids.T).argmax(axis=1))
+        above = self.hierarchy.ancestors(self.hierarchy.depth - 1, nearest)[:, 1]
+        return scores.max(axis=1), nearest, above != self.hierarchy.walk(vectors)[1][:, 0]
 
 
 def _found(
@@ -180,12 +162,12 @@ def _found(
     encode: Callable[[Sequence[str], Kind], np.ndarray],
     rng: np.random.Generator,
 ) -> float:
-    """The share of documents that a piece cut out of them finds among the first ten, itself without the piece."""
+    """The share of documents, each without a piece cut out of it, that the piece finds among the first ten."""
     spans = [cut_span(text, SPAN_LENGTH, place) for text, place in zip(texts, rng.random(len(texts)), strict=True)]
     asked = encode([span.inside for span in spans], "query")
     own = np.einsum("ij,ij->i", asked, encode([span.outside for span in spans], "document"))
     scores = asked @ np.asarray(vectors[pool]).T
-    scores[rows[:, None] == pool[None, :]] = -np.inf  # its whole text
+    scores[rows[:, None] == pool[None, :]] = -np.inf  # the document with the piece in it
     return float(((scores >= own[:, None]).sum(axis=1) < 10).mean())
 
 

@@ -16,7 +16,6 @@ from hce.training.model_folder import DevQuery, ModelFolder
 from hce.training.recipe import Recipe
 from hce.training.run import Epoch
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.outline import document_counts
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
 MOST_CHILDREN = 12  # of a node in the picture of the tree
@@ -98,7 +97,7 @@ def training_figure(history: Sequence[Epoch]) -> go.Figure:
 def tree_figure(tree: Hierarchy) -> go.Figure:
     """Draw the inner levels as an icicle, the largest nodes first; a node's small children are put together."""
     root = Tile("root", f"{len(tree):,} documents", "", len(tree))
-    ids, texts, parents, sizes = zip(root, *_tiles(tree, document_counts(tree), 0, 0, root.id), strict=True)
+    ids, texts, parents, sizes = zip(root, *_tiles(tree, tree.document_counts(), 0, 0, root.id), strict=True)
     figure = go.Figure(go.Icicle(ids=ids, labels=texts, parents=parents, values=sizes, branchvalues="total"))
     return figure.update_layout(height=560, margin={"t": 10, "l": 0, "r": 0, "b": 0})
 

@@ -6,21 +6,23 @@ the node's centroid. What can be asked of a tree is in `hce.tree.hierarchy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from hce.errors import InputError
-from hce.tree.kmeans import KMeansResult, spherical_kmeans
+from hce.tree.kmeans import KMeansResult
 from hce.tree.rows import run_all
 
-Cluster = Callable[[np.ndarray, int, int], KMeansResult]
-
-"""(vectors, k, seed) → clusters."""
-
 MANY_NODES = 32
+
+
+class Cluster(Protocol):
+    """Spherical k-means with the settings of a whole tree."""
+
+    def __call__(self, vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
+        """Cluster vectors of shape (N, n) into k."""
 
 
 class Level(NamedTuple):
@@ -76,7 +78,7 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
     parents, centroids = [], []
     nodes = vectors
     for step, size in enumerate(reversed(level_sizes(len(vectors), branching))):
-        result = cluster(nodes, size, seed + step)
+        result = cluster(nodes, size, seed=seed + step)
         parents.append(result.assignment)
         centroids.append(result.centroids)
         nodes = result.centroids
@@ -90,67 +92,49 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
     it gets an only child, and so every path has the same length. Nodes of a level are split in parallel; each draws
     from a seed of its own, so the result does not depend on who is first.
     """
-    depth = len(level_sizes(len(vectors), branching)) + 1
     assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
-    count = 1
-    parents, centroids = [], []
-    for height in range(depth, 1, -1):
+    count, levels = 1, []
+    for height in range(len(level_sizes(len(vectors), branching)) + 1, 1, -1):
         groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
         sizes = [-(-len(group) // branching ** (height - 1)) for group in groups]
-        assigned, rows = _split_all(vectors, groups, sizes, (seed, height), cluster)
-        parents.append(np.repeat(np.arange(count), sizes))
-        centroids.append(rows)
+        results = _split_all(vectors, groups, sizes, (seed, height), cluster)
+        levels.append(Level(np.repeat(np.arange(count), sizes), np.concatenate([each.centroids for each in results])))
+        first = np.cumsum([0, *sizes[:-1]])
+        for group, node, result in zip(groups, first, results, strict=True):
+            assigned[group] = node + result.assignment
         count = sum(sizes)
-    levels = tuple(Level(parent, rows) for parent, rows in zip(parents, centroids, strict=True))
-    return Grown(levels, assigned)
+    return Grown(tuple(levels), assigned)
 
 
 def _split_all(
     vectors: np.ndarray, groups: list[np.ndarray], sizes: list[int], seed: tuple[int, int], cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    """Split each group of rows into its number of nodes: each row's node, of shape (N,), and the nodes' centroids."""
-    first = np.cumsum([0, *sizes[:-1]])
-    assigned = np.zeros(len(vectors), dtype=np.int64)
-    centroids = np.zeros((sum(sizes), vectors.shape[1]), dtype=np.float32)
+) -> list[KMeansResult]:
+    """Split each group of rows into its number of nodes."""
 
-    def split(number: int) -> None:
-        own_seed = int(np.random.SeedSequence([*seed, number]).generate_state(1)[0])
-        result = cluster(vectors[groups[number]], sizes[number], own_seed)
-        assigned[groups[number]] = first[number] + result.assignment
-        centroids[first[number] : first[number] + sizes[number]] = result.centroids
+    def split(group: int) -> KMeansResult:
+        own_seed = int(np.random.SeedSequence([*seed, group]).generate_state(1)[0])
+        return cluster(vectors[groups[group]], sizes[group], seed=own_seed)
 
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
     if len(groups) < MANY_NODES:
-        for number in range(len(groups)):
-            split(number)
-    else:
-        run_all(split, range(len(groups)), torch.device("cpu"), assigned, centroids)
-    return assigned, centroids
+        return [split(group) for group in range(len(groups))]
+    return run_all(split, range(len(groups)), torch.device("cpu"))
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
     """Turn bottom-up results over, and number each level's nodes so that siblings are neighbours."""
-    levels = []
     if not parents:
         return Grown((), np.zeros(count, dtype=np.int64))
+    levels = []
     new_number = np.zeros(1, dtype=np.int64)  # old → new number in the level above; the root is alone
     above = [*parents[1:], np.zeros(len(centroids[-1]), dtype=np.int64)]
-    for rows, parent in zip(reversed(centroids), reversed(above), strict=True):
-        parent = new_number[parent]
+    for rows, old_parent in zip(reversed(centroids), reversed(above), strict=True):
+        parent = new_number[old_parent]
         order = np.argsort(parent, kind="stable")
-        levels.append(Level(parent[order], np.ascontiguousarray(rows[order])))
+        levels.append(Level(parent[order], rows[order]))
         new_number = np.empty_like(order)
         new_number[order] = np.arange(len(order))
     return Grown(tuple(levels), new_number[parents[0]])
-
-
-def k_means(mode: str, device: torch.device | str | None) -> Cluster:
-    """Spherical k-means with the settings of a whole tree."""
-
-    def cluster(vectors: np.ndarray, k: int, seed: int) -> KMeansResult:
-        return spherical_kmeans(vectors, k, seed=seed, mode=mode, device=device)  # type: ignore[arg-type]
-
-    return cluster
 
 
 def check_shape(count: int, branching: int, depth: int) -> None:

@@ -6,8 +6,7 @@ number within its level. Siblings are neighbours in their level, so a node's chi
 
 from __future__ import annotations
 
-import json
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +15,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from hce.errors import FormatError, InputError
-from hce.files import new_folder, write_json
-from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive, k_means
+from hce.files import new_folder, read_json, read_json_value, write_json
+from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive
+from hce.tree.kmeans import Mode, spherical_kmeans
+from hce.tree.rows import chunk_ranges
 
 Names = list[list[list[str]]]
 """The words of each node's name, for each inner level from the top: `names[t - 1][node]`."""
@@ -79,7 +80,7 @@ class Hierarchy:
         method: Literal["agglomerative", "divisive"] = "agglomerative",
         seed: int = 0,
         *,
-        mode: Literal["auto", "exact", "fast"] = "auto",
+        mode: Mode = "auto",
         device: torch.device | str | None = None,
     ) -> Hierarchy:
         """Grow the tree of `vectors`.
@@ -108,7 +109,8 @@ class Hierarchy:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
-        levels, document_parent = METHODS[method](vectors, b, seed, k_means(mode, device))
+        cluster = partial(spherical_kmeans, mode=mode, device=device)
+        levels, document_parent = METHODS[method](vectors, b, seed, cluster)
         facts = {"branching": b, "method": method, "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
 
@@ -130,10 +132,7 @@ class Hierarchy:
     @cached_property
     def paths(self) -> np.ndarray:
         """The node of each document at levels 1 … L, of shape (N, L), int64; the last column is the document."""
-        columns = [np.arange(len(self)), self.document_parent]
-        for level in self.levels[:0:-1]:
-            columns.append(level.parent[columns[-1]])
-        return np.stack(columns[: self.depth][::-1], axis=1)
+        return np.ascontiguousarray(self.ancestors(self.depth, np.arange(len(self)))[:, 1:])
 
     def path(self, document: int) -> tuple[int, ...]:
         """The nodes from level 1 down to the document itself."""
@@ -150,11 +149,24 @@ class Hierarchy:
         order, start = self._child_lists[level]
         return order[start[node] : start[node + 1]]
 
+    def name(self, level: int, node: int) -> list[str]:
+        """The words of a node's name; none where nobody has named it, and for the root."""
+        return self.names[level - 1][node] if level and self.names else []
+
     def siblings(self, level: int, node: int) -> np.ndarray:
         """The other children of a node's parent; of documents at level L."""
         self._check_level(level, 1, self.depth)
         family = self.children(level - 1, int(self._parent(level)[node]))
         return family[family != node]
+
+    def ancestors(self, level: int, nodes: np.ndarray) -> np.ndarray:
+        """The way from the root down to each node, of shape (B, level + 1): column t is level t, the last the node."""
+        self._check_level(level, 0, self.depth)
+        columns = [np.asarray(nodes)]
+        for below in range(level, 1, -1):
+            columns.append(self._parent(below)[columns[-1]])
+        root = [np.zeros(len(columns[0]), dtype=np.int64)] if level else []
+        return np.stack([*root, *columns[::-1]], axis=1)
 
     def leaves_under(self, level: int, node: int) -> np.ndarray:
         """The documents under a node, in order."""
@@ -166,13 +178,13 @@ class Hierarchy:
         """Draw documents that share a node with each given one: never itself, never one twice.
 
         Args:
-            documents: numbers of shape (B,).
+            documents: positions of shape (B,).
             count: how many to draw for each.
             generator: the source of randomness.
             level: draw under the ancestor one level above this one; by default L, that is, under the same parent.
 
         Returns:
-            Numbers of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
+            Positions of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
         """
         order, start, rank, node = self._documents_by_node(self.depth - 1 if level is None else level - 1)
         first, others = start[node[documents]], np.diff(start)[node[documents]] - 1  # (B,)
@@ -188,13 +200,65 @@ class Hierarchy:
         positions = first[:, None] + drawn + (drawn >= rank[documents][:, None])
         return np.where(drawn < 0, -1, order[np.minimum(positions, len(order) - 1)])
 
+    # ------------------------------------------------------------------------------------------------- the way down
+
+    def walk(self, vectors: np.ndarray, beam: int = 1, documents: np.ndarray | None = None) -> list[np.ndarray]:
+        """Walk down from the root, from the nodes kept at a level to the closest of their children.
+
+        Args:
+            vectors: what walks, each row by itself, of shape (B, n).
+            beam: how many nodes of a level each keeps; with 1 the walk is greedy.
+            documents: the documents' vectors, of shape (N, n), to which the walk then leads in the end.
+
+        Returns:
+            The nodes kept at the levels 0 … L−1, or L: of shape (B, 1) at the root, else as of `closest_children`.
+        """
+        kept = [np.zeros((len(vectors), 1), dtype=np.int64)]
+        for level in range(self.depth if documents is not None else self.depth - 1):
+            kept.append(self.closest_children(level, kept[-1], vectors, beam, documents))
+        return kept
+
+    def closest_children(
+        self, level: int, nodes: np.ndarray, vectors: np.ndarray, count: int = 1, documents: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Choose among the children of some nodes those with the largest inner products: one step of `walk`.
+
+        Args:
+            level: of the nodes.
+            nodes: those of each vector, of shape (B, any number); −1 is none.
+            vectors: of shape (B, n).
+            count: how many children to choose for each.
+            documents: the documents' vectors, of shape (N, n); needed where they are the children.
+
+        Returns:
+            Children of shape (B, count), int64, the closest first, of equals the first; −1 where there are no more.
+        """
+        members = [*(below.centroids for below in self.levels), documents][level]
+        if members is None:
+            raise InputError(f"the children at level {level} are documents, whose vectors are needed")
+        row, place = np.nonzero(nodes >= 0)
+        parents, pairs_of = _grouped(nodes[row, place])
+        best = np.full((*nodes.shape, count), -1, dtype=np.int64)
+        scores = np.full(best.shape, -np.inf)
+        for parent, pairs in zip(parents, pairs_of, strict=True):
+            children = self.children(level, parent)
+            for start, stop in chunk_ranges(len(pairs), len(children)):
+                rows, places = row[pairs[start:stop]], place[pairs[start:stop]]
+                products = vectors[rows] @ members[children].T  # (rows, children)
+                columns = _largest(products, count)
+                best[rows, places, : columns.shape[1]] = children[columns]
+                scores[rows, places, : columns.shape[1]] = np.take_along_axis(products, columns, axis=1)
+        flat = (len(nodes), nodes.shape[1] * count)
+        return np.take_along_axis(best.reshape(flat), _largest(scores.reshape(flat), count), axis=1)
+
     # ------------------------------------------------------------------------------------------------- description
 
     def describe(self) -> list[LevelSummary]:
         """Sizes, balance and tightness of every inner level, from the top."""
         summaries = []
-        for level, cosine in enumerate(self.mean_cosines, start=1):
-            counts = np.bincount(self.nodes_at(level), minlength=self.node_count(level))
+        for level, (counts, cosine) in enumerate(
+            zip(self.document_counts()[1:], self.mean_cosines, strict=True), start=1
+        ):
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
             share = counts[counts > 0] / len(self)
             balance = float(-(share * np.log(share)).sum() / np.log(len(counts)))
@@ -205,6 +269,18 @@ class Hierarchy:
         """How many nodes a level has."""
         self._check_level(level, 0, self.depth)
         return 1 if level == 0 else len(self._parent(level))
+
+    def document_counts(self, leaves: np.ndarray | None = None) -> list[np.ndarray]:
+        """How many documents lie under each node, for the levels 0 … L−1.
+
+        Args:
+            leaves: other documents than those of the tree: the node of each in the last inner level.
+        """
+        leaves = self.document_parent if leaves is None else leaves
+        counts = [np.bincount(leaves, minlength=self.node_count(self.depth - 1))]
+        for level in reversed(self.levels):
+            counts.append(np.bincount(level.parent, weights=counts[-1]).astype(np.int64))
+        return counts[::-1]
 
     def churn(self, other: Hierarchy) -> float:
         """The share of documents whose parent changed from this tree to `other`.
@@ -251,23 +327,26 @@ class Hierarchy:
             FormatError: nothing is there, it is damaged, or it comes from a newer version.
         """
         folder = Path(folder)
+        for name in ("manifest.json", "hierarchy.safetensors"):
+            if not (folder / name).is_file():
+                raise FormatError(f"{folder}: no tree there ({name} is missing)")
         try:
-            manifest = json.loads((folder / "manifest.json").read_text())
-            if manifest.pop("format") > FORMAT:
-                raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
-            tensors = load_file(folder / "hierarchy.safetensors")
-            inner = range(1, manifest.pop("depth"))
-            levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
-            named = folder / "labels.json"  # the name that the first release gave it
-            names = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else None
-            tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, names)
-        except FileNotFoundError as error:
-            raise FormatError(f"{folder}: no tree there ({Path(error.filename or folder).name} is missing)") from error
-        except FormatError:
-            raise
+            manifest = read_json(folder / "manifest.json")
+            if manifest.pop("format") <= FORMAT:
+                return cls._read(folder, manifest)
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise FormatError(f"{folder}: the tree is damaged ({error}); build or copy it again") from error
-        tree._check_arrays(folder)
+        raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
+
+    @classmethod
+    def _read(cls, folder: Path, manifest: dict[str, Any]) -> Hierarchy:
+        tensors = load_file(folder / "hierarchy.safetensors")
+        inner = range(1, manifest.pop("depth"))
+        levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
+        named = folder / "labels.json"  # the name that the first release gave it
+        names = read_json_value(named) if named.is_file() else None
+        tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, names)
+        tree._check_arrays()
         return tree
 
     # ------------------------------------------------------------------------------------------------- internals
@@ -300,28 +379,38 @@ class Hierarchy:
         if not lowest <= level <= highest:
             raise InputError(f"level {level}: this tree has levels {lowest} to {highest} here")
 
-    def _check_arrays(self, folder: Path) -> None:
-        above = 1
+    def _check_arrays(self) -> None:
         for level in range(1, self.depth + 1):
             parent = self._parent(level)
-            if parent.ndim != 1 or not len(parent) or not np.array_equal(np.unique(parent), np.arange(above)):
-                raise FormatError(f"{folder}: the tree is damaged (level {level} names parents that are not there)")
-            above = len(parent)
+            above = np.arange(self.node_count(level - 1))
+            if parent.ndim != 1 or not len(parent) or not np.array_equal(np.unique(parent), above):
+                raise FormatError(f"level {level} names parents that are not there")
+
+
+def _grouped(values: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
+    """The distinct values, rising, and the places at which each is found."""
+    order = np.argsort(values, kind="stable")
+    distinct, first = np.unique(values[order], return_index=True)
+    return distinct.tolist(), np.split(order, first[1:])[: len(distinct)]
+
+
+def _largest(scores: np.ndarray, count: int) -> np.ndarray:
+    """The columns of the `count` largest entries of each row, the largest first, of equals the first."""
+    if count == 1:  # what a greedy walk needs, and far faster than sorting
+        return scores.argmax(axis=1)[:, None]
+    return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
 def _mean_cosines(vectors: np.ndarray, levels: tuple[Level, ...], document_parent: np.ndarray) -> tuple[float, ...]:
     """The mean cosine of each inner level's members to their centroids, from the top."""
-    cosines = []
-    for t, level in enumerate(levels):
-        members, parent = (
-            (levels[t + 1].centroids, levels[t + 1].parent) if t + 1 < len(levels) else (vectors, document_parent)
-        )
-        total = 0.0
-        for start in range(0, len(members), 65_536):
-            part = np.asarray(members[start : start + 65_536], dtype=np.float32)
-            lengths = np.linalg.norm(part, axis=1)
-            total += float(
-                (np.einsum("ij,ij->i", part, level.centroids[parent[start : start + 65_536]]) / lengths).sum()
-            )
-        cosines.append(total / len(members))
-    return tuple(cosines)
+    below = [*levels[1:], Level(document_parent, vectors)]
+    return tuple(_mean_cosine(members, level.centroids) for level, members in zip(levels, below, strict=False))
+
+
+def _mean_cosine(members: Level, centroids: np.ndarray) -> float:
+    total = 0.0
+    for start in range(0, len(members.parent), 65_536):
+        part = np.asarray(members.centroids[start : start + 65_536], dtype=np.float32)
+        own = centroids[members.parent[start : start + 65_536]]
+        total += float((np.einsum("ij,ij->i", part, own) / np.linalg.norm(part, axis=1)).sum())
+    return total / len(members.parent)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +22,11 @@ import torch
 from hce.tree.rows import (
     TIE,
     Rows,
+    as_arrays,
     assign,
     chunk_ranges,
+    end_to_end,
+    entries_above,
     fill_empty,
     member_sums,
     normalised,
@@ -32,105 +37,16 @@ from hce.tree.rows import (
     take_rows,
 )
 
-_WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that the bound of a product may use
-
-_FEW = 32  # a row with more centroids than this within its bound is scored against all
-_SLACK = 4e-6  # float noise of a bound
-_TILE = 4096  # centroids bounded at a time
-
-
-def assign_screened(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What `assign` returns given present assignment, for less: a bound on few dimensions rules most centroids out.
-
-    In the eigenbasis of the centroids, split after `width` dimensions into a head and a tail, a product is at most
-    head . head + |tail| |tail| (Cauchy-Schwarz). A centroid whose bound is below a row's present score cannot win
-    that row. The bounds of all pairs are one product over width + 1 columns instead of n.
-    """
-    basis = torch.linalg.eigh(centroids.double().T @ centroids.double()).eigenvectors.flip(1).T.float().contiguous()
-    rotated = scores(centroids, basis)
-    width = _screen_width(rows, centroids, assignment, basis, rotated)
-    if width is None:
-        return assign(rows, centroids, assignment)
-    heads = _heads(rotated, width)
-    new, best = np.zeros_like(assignment), np.zeros(len(rows), dtype=np.float32)
-    crowded = np.zeros(len(rows), dtype=bool)
-
-    def one_chunk(limits: tuple[int, int]) -> None:
-        part = slice(*limits)
-        block = rows.span(*limits)
-        present = torch.from_numpy(assignment[part]).to(block.device)
-        own = own_scores(block, centroids, present)
-        row, column, many = _possible(_heads(scores(block, basis), width), heads, own)
-        crowded[part] = many.cpu().numpy()
-        value = own_scores(take_rows(block, row), centroids, column)
-        top = own.scatter_reduce(0, row, value, "amax")
-        winner = torch.full_like(present, len(centroids)).scatter_reduce(
-            0, row, torch.where(value == top[row], column, len(centroids)), "amin"
-        )
-        moves = top > own + TIE
-        new[part] = torch.where(moves, winner, present).cpu().numpy()
-        best[part] = torch.where(moves, top, own).cpu().numpy()
-
-    run_all(one_chunk, rows.chunks(_TILE), rows.device, new, best, crowded)
-    rest = np.flatnonzero(crowded)
-    if len(rest):
-        new[rest], best[rest] = assign(rows.subset(rest), centroids, assignment[rest])
-    return new, best
-
-
-def _heads(rotated: torch.Tensor, width: int) -> torch.Tensor:
-    """The first `width` coordinates and the length of what they leave out: (rows, width + 1)."""
-    return torch.cat([rotated[:, :width], rotated[:, width:].norm(dim=1, keepdim=True)], dim=1)
-
-
-def _possible(
-    heads: torch.Tensor, others: torch.Tensor, own: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pairs (row, centroid) whose bound reaches the row's present score, and which rows have too many to list."""
-    floor = own - _SLACK
-    count = torch.zeros(len(heads), dtype=torch.int64, device=heads.device)
-    found = []
-    for start in range(0, len(others), _TILE):
-        row, column = _above(scores(heads, others[start : start + _TILE]), floor)
-        count += torch.bincount(row, minlength=len(heads))
-        floor = floor.masked_fill(count > _FEW, torch.inf)  # such a row is looked at no further
-        found.append(torch.stack([row, column + start])[:, count[row] <= _FEW])
-    rows, columns = torch.cat(found, dim=1)
-    crowded = count > _FEW
-    listed = ~crowded[rows]
-    return rows[listed], columns[listed], crowded
-
-
-def _above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of each entry above its row's floor."""
-    if block.device.type == "cpu":  # several times faster than torch's
-        flat = torch.from_numpy(np.flatnonzero(block.numpy() > floor.numpy()[:, None]))
-        return flat // block.shape[1], flat % block.shape[1]
-    pairs = (block > floor[:, None]).nonzero()
-    return pairs[:, 0], pairs[:, 1]
-
-
-def _screen_width(
-    rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, basis: torch.Tensor, rotated: torch.Tensor
-) -> int | None:
-    """The number of dimensions that makes the bound cheapest on a sample of rows; None where none beats no bound."""
-    sample = np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))
-    block = rows.take(sample)
-    own = own_scores(block, centroids, torch.from_numpy(assignment[sample]).to(block.device))
-    rotated_block = scores(block, basis)
-    costs: dict[int | None, float] = {None: 0.9}  # of plain products, 1; but selecting pairs has a cost too
-    for width in _WIDTHS:
-        if width < rows.shape[1]:
-            crowded = _possible(_heads(rotated_block, width), _heads(rotated, width), own)[2]
-            costs[width] = (width + 1) / rows.shape[1] + float(crowded.float().mean())
-    return min(costs, key=costs.__getitem__)
-
-
 _GROUP = 32  # clusters in a group
 _NEAR = 512  # centroids that a group's rows are scored against
 _LITTLE = 1e-2  # a round that closes less than this part of the gap to a mean cosine of 1 is the last
 _MIN_GAIN = 1e-5  # a single move has to raise the summed cosine by this much, far above float noise
 _MAX_WISHES = 2**17  # single moves considered in a round: their rows are held in memory
+
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that the bound of a product may use
+_FEW = 32  # a row with more centroids than this within its bound is scored against all
+_SLACK = 4e-6  # float noise of a bound
+_SCREENED = 4096  # centroids bounded at a time
 
 
 @dataclass
@@ -144,10 +60,18 @@ class _State:
     sizes: np.ndarray  # (k,) rows in each
 
 
+class _Moves(NamedTuple):
+    """The best move of each row: where to, what the summed cosine gains by it, and if the target is nearer than now."""
+
+    target: np.ndarray  # (N,) int64
+    gain: np.ndarray  # (N,) float32
+    nearer: np.ndarray  # (N,) bool
+
+
 def fast_kmeans(
     rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Callable[[int, float], None]
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
-    """Centroids, assignment, the objective of each round and of the last assignment, and if the rounds ended by themselves.
+    """Return centroids, assignment, the objective after each round and at the end, and if the rounds converged.
 
     No step lowers the objective: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
     """
@@ -161,7 +85,7 @@ def fast_kmeans(
         little = max(_LITTLE * (1 - objective[-1]), TIE)
         converged = len(objective) > 1 and objective[-1] - objective[-2] <= little
     state = _state_of(rows, state.assignment, k)
-    assignment, best = assign_screened(rows, state.centroids, state.assignment)
+    assignment, best = _assign_screened(rows, state.centroids, state.assignment)
     fill_empty(rows, state.centroids, assignment, best)
     objective.append(float(best.mean(dtype=np.float64)))
     return state.centroids.cpu().numpy(), assignment, tuple(objective), converged
@@ -180,7 +104,7 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
 
 # --- start ---
 def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels of a two-level clustering, all k clusters non-empty."""
+    """Assign each row by a two-level clustering, all k clusters non-empty."""
     cells = round(k**0.5)
     sample = np.sort(rng.choice(len(rows), size=min(len(rows), 64 * cells), replace=False))
     centres = _lloyd(rows.subset(sample), cells, 8, rng)[0]
@@ -188,17 +112,21 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
     sizes = np.bincount(cell_of, minlength=cells)
     order = np.argsort(cell_of, kind="stable")
     shares = _shares(sizes, k)
-    assignment = np.zeros(len(rows), dtype=np.int64)
     begin, first = np.cumsum(sizes) - sizes, np.cumsum(shares) - shares
     generators = rng.spawn(cells)  # one a cell: cells are clustered side by side, in any order
 
-    def one_cell(cell: int) -> None:
-        if sizes[cell]:
-            members = order[begin[cell] : begin[cell] + sizes[cell]]
-            assignment[members] = first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
+    def one_cell(cell: int) -> np.ndarray:
+        members = order[begin[cell] : begin[cell] + sizes[cell]]
+        return first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
 
-    run_all(one_cell, range(cells), rows.device, assignment)
-    return assignment
+    return _scattered(np.concatenate(run_all(one_cell, np.flatnonzero(sizes).tolist(), rows.device)), order)
+
+
+def _scattered(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Put each value at its place, where every place is named once."""
+    result = np.empty_like(values)
+    result[places] = values
+    return result
 
 
 def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
@@ -212,7 +140,7 @@ def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
 
 
 def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
-    """A few rounds of Alg. 2 from k of the rows: centroids, and assignment that leave no cluster empty."""
+    """Run a few rounds of Alg. 2 from k of the rows: centroids, and an assignment that leaves no cluster empty."""
     centroids = rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
     for _ in range(rounds):
         assignment, best = assign(rows, centroids)
@@ -227,14 +155,12 @@ def _group_clusters(centroids: torch.Tensor, rng: np.random.Generator) -> tuple[
     k = len(centroids)
     count = max(1, k // _GROUP)
     centres, group_of = _lloyd(Rows(centroids), count, 2, rng)
-    near = np.zeros((count, min(_NEAR, k)), dtype=np.int64)
 
-    def one_chunk(limits: tuple[int, int]) -> None:
+    def one_chunk(limits: tuple[int, int]) -> np.ndarray:
         block = scores(centres[slice(*limits)], centroids)
-        near[slice(*limits)] = block.topk(near.shape[1], dim=1, sorted=False).indices.cpu().numpy()
+        return block.topk(min(_NEAR, k), dim=1, sorted=False).indices.cpu().numpy()
 
-    run_all(one_chunk, chunk_ranges(count, k), centroids.device, near)
-    return group_of, near
+    return group_of, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device))
 
 
 def _refine(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
@@ -262,30 +188,25 @@ def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
     return kept
 
 
-def _propose(
-    rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each row's best move among its group's centroids: target, gain in summed cosine, and if the target is nearer."""
-    target, gain = np.zeros_like(state.assignment), np.zeros(len(rows), dtype=np.float32)
-    nearer = np.zeros(len(rows), dtype=bool)
+def _propose(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _Moves:
+    """Find each row's best move among its group's centroids."""
     row_group = group_of[state.assignment]
     order = np.argsort(row_group, kind="stable")
-    bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1))
+    bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1)).tolist()
+    pieces = [
+        (group, order[begin + start : begin + stop])
+        for group, (begin, end) in enumerate(pairwise(bounds))
+        for start, stop in chunk_ranges(end - begin, near.shape[1])
+    ]
 
-    def one_group(group: int) -> None:
-        for start, stop in chunk_ranges(int(bounds[group + 1] - bounds[group]), near.shape[1]):
-            members = order[bounds[group] + start : bounds[group] + stop]
-            target[members], gain[members], nearer[members] = _best_moves(
-                rows.take(members), state.assignment[members], state, near[group]
-            )
+    def one_piece(piece: tuple[int, np.ndarray]) -> _Moves:
+        group, members = piece
+        return _best_moves(rows.take(members), state.assignment[members], state, near[group])
 
-    run_all(one_group, range(len(near)), rows.device, target, gain, nearer)
-    return target, gain, nearer
+    return _Moves(*(_scattered(column, order) for column in end_to_end(run_all(one_piece, pieces, rows.device))))
 
 
-def _best_moves(
-    block: torch.Tensor, assignment: np.ndarray, state: _State, columns: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _best_moves(block: torch.Tensor, assignment: np.ndarray, state: _State, columns: np.ndarray) -> _Moves:
     """For rows of one group: the candidate that gains most, its gain net of leaving, and if it is nearer than now."""
     candidates = torch.from_numpy(columns).to(block.device)
     own_cluster = torch.from_numpy(assignment).to(block.device)
@@ -299,7 +220,7 @@ def _best_moves(
     cosine = cosines.gather(1, column[:, None])[:, 0]
     gain = _joining(cosine, lengths[column]) - _leaving(own, state.lengths[own_cluster])
     nearer = (cosine > own + TIE) & (candidates[column] != own_cluster)
-    return candidates[column].cpu().numpy(), gain.cpu().numpy(), nearer.cpu().numpy()
+    return _Moves(*as_arrays(candidates[column], gain, nearer))
 
 
 def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
@@ -309,7 +230,7 @@ def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
 
 
 def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """|s| - |s - x|: what a member x takes away from it."""
+    """|s| - |s - x|: what a member x takes away from the summed cosine of a cluster of sum s."""
     taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
     return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
 
@@ -322,10 +243,8 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
     it would lose a cosine of 1, which nothing can outweigh.
     """
     block, made = rows.take(wishes), 0
-    waiting = np.arange(len(wishes))
-    while len(waiting):
-        source = state.assignment[wishes]
-        waiting = waiting[state.sizes[source[waiting]] > 1]
+    source, waiting = state.assignment[wishes], np.arange(len(wishes))
+    while len(waiting := waiting[state.sizes[source[waiting]] > 1]):
         gain = _gains(block, waiting, state, source, target)
         waiting, gain = waiting[gain > _MIN_GAIN], gain[gain > _MIN_GAIN]
         moves = _disjoint(waiting[np.argsort(-gain, kind="stable")], source, target, len(state.sums))
@@ -341,18 +260,16 @@ def _gains(
     block: torch.Tensor, waiting: np.ndarray, state: _State, source: np.ndarray, target: np.ndarray
 ) -> np.ndarray:
     """What each waiting move would now add to the summed cosine."""
-    gain = np.zeros(len(waiting), dtype=np.float32)
 
-    def one_chunk(limits: tuple[int, int]) -> None:
+    def one_chunk(limits: tuple[int, int]) -> np.ndarray:
         index = waiting[slice(*limits)]
         moving = take_rows(block, torch.from_numpy(index).to(block.device))
         old, new = (torch.from_numpy(side[index]).to(block.device) for side in (source, target))
         joining = _joining(own_scores(moving, state.centroids, new), state.lengths[new])
         leaving = _leaving(own_scores(moving, state.centroids, old), state.lengths[old])
-        gain[slice(*limits)] = (joining - leaving).cpu().numpy()
+        return (joining - leaving).cpu().numpy()
 
-    run_all(one_chunk, chunk_ranges(len(waiting), 8 * block.shape[1]), block.device, gain)
-    return gain
+    return np.concatenate(run_all(one_chunk, chunk_ranges(len(waiting), 8 * block.shape[1]), block.device))
 
 
 def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.ndarray) -> None:
@@ -383,3 +300,77 @@ def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int)
         used[source[free]] = used[target[free]] = True
         taken.append(free)
     return np.concatenate(taken)
+
+
+# --- last assignment ---
+def _assign_screened(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `assign` does given the present assignment, for less: a bound rules most centroids out.
+
+    In the eigenbasis of the centroids, split after `width` dimensions into a head and a tail, a product is at most
+    head . head + |tail| |tail| (Cauchy-Schwarz). A centroid whose bound is below a row's present score cannot win
+    that row. The bounds of all pairs are one product over width + 1 columns instead of n.
+    """
+    basis = torch.linalg.eigh(centroids.double().T @ centroids.double()).eigenvectors.flip(1).T.float().contiguous()
+    rotated = scores(centroids, basis)
+    width = _screen_width(rows, centroids, assignment, basis, rotated)
+    if width is None:
+        return assign(rows, centroids, assignment)
+    heads = _heads(rotated, width)
+
+    def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
+        block = rows.span(*limits)
+        present = torch.from_numpy(assignment[slice(*limits)]).to(block.device)
+        own = own_scores(block, centroids, present)
+        row, column, many = _possible(_heads(scores(block, basis), width), heads, own)
+        value = own_scores(take_rows(block, row), centroids, column)
+        top = own.scatter_reduce(0, row, value, "amax")
+        winner = torch.full_like(present, len(centroids)).scatter_reduce(
+            0, row, torch.where(value == top[row], column, len(centroids)), "amin"
+        )
+        moves = top > own + TIE
+        return as_arrays(torch.where(moves, winner, present), torch.where(moves, top, own), many)
+
+    new, best, crowded = end_to_end(run_all(one_chunk, rows.chunks(_SCREENED), rows.device))
+    rest = np.flatnonzero(crowded)
+    if len(rest):
+        new[rest], best[rest] = assign(rows.subset(rest), centroids, assignment[rest])
+    return new, best
+
+
+def _heads(rotated: torch.Tensor, width: int) -> torch.Tensor:
+    """The first `width` coordinates and the length of what they leave out: (rows, width + 1)."""
+    return torch.cat([rotated[:, :width], rotated[:, width:].norm(dim=1, keepdim=True)], dim=1)
+
+
+def _possible(
+    heads: torch.Tensor, others: torch.Tensor, own: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pairs (row, centroid) whose bound reaches the row's present score, and which rows have too many to list."""
+    floor = own - _SLACK
+    count = torch.zeros(len(heads), dtype=torch.int64, device=heads.device)
+    found = []
+    for start in range(0, len(others), _SCREENED):
+        row, column = entries_above(scores(heads, others[start : start + _SCREENED]), floor)
+        count += torch.bincount(row, minlength=len(heads))
+        floor = floor.masked_fill(count > _FEW, torch.inf)  # such a row is looked at no further
+        found.append(torch.stack([row, column + start])[:, count[row] <= _FEW])
+    rows, columns = torch.cat(found, dim=1)
+    crowded = count > _FEW
+    listed = ~crowded[rows]
+    return rows[listed], columns[listed], crowded
+
+
+def _screen_width(
+    rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, basis: torch.Tensor, rotated: torch.Tensor
+) -> int | None:
+    """The number of dimensions that makes the bound cheapest on a sample of rows; None where none beats no bound."""
+    sample = np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))
+    block = rows.take(sample)
+    own = own_scores(block, centroids, torch.from_numpy(assignment[sample]).to(block.device))
+    rotated_block = scores(block, basis)
+    costs: dict[int | None, float] = {None: 0.9}  # of plain products, 1; but selecting pairs has a cost too
+    for width in _WIDTHS:
+        if width < rows.shape[1]:
+            crowded = _possible(_heads(rotated_block, width), _heads(rotated, width), own)[2]
+            costs[width] = (width + 1) / rows.shape[1] + float(crowded.float().mean())
+    return min(costs, key=costs.__getitem__)

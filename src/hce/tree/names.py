@@ -40,10 +40,10 @@ def name_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN
     singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
     names: list[list[np.ndarray]] = []
     for level in range(1, hierarchy.depth):
-        weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), hierarchy.node_count(level)))
-        parent = hierarchy.levels[level - 1].parent
-        inherited = [_inherited(names, hierarchy, level, int(node)) for node in parent]
-        names.append([_best(weights[node], singular, inherited[node], words) for node in range(len(parent))])
+        nodes = np.arange(hierarchy.node_count(level))
+        weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), len(nodes)))
+        above = hierarchy.ancestors(level, nodes)[:, 1:-1]
+        names.append([_best(weights[node], singular, _inherited(names, above[node]), words) for node in nodes])
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
 
@@ -64,13 +64,10 @@ def _class_tf_idf(counts: sparse.csr_matrix) -> sparse.csr_matrix:
     return share
 
 
-def _inherited(names: Sequence[Sequence[np.ndarray]], hierarchy: Hierarchy, level: int, parent: int) -> np.ndarray:
-    """The words in the names of a node's ancestors, given its parent."""
-    words: list[np.ndarray] = []
-    for above in range(level - 1, 0, -1):
-        words.append(names[above - 1][parent])
-        parent = int(hierarchy.levels[above - 1].parent[parent])
-    return np.concatenate(words) if words else np.empty(0, dtype=np.int64)
+def _inherited(names: Sequence[Sequence[np.ndarray]], ancestors: np.ndarray) -> np.ndarray:
+    """The words in the names of a node's ancestors, which are given from level 1 down."""
+    words = [names[above][node] for above, node in enumerate(ancestors)]
+    return np.concatenate([np.empty(0, dtype=np.int64), *words])
 
 
 def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarray, words: int) -> np.ndarray:

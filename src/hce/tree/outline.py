@@ -17,17 +17,16 @@ def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, 
 
     def node_at(level: int, node: int) -> dict[str, Any]:
         below = hierarchy.children(level, node).tolist()
-        last = level == hierarchy.depth - 1
         entry: dict[str, Any] = {"level": level, "node": node, "size": int(sizes[level][node])}
         if level and hierarchy.names:
-            entry["name"] = hierarchy.names[level - 1][node]
-        if not last:
+            entry["name"] = hierarchy.name(level, node)
+        if level < hierarchy.depth - 1:
             entry["children"] = [node_at(level + 1, child) for child in below]
         else:
             entry["documents"] = [ids[child] for child in below] if ids else below
         return entry
 
-    sizes = document_counts(hierarchy)
+    sizes = hierarchy.document_counts()
     return node_at(0, 0)
 
 
@@ -47,29 +46,21 @@ def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
         levels: how many levels to show.
         most: how many children of a node to show; the rest is counted in a last line.
     """
-    sizes = document_counts(hierarchy)
+    sizes = hierarchy.document_counts()
     root = Tree(Text(f"{len(hierarchy):,} documents, {hierarchy.depth} levels", style="bold"))
 
-    def grow(branch: Tree, level: int, node: int) -> None:
+    def add_children(branch: Tree, level: int, node: int) -> None:
         if level >= min(levels, hierarchy.depth - 1):
             return
         children = hierarchy.children(level, node)
         largest = children[np.argsort(-sizes[level + 1][children], kind="stable")]
         for child in largest[:most].tolist():
-            name = " · ".join(hierarchy.names[level][child]) if hierarchy.names else ""
-            line = Text(name or f"node {child}").append(f"  {sizes[level + 1][child]:,}", style="dim")
-            grow(branch.add(line), level + 1, child)
+            name = " · ".join(hierarchy.name(level + 1, child)) or f"node {child}"
+            line = Text(name).append(f"  {sizes[level + 1][child]:,}", style="dim")
+            add_children(branch.add(line), level + 1, child)
         if len(largest) > most:
             rest = int(sizes[level + 1][largest[most:]].sum())
             branch.add(Text(f"… {len(largest) - most:,} more, {rest:,} documents", style="dim"))
 
-    grow(root, 0, 0)
+    add_children(root, 0, 0)
     return root
-
-
-def document_counts(hierarchy: Hierarchy) -> list[np.ndarray]:
-    """How many documents lie under each node, for the levels 0 … L−1."""
-    return [
-        np.bincount(hierarchy.nodes_at(level), minlength=hierarchy.node_count(level))
-        for level in range(hierarchy.depth)
-    ]

@@ -1,21 +1,23 @@
 """The steps that exact and fast spherical k-means share: reading unit rows, scoring, averaging, filling empty clusters.
 
 Rows are read in chunks and turned into unit vectors as they are read, so a memory-mapped file is never copied whole.
+Where a step does one thing on the CPU and another on other devices, NumPy or SciPy is much faster than torch there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
 import numpy as np
 import torch
+from scipy import sparse
 from threadpoolctl import ThreadpoolController  # scikit-learn brings it
 
 from hce.errors import InputError
-from hce.processes import complete, is_shared_out, own_items, working_together
+from hce.processes import share_out
 
 # Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.
 TIE = 5e-7
@@ -28,6 +30,7 @@ _BLOCK_BYTES = 16 * 2**20
 _TILE = 8192  # centroids in a block
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Rows:
@@ -114,31 +117,24 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def run_all(task: Callable[[T], None], items: Sequence[T], device: torch.device, *outputs: np.ndarray) -> None:
-    """Run the task on every item: on the CPU in threads that each compute single-threaded, else one by one.
+def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
+    """Run the task on every item, in any order, and return its results in the order of the items.
 
-    Of processes that work together each runs a share; what the tasks write to `outputs`, which are 0 before, is then
-    put together, so that all processes go on with the same.
-
-    Many small products gain more from this than from threads inside each (which wait for one another at every
-    product, and crawl when other programs want the cores). Tasks write to places of their own, so the order in which
-    they run changes nothing.
+    On the CPU tasks run in threads that each compute single-threaded, elsewhere one by one. Many small products gain
+    more from this than from threads inside each (which wait for one another at every product, and crawl when other
+    programs want the cores). Of processes that work together each runs a share, and all get all results.
     """
-    if is_shared_out() and outputs:
-        with working_together(False):  # what a task shares out is its own affair
-            run_all(task, own_items(items), device)
-        complete(outputs)
-        return
+    return share_out(lambda own: _run_here(task, own, device), items)
+
+
+def _run_here(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
-        for item in items:
-            task(item)
-        return
+        return [task(item) for item in items]
     torch.set_num_threads(1)
     try:
         with _blas().limit(limits=1), ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(task, items):  # the loop raises what a task raised
-                pass
+            return list(pool.map(task, items))
     finally:
         torch.set_num_threads(threads)
 
@@ -148,9 +144,19 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
+def end_to_end(parts: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, ...]:
+    """Join the first arrays of all parts, the second arrays of all parts, and so on."""
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def as_arrays(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """Return tensors of any device as arrays."""
+    return tuple(tensor.cpu().numpy() for tensor in tensors)
+
+
 def take_rows(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """The rows at the given positions."""
-    if matrix.device.type == "cpu":  # NumPy gathers rows several times faster than torch
+    """Rows of a matrix at the given positions."""
+    if matrix.device.type == "cpu":
         return torch.from_numpy(np.take(matrix.numpy(), index.numpy(), axis=0))
     return matrix[index]
 
@@ -165,9 +171,18 @@ def scores(rows: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
 
 def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's first largest column, and its value."""
-    on_cpu = block.device.type == "cpu"  # where NumPy's is several times faster than torch's
+    on_cpu = block.device.type == "cpu"
     column = torch.from_numpy(block.numpy().argmax(axis=1)) if on_cpu else block.argmax(dim=1)
     return column, block.gather(1, column[:, None])[:, 0]
+
+
+def entries_above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each entry above its row's floor."""
+    if block.device.type == "cpu":
+        flat = torch.from_numpy(np.flatnonzero(block.numpy() > floor.numpy()[:, None]))
+        return flat // block.shape[1], flat % block.shape[1]
+    pairs = (block > floor[:, None]).nonzero()
+    return pairs[:, 0], pairs[:, 1]
 
 
 def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,24 +206,21 @@ def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.T
 def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Alg. 2's M step over all centroids: assignment (int64) and scores (float32), both of shape (N,).
 
-    Given present assignment, a row moves only where another centroid is better by more than a tie, so that equal
+    Given the present assignment, a row moves only where another centroid is better by more than a tie, so that equal
     centroids (duplicates split over several clusters) cannot trade rows for ever.
     """
-    new = np.zeros(len(rows), dtype=np.int64)
-    best = np.zeros(len(rows), dtype=np.float32)
 
-    def one_chunk(limits: tuple[int, int]) -> None:
-        part = slice(*limits)
+    def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
         block = rows.span(*limits)
         column, value = nearest_centroid(block, centroids)
         if assignment is not None:
-            present = torch.from_numpy(assignment[part]).to(block.device)
+            present = torch.from_numpy(assignment[slice(*limits)]).to(block.device)
             own = own_scores(block, centroids, present)
             stay = value <= own + TIE
             column, value = torch.where(stay, present, column), torch.where(stay, own, value)
-        new[part], best[part] = column.cpu().numpy(), value.cpu().numpy()
+        return as_arrays(column, value)
 
-    run_all(one_chunk, rows.chunks(min(len(centroids), _TILE)), rows.device, new, best)
+    new, best = end_to_end(run_all(one_chunk, rows.chunks(min(len(centroids), _TILE)), rows.device))
     return new, best
 
 
@@ -219,14 +231,17 @@ def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
     for start, stop in rows.chunks(0):
         index = order[start:stop]
         owner, first = np.unique(assignment[index], return_index=True)
-        block = rows.take(index)
-        if rows.device.type == "cpu":
-            part = torch.from_numpy(np.add.reduceat(block.numpy(), first, axis=0, dtype=np.float64))
-        else:
-            lengths = torch.from_numpy(np.diff(np.append(first, len(index)))).to(rows.device)
-            part = torch.segment_reduce(block.double(), "sum", lengths=lengths, axis=0)
-        sums[torch.from_numpy(owner).to(rows.device)] += part
+        sums[torch.from_numpy(owner).to(rows.device)] += _sums_of_runs(rows.take(index), np.append(first, len(index)))
     return sums
+
+
+def _sums_of_runs(block: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
+    """Sum the rows of a block from each bound to the next, in order, in float64."""
+    if block.device.type == "cpu":
+        members = (np.ones(len(block)), np.arange(len(block)), bounds)
+        return torch.from_numpy(sparse.csr_matrix(members, (len(bounds) - 1, len(block))) @ block.numpy())
+    lengths = torch.from_numpy(np.diff(bounds)).to(block.device)
+    return torch.segment_reduce(block.double(), "sum", lengths=lengths, axis=0)
 
 
 def normalised(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
