@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from common import MODES, bench_of, command_line, compare, for_mode, names, numbers, run_script
+from common import MODES, bench_of, command_line, for_mode, names, numbers, run_script, run_systems
 from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.run import Bench
@@ -59,8 +59,8 @@ def run_collection(bench: Bench, arguments: argparse.Namespace) -> Found:
     found = {}
     for branching in arguments.branching:
         with_b = replace(task, recipe=replace(task.recipe, branching=branching))
-        found[str(branching)] = compare(replace(bench, task=with_b), ["hce"], arguments)[split]
-    found[NO_TREE] = compare(replace(bench, task=task), ["no-tree"], arguments)[split]
+        found[str(branching)] = run_systems(replace(bench, task=with_b), ["hce"], arguments)[split]
+    found[NO_TREE] = run_systems(replace(bench, task=task), ["no-tree"], arguments)[split]
     return found
 
 

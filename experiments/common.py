@@ -144,7 +144,7 @@ def for_mode(task: Task, mode: str) -> Task:
     return replace(task, recipe=replace(task.recipe, mode=mode))  # type: ignore[arg-type]
 
 
-def compare(bench: Bench, systems: Sequence[str], arguments: argparse.Namespace) -> dict[str, Comparison]:
+def run_systems(bench: Bench, systems: Sequence[str], arguments: argparse.Namespace) -> dict[str, Comparison]:
     """Run systems with all seeds, and tell of each; a comparison for each split."""
 
     def on_result(finished: Finished) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from common import MODES, bench_of, command_line, compare, names, run_script, settings_of, splits_of
+from common import MODES, bench_of, command_line, names, run_script, run_systems, settings_of, splits_of
 from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.run import Bench
@@ -74,7 +74,7 @@ def run_collection(folder: Path, arguments: argparse.Namespace) -> dict[str, dic
     for mode in arguments.mode:
         if mode == "unsupervised" or "train" in splits(folder):
             with_mode = replace(bench, task=_task(bench, folder, mode, arguments))
-            for split, comparison in compare(with_mode, arguments.systems, arguments).items():
+            for split, comparison in run_systems(with_mode, arguments.systems, arguments).items():
                 found[split][mode] = comparison
     return found
 

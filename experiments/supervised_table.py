@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common import bench_of, command_line, compare, names, run_script
+from common import bench_of, command_line, names, run_script, run_systems
 from page import Page, seeds_note, table
 
 from hce.comparison.run import Bench
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError(f"{arguments.folder}: no train split; this table is of systems that learn from labels")
     systems = _systems(bench, arguments.systems)
     tables, below = {}, [seeds_note(arguments)]
-    for split, comparison in compare(bench, systems, arguments).items():
+    for split, comparison in run_systems(bench, systems, arguments).items():
         by_first = tested(replace(comparison, measures=comparison.measures[:1]))
         heading = f"{bench.collection}, {split}: {len(bench.tested[split].qrels):,} queries"
         tables[heading] = _table(comparison, by_first)

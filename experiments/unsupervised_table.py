@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from common import bench_of, command_line, compare, for_mode, names, run_script
+from common import bench_of, command_line, for_mode, names, run_script, run_systems
 from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.systems import choose
@@ -55,7 +55,7 @@ def run_collections(arguments: argparse.Namespace) -> Found:
         bench = bench_of(arguments, folder, arguments.measures)
         bench = replace(bench, task=for_mode(bench.task, "unsupervised"))
         systems = choose(arguments.systems, bench.task, static=bench.encoder.is_static)
-        found[bench.collection] = compare(bench, systems, arguments)[arguments.splits[0]]
+        found[bench.collection] = run_systems(bench, systems, arguments)[arguments.splits[0]]
     return found
 
 

@@ -252,6 +252,8 @@ def test_bad_input_is_one_line(launch, folder, encoder):
         launch(incremental, "--held-out", "2")
     with pytest.raises(InputError, match="too few to begin with"):
         launch(clustering_cost, "--doublings", "9")
+    with pytest.raises(InputError, match="no split to measure on"):
+        launch(supervised_table, "--splits", ",")
     with pytest.raises(InputError, match="none of the splits nosuch"):
         launch(scenarios, "--splits", "nosuch")
     with pytest.raises(InputError, match=r"pefa-xs.*labelled"):

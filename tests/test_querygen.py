@@ -19,7 +19,7 @@ from hce.data.documents import Document
 from hce.data.judgments import read_generated
 from hce.errors import FormatError, InputError
 from hce.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
-from hce.generation.querygen import Journal, Written, drawn_documents, generate_queries, own_ranks
+from hce.generation.querygen import Journal, QueryCounts, drawn_documents, generate_queries, own_ranks
 from hce.training.pairs import LabelledPairs
 
 PASSAGES = ["star red w1 w2 w3", "cell green w40", "law blue w99 w98 w97 w96", "ship"]
@@ -116,7 +116,7 @@ def test_a_model_that_is_not_there(tmp_path):
 
 def test_the_file_is_what_training_reads(few_documents, tmp_path):
     written = generate_queries(few_documents, Echo(), tmp_path / "q.jsonl", per_document=2)
-    assert written == Written(30, 60, 60)
+    assert written == QueryCounts(30, 60, 60)
     queries, qrels = read_generated(tmp_path / "q.jsonl")
     assert len(queries) == 60
     assert len(LabelledPairs(few_documents, queries, qrels)) == 60
@@ -217,7 +217,7 @@ def test_empty_and_equal_queries_count_once(tmp_path):
             return ["" if seed[-1] == 2 else "same" for seed in seeds]
 
     corpus = Corpus.from_documents([Document("a", "one"), Document("b", "two")])
-    assert generate_queries(corpus, Dull(), tmp_path / "q.jsonl", per_document=4) == Written(2, 2, 2)
+    assert generate_queries(corpus, Dull(), tmp_path / "q.jsonl", per_document=4) == QueryCounts(2, 2, 2)
 
 
 # --------------------------------------------------------------------------------------------------------- the filter
@@ -249,7 +249,7 @@ def test_the_filter_keeps_what_leads_back(concept_corpus, module_static_encoder,
 
     monkeypatch.setattr("hce.search.exact.SCORES_AT_ONCE", 1000)  # several blocks
     written = generate_queries(concept_corpus, Liar(), tmp_path / "q.jsonl", encoder=module_static_encoder, within=1)
-    assert written == Written(240, 240, 120)
+    assert written == QueryCounts(240, 240, 120)
     kept = {judgment.document_id for judgment in read_generated(tmp_path / "q.jsonl")[1].judgments()}
     assert kept == {f"d{i}" for i in range(0, 240, 2)}
 

@@ -79,6 +79,8 @@ class Bench:
         """Read a BEIR folder, to measure on the splits named in `tested`; for the rest, see `compare`."""
         for measure in measures:
             parse_measure(measure)
+        if not tested:
+            raise InputError("no split to measure on; give one, such as test")
         datasets = {split: Dataset.load(folder, split) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)

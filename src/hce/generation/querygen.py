@@ -41,8 +41,8 @@ class QueryWriter(Protocol):
         ...
 
 
-class Written(NamedTuple):
-    """What a run wrote.
+class QueryCounts(NamedTuple):
+    """How many queries a run wrote.
 
     Attributes:
         documents: how many documents were read.
@@ -71,7 +71,7 @@ def generate_queries(
     within: int = 10,
     seed: int = 0,
     progress: bool = False,
-) -> Written:
+) -> QueryCounts:
     """Write queries for documents, drop those that do not lead back to theirs, and save the rest as JSONL.
 
     Args:
@@ -108,7 +108,7 @@ def generate_queries(
         )
     _save(kept, corpus, output)
     journal.remove()
-    return Written(len(positions), len(queries), len(kept))
+    return QueryCounts(len(positions), len(queries), len(kept))
 
 
 def check_output(output: Path) -> None:
