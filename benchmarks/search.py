@@ -1,12 +1,13 @@
 """Engines beside bare faiss: vectors scored, queries a second, and what an encoder trained with the tree changes.
 
-python benchmarks/search.py engines DATASET MODEL [--page PAGE]   tree beside faiss's IVF, HNSW and flat
+python benchmarks/search.py engines DATASET MODEL [--page PAGE]   our engines beside faiss's IVF and HNSW
 python benchmarks/search.py aware DATASET WITH WITHOUT             a model trained with the tree, and one without
 python benchmarks/search.py flat DATASET MODEL                     flat beside IndexFlatIP; float16 and int8
 
 DATASET is a BEIR folder, MODEL a folder written by `hce train`. Real documents, real queries, one thread. Recall is
-the share of the exact ten best that is found. Of IVF and tree the centroids are counted as vectors too. Times are of
-the processor, so that other programs count little; rivals take turns, and the ratio is taken in each turn.
+the share of the exact ten best that is found; rivals are compared where they reach `--target`. Of IVF and tree the
+centroids are counted as vectors too. Times are of the processor, so that other programs count little; rivals take
+turns, and the ratio is taken in each turn.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from hce.search.engine import CODECS, ENGINES, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 K = 10
-TARGET = 0.95
+NEIGHBOURS = 32  # of a node in HNSW's graph
 TURNS = 7
 ALONE = 200  # queries asked one at a time
 
@@ -107,7 +108,7 @@ def tree_rival(task: Task, hierarchy: Hierarchy | None, name: str) -> Rival:
         # faiss does not count the nodes that the beam starts from.
         return engine._descent().whole + faiss.cvar.indexIVF_stats.ndis / queries
 
-    return Rival(name, search, np.geomspace(0.5, 16, 61), counted)
+    return Rival(name, search, np.geomspace(0.5, 96, 81), counted)
 
 
 def ivf_rival(task: Task, lists: int) -> Rival:
@@ -125,14 +126,14 @@ def ivf_rival(task: Task, lists: int) -> Rival:
 
 
 def hnsw_rival(task: Task) -> Rival:
-    """HNSW, by our engine; the dial is efSearch."""
-    engine = task.engine("hnsw")
+    """HNSW; the dial is efSearch."""
+    index = faiss.IndexHNSWFlat(task.documents.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+    index.add(task.documents)
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
-        engine.effort = int(setting)
-        return engine.search(queries, K).scores
+        return index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(setting)))[0]
 
-    settings = np.unique(np.geomspace(36, 2000, 30).round())
+    settings = np.unique(np.geomspace(K, 4000, 48).round())
     return Rival("hnsw", search, settings, lambda count: faiss.cvar.hnsw_stats.ndis / count)
 
 
@@ -150,12 +151,12 @@ def at(task: Task, rival: Rival, setting: float) -> Point:
     return Point(rival, setting, task.recall(scores), rival.counted(len(task.queries)))
 
 
-def least_effort(task: Task, rival: Rival) -> Point:
-    """The lowest setting that reaches the target; recall rises with the dial, so it is found by halving."""
+def least_effort(task: Task, rival: Rival, target: float) -> Point:
+    """Find the lowest setting that reaches the target; recall rises with the dial, so it is found by halving."""
     low, high = 0, len(rival.settings) - 1
     while low < high:
         middle = (low + high) // 2
-        if at(task, rival, rival.settings[middle]).recall >= TARGET:
+        if at(task, rival, rival.settings[middle]).recall >= target:
             high = middle
         else:
             low = middle + 1
@@ -200,15 +201,15 @@ def query_times(task: Task, points: Sequence[Point]) -> tuple[np.ndarray, np.nda
 # ---------------------------------------------------------------------------------------------------- commands
 
 
-def engines(task: Task, page: str | None) -> None:
+def engines(task: Task, target: float, page: str | None) -> None:
     """Print every rival at its least effort for the target, then the ratios of tree to the best IVF."""
     root = len(task.documents) ** 0.5
     rivals = [tree_rival(task, task.hierarchy, "tree")]
     rivals += [ivf_rival(task, int(times * root)) for times in (1, 4, 16)]
     rivals += [hnsw_rival(task), flat_rival(task)]
-    points = [least_effort(task, rival) for rival in rivals]
+    points = [least_effort(task, rival, target) for rival in rivals]
     alone, batch = query_times(task, points)
-    print(f"{'at recall >= ' + str(TARGET):16} {'setting':>8} {'recall':>7} {'scored':>8} {'alone':>9} {'batch':>9}")
+    print(f"{'at recall >= ' + str(target):16} {'setting':>8} {'recall':>7} {'scored':>8} {'alone':>9} {'batch':>9}")
     for point, *times in zip(points, np.median(alone, axis=0), np.median(batch, axis=0), strict=True):
         speeds = " ".join(f"{1 / each:7.0f}/s" for each in times)
         print(f"{point.rival.name:16} {point.setting:8.4g} {point.recall:7.4f} {point.scored:8.0f} {speeds}")
@@ -250,7 +251,7 @@ def draw(task: Task, rivals: Sequence[Rival], page: Path) -> None:
 COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#f0b8b0", "#2e8b57", "#777777")
 
 
-def aware(with_tree: Task, without: Task) -> None:
+def aware(with_tree: Task, without: Task, target: float) -> None:
     """Print the recall of two encoders, each searched by a tree grown of its own vectors, at equal work."""
     rivals = [tree_rival(task, None, name) for task, name in ((with_tree, "with"), (without, "without"))]
     print(f"{'effort':>6} {'scored with':>12} {'without':>8} {'recall with':>12} {'without':>8}")
@@ -259,8 +260,8 @@ def aware(with_tree: Task, without: Task) -> None:
         print(
             f"{effort:6.1f} {one.scored:12.0f} {other.scored:8.0f} {one.recall:12.4f} {other.recall:8.4f}", flush=True
         )
-    points = [least_effort(task, rival) for task, rival in zip((with_tree, without), rivals, strict=True)]
-    print(f"vectors scored at recall {TARGET}: {points[0].scored:.0f} with, {points[1].scored:.0f} without the tree")
+    points = [least_effort(task, rival, target) for task, rival in zip((with_tree, without), rivals, strict=True)]
+    print(f"vectors scored at recall {target}: {points[0].scored:.0f} with, {points[1].scored:.0f} without the tree")
     for task, name in ((with_tree, "with"), (without, "without")):
         print(f"exact search, {name}: {ndcg(task, task.engine('flat')):.4f} nDCG@10")
 
@@ -319,6 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", default="test", help="whose queries")
     parser.add_argument("--queries", type=int, default=1000, help="how many of them at most")
+    parser.add_argument("--target", type=float, default=0.95, help="the recall at which rivals are compared")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, models in (("engines", ["model"]), ("aware", ["with_tree", "without"]), ("flat", ["model"])):
         command = commands.add_parser(name)
@@ -335,9 +337,9 @@ def main() -> None:
         return load(options.dataset, model, options.split, options.queries)
 
     if options.command == "engines":
-        engines(task(options.model), options.page)
+        engines(task(options.model), options.target, options.page)
     elif options.command == "aware":
-        aware(task(options.with_tree), task(options.without))
+        aware(task(options.with_tree), task(options.without), options.target)
     else:
         flat(task(options.model))
 

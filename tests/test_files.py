@@ -1,5 +1,6 @@
 """Old or new, never half: after an exception, after kill -9, and nothing left lying about."""
 
+import gzip
 import json
 import os
 import signal
@@ -8,8 +9,18 @@ import sys
 
 import pytest
 
-from hce.errors import InputError
-from hce.files import new_folder, open_atomically, sync_folder, write_json
+from hce.errors import FormatError, InputError
+from hce.files import (
+    new_folder,
+    open_atomically,
+    open_text,
+    other_identity,
+    read_json,
+    read_json_value,
+    sync_folder,
+    unfinished,
+    write_json,
+)
 
 
 def names(folder):
@@ -211,3 +222,45 @@ def test_kill_between_writing_and_renaming_leaves_the_old_file(tmp_path):
     assert result.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
     assert [name for name in names(tmp_path) if not name.startswith(".")] == ["a.txt"]
+
+
+def test_what_write_json_wrote_is_read(tmp_path):
+    write_json(tmp_path / "a.json", {"é": [1, float("nan")], "b": float("inf")})
+    assert read_json(tmp_path / "a.json") == {"é": [1, None], "b": None}  # JSON has no NaN
+    write_json(tmp_path / "list.json", [["star", "red"]])
+    assert read_json_value(tmp_path / "list.json") == [["star", "red"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1', r"a\.json: damaged \(Expecting"),
+        (b"\xff\xfe", r"a\.json: damaged \("),
+        (b"[" * 100_000, r"a\.json: damaged \("),
+        (b"[1]", "a JSON list where an object should be"),
+        (None, r"a\.json: cannot be read \(No such file or directory\)"),
+    ],
+)
+def test_damaged_json_is_one_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(FormatError, match=message) as caught:
+        read_json(tmp_path / "a.json")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_unfinished_work_is_told_by_what_it_belongs_to(tmp_path):
+    assert unfinished(tmp_path / "model") == tmp_path / "model.unfinished"
+    wanted = {"corpus": "a", "seed": 1}
+    assert other_identity(wanted, {"corpus": "a", "seed": 1, "more": 2}) is None
+    assert other_identity(wanted, {"corpus": "b", "seed": 2}) == "corpus"
+    assert other_identity(wanted, {"corpus": "a"}) == "seed"
+
+
+@pytest.mark.parametrize(("name", "opened"), [("a.txt", open), ("a.txt.GZ", gzip.open)])
+def test_text_is_compressed_where_the_name_says_so(tmp_path, name, opened):
+    with open_text(tmp_path / name) as file:
+        file.write("né\r\n")
+    with opened(tmp_path / name, "rb") as file:
+        assert file.read() == "né\r\n".encode()
+    assert names(tmp_path) == [name]

@@ -1,14 +1,20 @@
-"""Fitting a token table to a corpus: the counts, the weights by hand, and what it must do to the vectors."""
+"""A token table fitted to a corpus: the counts, the weights by hand, the vectors; and words tokenised once."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from conftest import WORDS, word_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 from small_static import small_static
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import document_frequencies, fit_table, inverse_document_frequency
+from hce.encoding.static import WordMemo, document_frequencies, fit_table, inverse_document_frequency
+
+PIECES = st.sampled_from(["Heat", "transfer", " ", "  ", "\n", "\t", "\x1c", "́", "中", "naïve", "[PAD]", ",", "-", " "])
 
 
 def test_document_frequencies_count_texts_and_not_occurrences():
@@ -93,3 +99,51 @@ def test_a_table_is_fitted_where_that_is_better(static_encoder, planted_corpus, 
     assert fitted.fingerprint == static_encoder.fitted_to(planted_corpus).fingerprint
     transformer = Encoder.load(bert_folder, device="cpu")
     assert transformer.fitted_where(planted_corpus, lambda fitted: True) is transformer
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+@pytest.fixture(scope="module")
+def static() -> Encoder:
+    return Encoder.load("static")
+
+
+@given(st.one_of(st.text(), st.lists(PIECES, max_size=600).map("".join)))
+def test_gives_the_tokens_of_the_tokenizer(static: Encoder, text: str) -> None:
+    tokenizer = static.model[0].tokenizer
+    memo = WordMemo.of(tokenizer)
+    assert memo is not None
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    assert memo.ids(text) == plain
+    assert memo.ids(text) == plain  # from memory
+
+
+def test_cuts_where_the_tokenizer_cuts(static: Encoder) -> None:
+    tokenizer = static.model[0].tokenizer
+    memo = WordMemo.of(tokenizer)
+    assert memo is not None
+    for text in ("wing " * 700, "a,b;" * 700, "wing " * 400 + "a,b;" * 700):
+        assert memo.ids(text) == tokenizer.encode(text, add_special_tokens=False).ids
+        assert len(memo.ids(text)) == 512
+
+
+def test_none_where_a_word_depends_on_its_space() -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    assert WordMemo.of(tokenizer) is None
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    assert WordMemo.of(tokenizer) is not None
+    tokenizer.add_tokens(["two words"])
+    assert WordMemo.of(tokenizer) is None
+
+
+def test_the_same_vectors_with_and_without(static: Encoder) -> None:
+    texts = ["Heat transfer in slip flow.", "", "boundary-layer\ncontrol", "x" * 300]
+    plain = static.tokenize(texts, "query")
+    with static.remembering_words():
+        for _ in range(2):
+            remembered = static.tokenize(texts, "query")
+            assert all(torch.equal(plain[key], remembered[key]) for key in plain)
+    assert static._words is None

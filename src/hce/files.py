@@ -47,6 +47,17 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
         raise
 
 
+@contextmanager
+def open_text(path: str | Path) -> Iterator[IO[str]]:
+    """Open a text file for writing, atomically, compressed where the name says so."""
+    if Path(path).suffix.lower() != ".gz":
+        with open_atomically(path) as file:
+            yield file
+    else:
+        with open_atomically(path, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", newline="") as file:
+            yield file
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
     with open_atomically(path) as file:
@@ -92,17 +103,6 @@ def require_new(path: str | Path) -> None:
         raise InputError(f"{path} exists and is not an empty folder: choose another place or remove it first")
 
 
-def unfinished(output: str | Path) -> Path:
-    """Name the place of work that is to become `output`: beside it, under a name that says so."""
-    output = Path(output)
-    return output.with_name(f"{output.name}.unfinished")
-
-
-def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Compare what work is of with what unfinished work was of: the first name that differs, None where none does."""
-    return next((name for name in wanted if found.get(name) != wanted[name]), None)
-
-
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success; `path` must not exist or be an empty folder.
@@ -127,6 +127,23 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def unfinished(output: str | Path) -> Path:
+    """Name the place of work that is to become `output`: beside it, under a name that says so."""
+    output = Path(output)
+    return output.with_name(f"{output.name}.unfinished")
+
+
+def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """Return the first name under which unfinished work differs from the work at hand; None where all is the same."""
+    return next((name for name in wanted if found.get(name) != wanted[name]), None)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` durable. Windows has no such call; its renames are journalled."""
+    if os.name == "posix":
+        _sync(folder)
+
+
 def _neighbour(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
@@ -144,26 +161,9 @@ def _sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` durable. Windows has no such call; its renames are journalled."""
-    if os.name == "posix":
-        _sync(folder)
-
-
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def open_text(path: str | Path) -> Iterator[IO[str]]:
-    """Open a text file for writing, atomically, compressed where the name says so."""
-    if Path(path).suffix.lower() != ".gz":
-        with open_atomically(path) as file:
-            yield file
-    else:
-        with open_atomically(path, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", newline="") as file:
-            yield file

@@ -32,7 +32,7 @@ def tree(
       hce tree my-model --levels 3
       hce tree docs.csv --branching 8 --json > tree.json
     """
-    from hce.index.manifest import hierarchy_folder
+    from hce.index.hierarchy import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.outline import nested, outline
 

@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 TEXTS_AT_ONCE = 4096
+MOST_WORDS = 1 << 19  # some 150 MB; words met later are tokenised each time
 
 
 def document_frequencies(tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int) -> tuple[np.ndarray, int]:
@@ -33,7 +34,7 @@ def document_frequencies(tokenizer: Tokenizer, texts: Iterable[str], vocabulary:
 
 
 def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
-    """BM25's idf, log(1 + (N − df + ½) / (df + ½)): large for rare tokens and above 0 even for one in every text."""
+    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)): large for rare tokens, above 0 for one in every text."""
     return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
@@ -66,15 +67,6 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     return (_unit(whitened) * idf[:, None]).astype(np.float32)
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
-    """Rows scaled to length 1; a zero row stays zero."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, 1)
-
-
-MOST_WORDS = 1 << 19  # some 150 MB; words met later are tokenised each time
-
-
 class WordMemo(dict[str, tuple[int, ...]]):
     """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
 
@@ -90,7 +82,7 @@ class WordMemo(dict[str, tuple[int, ...]]):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> WordMemo | None:
-        """A memo that gives just what the tokenizer would, or None where words cannot be taken one by one."""
+        """Make a memo that gives just what the tokenizer would; None where words cannot be taken one by one."""
         parts = json.loads(tokenizer.to_str())
         types = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         side = (parts["truncation"] or {}).get("direction", "Right")
@@ -108,5 +100,11 @@ class WordMemo(dict[str, tuple[int, ...]]):
         return tokens
 
     def ids(self, text: str) -> list[int]:
-        """The token ids of a text, cut to the tokenizer's length."""
+        """Return the token ids of a text, cut to the tokenizer's length."""
         return list(chain.from_iterable(map(self.__getitem__, text.split(" "))))[: self.limit]
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1; a zero row stays zero."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)

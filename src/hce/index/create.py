@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,10 +18,10 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import FormatError, InputError
+from hce.errors import InputError
 from hce.files import new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
-from hce.index.live_engine import NumberedHierarchy
+from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.manifest import Manifest
 from hce.index.store import Store, Writer, now
 from hce.index.writing import chunks_of, shared_vectors
@@ -29,9 +29,6 @@ from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
 from hce.training.model_folder import ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.names import name_nodes
-
-NUMBERS = "numbers.npy"
 
 HierarchyChoice = Hierarchy | Literal["grow"] | None
 
@@ -99,47 +96,12 @@ def create_index(
         if start.folder is not None:
             keep_facts(start.folder, folder)
         if tree is not None:
-            save_tree(NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)), folder / "hierarchy")
-        manifest = _manifest(corpus, start, folder, engine, dtype, "hierarchy" if tree else None)
+            NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
+        manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
         _fill_store(folder, corpus, vectors, progress)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     shutil.rmtree(unfinished(path), ignore_errors=True)
-
-
-def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
-    """Grow a tree and name its nodes; None where there are too few documents for one."""
-    if len(vectors) < 2:
-        return None
-    tree = Hierarchy.build(vectors, device=device)
-    if not tree.levels:
-        return None
-    tree.names = name_nodes(tree, texts)
-    return tree
-
-
-def save_tree(tree: NumberedHierarchy, folder: Path) -> None:
-    """Write a tree, and the numbers of its documents beside it."""
-    tree.hierarchy.save(folder)
-    np.save(folder / NUMBERS, tree.numbers, allow_pickle=False)
-
-
-def load_tree(folder: Path) -> NumberedHierarchy:
-    """Read what `save_tree` wrote.
-
-    Raises:
-        FormatError: nothing is there, or it is damaged.
-    """
-    hierarchy = Hierarchy.load(folder)
-    try:
-        numbers = np.load(folder / NUMBERS, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{folder / NUMBERS}: damaged ({error}); rebuild the index") from error
-    if numbers.shape != (len(hierarchy),):
-        raise FormatError(
-            f"{folder / NUMBERS}: {len(numbers)} numbers for {len(hierarchy)} documents; rebuild the index"
-        )
-    return NumberedHierarchy(hierarchy, numbers)
 
 
 def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray) -> Hierarchy | None:

@@ -25,7 +25,7 @@ class CarriedEncoder:
         self._lock = Lock()
 
     def get(self) -> Encoder:
-        """The encoder itself.
+        """Return the encoder, loaded if it was not.
 
         Raises:
             FormatError: the folder holds another encoder than the one that made the vectors.
@@ -34,7 +34,7 @@ class CarriedEncoder:
             return self._loaded()
 
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """Unit vectors of shape (texts, n)."""
+        """Encode texts to unit vectors of shape (texts, n)."""
         with self._lock:
             return self._loaded().encode(texts, kind)
 
@@ -56,7 +56,7 @@ def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:
     """Refuse an encoder that did not make the vectors.
 
     Raises:
-        InputError: it is another one.
+        InputError: `encoder` is another one.
     """
     fingerprint = encoder.fingerprint
     if fingerprint != manifest.fingerprint:
@@ -67,6 +67,6 @@ def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:
 
 
 def file_stamps(folder: Path) -> dict[str, list[int]]:
-    """Size and time of last change of each file, by its path below the folder."""
+    """Return size and time of last change of each file, by its path below the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns] for path in files}

@@ -47,19 +47,13 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
         if match is None:
             raise InputError(f"condition {clause!r}: write field=value, field>=value (or >, <, <=), or 'field in a,b'")
         field, sign, value = match["field"], match["sign"].strip(), match["value"]
-        earlier = conditions.get(field)
-        if sign in RANGE.values():
-            name = next(name for name, operator in RANGE.items() if operator == sign)
-            if earlier is None:
-                earlier = conditions[field] = {}
-            if isinstance(earlier, dict) and name not in earlier:
-                earlier[name] = _number_or_text(value)
-                continue
-        elif earlier is None:
-            spelled = value.split(",") if sign == "in" else [value]
-            conditions[field] = [each for text in spelled for each in _spellings(text.strip())]
-            continue
-        raise InputError(f"condition {clause!r}: the field {field!r} has such a condition already; give one")
+        wanted, earlier = _wanted(sign, value), conditions.get(field)
+        if earlier is None:
+            conditions[field] = wanted
+        elif isinstance(earlier, dict) and isinstance(wanted, dict) and not earlier.keys() & wanted.keys():
+            earlier.update(wanted)
+        else:
+            raise InputError(f"condition {clause!r}: the field {field!r} has such a condition already; give one")
     return conditions
 
 
@@ -99,7 +93,7 @@ def _path(field: str) -> str:
 
 
 def _test(field: str, wanted: Any, parameters: _Parameters) -> Callable[[str], str]:
-    """What must hold of a value, as a function from its SQL expression to the condition."""
+    """Return what must hold of a value, as a function from its SQL expression to the condition."""
     if isinstance(wanted, Mapping):
         return _range_test(field, wanted, parameters)
     values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
@@ -129,6 +123,15 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
     return lambda value: "(" + " AND ".join(f"{value} {each}" for each in compared) + ")"
 
 
+def _wanted(sign: str, value: str) -> dict[str, Any] | list[Any]:
+    """Read a condition of the command line: one end of a range, or the values that will do."""
+    end = next((name for name, operator in RANGE.items() if operator == sign), None)
+    if end is not None:
+        return {end: _number_or_text(value)}
+    spelled = value.split(",") if sign == "in" else [value]
+    return [each for text in spelled for each in _spellings(text.strip())]
+
+
 def _number_or_text(text: str) -> float | int | str:
     for kind in (int, float):
         try:
@@ -139,6 +142,6 @@ def _number_or_text(text: str) -> float | int | str:
 
 
 def _spellings(text: str) -> list[Any]:
-    """What a word on the command line may stand for: that text, and the number that it spells."""
+    """Return what a word on the command line may stand for: that text, and the number that it spells."""
     number = _number_or_text(text)
     return [text] if isinstance(number, str) else [text, number]

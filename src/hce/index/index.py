@@ -6,7 +6,6 @@ Nothing here trains: a new document is encoded and is there, a removed one is go
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,11 +18,12 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.index.create import HierarchyChoice, create_index, grow_named_tree, load_tree, save_tree
-from hce.index.drift import Drift, Grown, measure_drift
+from hce.index.create import HierarchyChoice, create_index
+from hce.index.drift import Drift, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
-from hce.index.live_engine import LiveEngine, NumberedHierarchy
+from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, regrow_tree
+from hce.index.live_engine import LiveEngine
 from hce.index.manifest import IndexStatus, Manifest, size_on_disk
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
@@ -400,7 +400,8 @@ class Index:
                 return [documents[number].full_text for number in numbers[rows].tolist()]
 
             return measure_drift(
-                Grown(tree.hierarchy, _places(tree.numbers, numbers)),
+                tree.hierarchy,
+                _places(tree.numbers, numbers),
                 vectors,
                 numbers > self.manifest.documents,
                 _places(
@@ -430,14 +431,14 @@ class Index:
         self._store.compact()
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
             known = Manifest.read(self.path)  # which another process may have changed
-            self._tidy_up(known.hierarchy)
-            grown = self._regrown(writer, known.hierarchy)
+            delete_other_trees(self.path, known.hierarchy)
+            grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
             engine = engine or (known.engine if known.engine in ENGINES else self._engine.name)
             manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
             manifest.write(self.path)
             self.manifest, self._tree = manifest, None
             self._engine.rebuild(writer, manifest.engine, manifest.dtype)
-            self._tidy_up(grown)
+            delete_other_trees(self.path, grown)
 
     # ------------------------------------------------------------------------------------------------- internals
 
@@ -467,28 +468,7 @@ class Index:
 
     def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
-        return load_tree(self.path / name) if name else None
-
-    def _regrown(self, reader: Reader, name: str | None) -> str | None:
-        """Have a tree of the documents there are, and return its folder; the present one, `name`, if it is that."""
-        if name is None:
-            return None
-        numbers, vectors = reader.vectors()
-        if np.array_equal(load_tree(self.path / name).numbers, numbers):
-            return name
-        tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
-        if tree is None:
-            return None
-        folder = f"hierarchy-{reader.state().change}"
-        shutil.rmtree(self.path / folder, ignore_errors=True)
-        save_tree(NumberedHierarchy(tree, numbers), self.path / folder)
-        return folder
-
-    def _tidy_up(self, named: str | None) -> None:
-        """Delete trees that the manifest does not name, and what an interrupted rebuild left of one."""
-        for path in [*self.path.glob(".hierarchy*.partial"), *self.path.glob("hierarchy*")]:
-            if path.name != named:
-                shutil.rmtree(path, ignore_errors=True)
+        return NumberedHierarchy.load(self.path / name) if name else None
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

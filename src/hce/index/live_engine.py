@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
-from typing import NamedTuple
 
 import numpy as np
 
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
+from hce.index.hierarchy import NumberedHierarchy
 from hce.index.store import Moment, Reader, Store
 from hce.search.engine import Engine, Found, load_engine, new_engine
-from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +29,6 @@ FOLDER = "engine"
 
 # A snapshot is written anew when it is behind by this share of the documents, and by so many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
-
-
-class NumberedHierarchy(NamedTuple):
-    """A hierarchy, and the number in the store of each of its documents, of shape (N,), int64."""
-
-    hierarchy: Hierarchy
-    numbers: np.ndarray
 
 
 class LiveEngine:

@@ -73,21 +73,6 @@ class Manifest:
             raise FormatError(f"{folder}: not an index, or a damaged one ({FILE}: {error})") from error
 
 
-def hierarchy_folder(path: str | Path) -> Path | None:
-    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None where there is none.
-
-    Raises:
-        FormatError: `path` is an index that was made without a tree.
-    """
-    path, candidates = Path(path), ["hierarchy", "."]
-    if (path / "documents.sqlite").is_file():
-        named = Manifest.read(path).hierarchy
-        if named is None:
-            raise FormatError(f"{path}: this index carries no tree; index anew to get one")
-        candidates = [named]
-    return next((path / name for name in candidates if (path / name / "hierarchy.safetensors").is_file()), None)
-
-
 @dataclass(frozen=True)
 class IndexStatus:
     """What there is to say of an index without searching it.

@@ -20,7 +20,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def checked(documents: Iterable[Document]) -> Sequence[Document]:
-    """Documents that can be written as they are.
+    """Make sure that documents can be written as they are.
 
     Raises:
         InputError: at the first that cannot, with its place.
@@ -37,7 +37,7 @@ def checked(documents: Iterable[Document]) -> Sequence[Document]:
 
 
 def _all_sound(documents: list[Document]) -> bool:
-    """Whether there is nothing to find fault with; a quick look that takes a tenth of the time of a careful one."""
+    """Tell whether there is nothing to find fault with; this takes a tenth of the time of a careful look."""
     try:
         for document in documents:
             (document.id + document.title + document.text).encode()  # fails where there is no text, or no Unicode
@@ -48,7 +48,7 @@ def _all_sound(documents: list[Document]) -> bool:
 
 
 def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]:
-    """A moderate number of documents at a time."""
+    """Yield a moderate number of documents at a time."""
     for batch in batches:
         for start in range(0, len(batch), DOCUMENTS_AT_ONCE):
             yield list(batch[start : start + DOCUMENTS_AT_ONCE])
@@ -62,12 +62,9 @@ def without_unchanged(writer: Writer, chunks: Iterable[list[Document]], advance:
     for chunk in chunks:
         present = writer.present(document.id for document in chunk)
         fresh = [document for document in chunk if document.id not in present]
-        changed: list[Document] = []
-        same: list[Document] = []
-        for document in chunk:
-            if document.id in present:
-                is_same = present[document.id][1] == content_key(document.full_text)
-                (same if is_same else changed).append(document)
+        old = [document for document in chunk if document.id in present]
+        same = [each for each in old if present[each.id][1] == content_key(each.full_text)]
+        changed = [each for each in old if present[each.id][1] != content_key(each.full_text)]
         writer.delete([present[document.id][0] for document in changed])
         writer.replace(same)
         advance(len(same))
@@ -108,6 +105,7 @@ class _Chunk(NamedTuple):
 
 
 def _next_chunk(writer: Writer, chunks: Iterator[list[Document]]) -> _Chunk | None:
+    """Return the next documents there are, or None; called in the thread that does SQLite's work."""
     for documents in chunks:
         if documents:
             texts = [document.full_text for document in documents]
@@ -116,7 +114,7 @@ def _next_chunk(writer: Writer, chunks: Iterator[list[Document]]) -> _Chunk | No
 
 
 def shared_vectors(texts: Sequence[str], known: dict[str, np.ndarray], encode: Encode) -> np.ndarray:
-    """A vector for each text, of shape (texts, n); equal texts have the same one, and known ones are not encoded."""
+    """Return a vector for each text, of shape (texts, n); equal texts share one, and known ones are not encoded."""
     fresh = [text for text in dict.fromkeys(texts) if text not in known]
     if len(fresh) == len(texts):
         return encode(fresh)

@@ -1,0 +1,98 @@
+"""The tree that an index carries: a hierarchy, and the number in the store of each of its documents.
+
+A tree is derived: it can be grown again from the documents there are. Each has a folder of its own, and the manifest
+says which one counts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hce.errors import FormatError
+from hce.index.manifest import Manifest
+from hce.index.store import FILE, Reader
+from hce.tree.hierarchy import Hierarchy
+from hce.tree.names import name_nodes
+
+FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
+NUMBERS = "numbers.npy"
+
+
+class NumberedHierarchy(NamedTuple):
+    """A hierarchy, and the number in the store of each of its documents, of shape (N,), int64."""
+
+    hierarchy: Hierarchy
+    numbers: np.ndarray
+
+    def save(self, folder: Path) -> None:
+        """Write the tree into a new folder, and the numbers beside it."""
+        self.hierarchy.save(folder)
+        np.save(folder / NUMBERS, self.numbers, allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> NumberedHierarchy:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: nothing is there, or it is damaged.
+        """
+        hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
+        try:
+            numbers = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise FormatError(f"{path}: damaged ({error}); rebuild the index") from error
+        if numbers.shape != (len(hierarchy),):
+            raise FormatError(f"{path}: {len(numbers)} numbers for {len(hierarchy)} documents; rebuild the index")
+        return cls(hierarchy, numbers)
+
+
+def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
+    """Grow a tree and name its nodes; None where there are too few documents for one."""
+    if len(vectors) < 2:
+        return None
+    tree = Hierarchy.build(vectors, device=device)
+    if not tree.levels:
+        return None
+    tree.names = name_nodes(tree, texts)
+    return tree
+
+
+def regrow_tree(index: Path, name: str, reader: Reader) -> str | None:
+    """Have a tree of the documents there are now, and return its folder: `name` where that is such a tree already."""
+    numbers, vectors = reader.vectors()
+    if np.array_equal(NumberedHierarchy.load(index / name).numbers, numbers):
+        return name
+    tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
+    if tree is None:
+        return None
+    name = f"{FOLDER}-{reader.state().change}"
+    shutil.rmtree(index / name, ignore_errors=True)
+    NumberedHierarchy(tree, numbers).save(index / name)
+    return name
+
+
+def delete_other_trees(index: Path, named: str | None) -> None:
+    """Delete trees that the manifest does not name, and what an interrupted rebuild left of one."""
+    for path in [*index.glob(f".{FOLDER}*.partial"), *index.glob(f"{FOLDER}*")]:
+        if path.name != named:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def hierarchy_folder(path: str | Path) -> Path | None:
+    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None where there is none.
+
+    Raises:
+        FormatError: `path` is an index that was made without a tree.
+    """
+    path, candidates = Path(path), [FOLDER, "."]
+    if (path / FILE).is_file():
+        named = Manifest.read(path).hierarchy
+        if named is None:
+            raise FormatError(f"{path}: this index carries no tree; index anew to get one")
+        candidates = [named]
+    return next((path / name for name in candidates if (path / name / "hierarchy.safetensors").is_file()), None)
