@@ -46,7 +46,7 @@ def timed(work: Callable[[], tuple[float, int]]) -> Run:
 
 
 def ours(vectors: np.ndarray, k: int, **options: Any) -> tuple[float, int]:
-    """Our k-means."""
+    """Run our k-means."""
     result = spherical_kmeans(vectors, k, **options)
     return result.objective[-1], len(result.objective)
 
@@ -68,7 +68,7 @@ def faiss_run(vectors: np.ndarray, k: int) -> Run:
 
 
 def load(source: str) -> np.ndarray:
-    """Vectors from a file, or of a corpus."""
+    """Read vectors from a file, or encode a corpus."""
     if source.endswith(".npy"):
         return np.load(source).astype(np.float32)
     corpus = Corpus.load(source.removeprefix("fitted:"))
@@ -152,7 +152,7 @@ def _clustered_file(path: Path, branching: int) -> None:
 
 
 def synthetic(rows: int, branching: int, seed: int = 0) -> np.ndarray:
-    """Unit vectors around clusters of `branching` rows, which lie around broader topics."""
+    """Draw unit vectors around clusters of `branching` rows, which lie around broader topics."""
     rng = np.random.default_rng(seed)
     topics = rng.standard_normal((max(1, rows // (branching * 32)), DIM), dtype=np.float32)
     clusters = topics[rng.integers(len(topics), size=max(1, rows // branching))]

@@ -1,4 +1,4 @@
-"""Several processes as one: rows gathered with their gradients, and gradients averaged.
+"""Several processes as one: work shared out, rows gathered with their gradients, gradients averaged.
 
 Alone, everything here returns what it was given, so one code path serves one process and many.
 """
@@ -33,12 +33,12 @@ def join_processes() -> torch.device | None:
 
 
 def process_count() -> int:
-    """How many processes work together; 1 when alone."""
+    """Return how many processes work together; 1 when alone."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def process_rank() -> int:
-    """This process's number, from 0 on; 0 when alone."""
+    """Return this process's rank, from 0 on; 0 when alone."""
     return dist.get_rank() if process_count() > 1 else 0
 
 
@@ -60,12 +60,12 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(rows: Tensor) -> Tensor:
-    """(B, …) → (G, …), with gradients. All processes must have the same B."""
+    """Return all processes' rows, (B, …) → (G, …), with gradients. All processes must have the same B."""
     return rows if process_count() == 1 else _Gather.apply(rows)
 
 
 def shared(parameter: Tensor) -> Tensor:
-    """The parameter, with its gradient averaged over the processes: DistributedDataParallel only sees the encoder's."""
+    """Average the gradient of a parameter over the processes: DistributedDataParallel only sees the encoder's."""
     if process_count() == 1:
         return parameter
 
@@ -81,26 +81,26 @@ def shared(parameter: Tensor) -> Tensor:
 
 
 def is_first_process() -> bool:
-    """Whether this is the one that writes files and speaks to the user."""
+    """Tell whether this process is the one that writes files and speaks to the user."""
     return process_rank() == 0
 
 
 def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
-    """All processes' rows one below another; all must have the same number."""
+    """Return all processes' rows one below another; all must have the same number."""
     return gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 
 
 def own_share(count: int) -> slice:
-    """This process's part of `count` rows; all parts are of one size, and up to (processes − 1) last rows in none."""
+    """Return this process's part of `count` rows; all parts are of one size, and up to (processes − 1) rows in none."""
     each = count // process_count()
-    return slice(process_rank() * each, (process_rank() + 1) * each) if process_count() > 1 else slice(0, count)
+    return slice(process_rank() * each, (process_rank() + 1) * each)
 
 
 @contextmanager
 def working_together(wanted: bool = True) -> Iterator[None]:
-    """Let what can be cut up be shared out; all processes must then do the same work in the same order.
+    """Let `share_out` share work out; all processes must then do the same work in the same order.
 
-    It has to be asked for: a tree that one process alone grows must not wait for the others.
+    This has to be asked for: a tree that one process alone grows must not wait for the others.
     """
     token = _working_together.set(wanted)
     try:
@@ -110,7 +110,7 @@ def working_together(wanted: bool = True) -> Iterator[None]:
 
 
 def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return `work(items)`, one result an item; processes that work together each do a share, and all get all of it."""
+    """Return the results of `work(items)`, one an item; of processes that work together each does a share."""
     count = process_count()
     if count == 1 or not _working_together.get():
         return work(items)
@@ -147,7 +147,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def average_values(values: dict[str, float], device: torch.device) -> dict[str, float]:
-    """The mean over the processes of numbers that all of them have."""
+    """Return the means over the processes of values that all of them have."""
     if process_count() == 1:
         return values
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
@@ -156,7 +156,7 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
 
 
 def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:
-    """The first process's numbers, for all: what is decided by them must be decided alike everywhere."""
+    """Return the first process's values to all: what is decided by them must be decided alike everywhere."""
     if process_count() == 1:
         return values
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)

@@ -1,7 +1,7 @@
 """Hierarchy: a tree of documents as level arrays, and what can be asked of it.
 
-Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is its
-number within its level. Siblings are neighbours in their level, so a node's children are a range of numbers.
+Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
+integer, its place in its level; siblings are neighbours there. A document is its position in the corpus.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LevelSummary(NamedTuple):
 
     Attributes:
         level: 1 … L−1.
-        nodes: how many nodes it has.
+        nodes: how many nodes the level has.
         sizes: documents under a node: least, quartiles, most.
         balance: entropy of the documents' spread over the nodes divided by that of an even spread; 1 is even.
         mean_cosine: of the level's members (nodes one level down, or documents) to their centroid.
@@ -52,7 +52,7 @@ class Hierarchy:
         levels: parents and centroids of levels 1 … L−1; `levels[t - 1]` is level t.
         document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 where L = 1.
         mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was made.
-        facts: how it was made (branching, method, seed), for manifests.
+        facts: how the tree was made (branching, method, seed), for manifests.
         names: the nodes' names, once someone has given them (`hce.tree.names.name_nodes`).
     """
 
@@ -149,10 +149,6 @@ class Hierarchy:
         order, start = self._child_lists[level]
         return order[start[node] : start[node + 1]]
 
-    def name(self, level: int, node: int) -> list[str]:
-        """The words of a node's name; none where nobody has named it, and for the root."""
-        return self.names[level - 1][node] if level and self.names else []
-
     def siblings(self, level: int, node: int) -> np.ndarray:
         """The other children of a node's parent; of documents at level L."""
         self._check_level(level, 1, self.depth)
@@ -162,11 +158,10 @@ class Hierarchy:
     def ancestors(self, level: int, nodes: np.ndarray) -> np.ndarray:
         """The way from the root down to each node, of shape (B, level + 1): column t is level t, the last the node."""
         self._check_level(level, 0, self.depth)
-        columns = [np.asarray(nodes)]
-        for below in range(level, 1, -1):
+        columns = [nodes]
+        for below in range(level, 0, -1):
             columns.append(self._parent(below)[columns[-1]])
-        root = [np.zeros(len(columns[0]), dtype=np.int64)] if level else []
-        return np.stack([*root, *columns[::-1]], axis=1)
+        return np.stack(columns[::-1], axis=1)
 
     def leaves_under(self, level: int, node: int) -> np.ndarray:
         """The documents under a node, in order."""
@@ -208,10 +203,11 @@ class Hierarchy:
         Args:
             vectors: what walks, each row by itself, of shape (B, n).
             beam: how many nodes of a level each keeps; with 1 the walk is greedy.
-            documents: the documents' vectors, of shape (N, n), to which the walk then leads in the end.
+            documents: the documents' vectors, of shape (N, n), where the walk is to end at documents.
 
         Returns:
-            The nodes kept at the levels 0 … L−1, or L: of shape (B, 1) at the root, else as of `closest_children`.
+            For each level from the root to L−1, or to L, the nodes that each row keeps, of shape (B, beam); see
+            `closest_children`. The root alone, at level 0, is of shape (B, 1).
         """
         kept = [np.zeros((len(vectors), 1), dtype=np.int64)]
         for level in range(self.depth if documents is not None else self.depth - 1):
@@ -224,11 +220,11 @@ class Hierarchy:
         """Choose among the children of some nodes those with the largest inner products: one step of `walk`.
 
         Args:
-            level: of the nodes.
-            nodes: those of each vector, of shape (B, any number); −1 is none.
+            level: the level of the nodes.
+            nodes: the nodes whose children each vector chooses among, of shape (B, any number); −1 is none.
             vectors: of shape (B, n).
-            count: how many children to choose for each.
-            documents: the documents' vectors, of shape (N, n); needed where they are the children.
+            count: how many children each vector chooses.
+            documents: the documents' vectors, of shape (N, n); needed where the children are documents.
 
         Returns:
             Children of shape (B, count), int64, the closest first, of equals the first; −1 where there are no more.
@@ -242,9 +238,10 @@ class Hierarchy:
         scores = np.full(best.shape, -np.inf)
         for parent, pairs in zip(parents, pairs_of, strict=True):
             children = self.children(level, parent)
+            vectors_below = members[children]
             for start, stop in chunk_ranges(len(pairs), len(children)):
                 rows, places = row[pairs[start:stop]], place[pairs[start:stop]]
-                products = vectors[rows] @ members[children].T  # (rows, children)
+                products = vectors[rows] @ vectors_below.T  # (rows, children)
                 columns = _largest(products, count)
                 best[rows, places, : columns.shape[1]] = children[columns]
                 scores[rows, places, : columns.shape[1]] = np.take_along_axis(products, columns, axis=1)
@@ -256,14 +253,17 @@ class Hierarchy:
     def describe(self) -> list[LevelSummary]:
         """Sizes, balance and tightness of every inner level, from the top."""
         summaries = []
-        for level, (counts, cosine) in enumerate(
-            zip(self.document_counts()[1:], self.mean_cosines, strict=True), start=1
-        ):
+        for level, counts in enumerate(self.document_counts()[1:], start=1):
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
             share = counts[counts > 0] / len(self)
             balance = float(-(share * np.log(share)).sum() / np.log(len(counts)))
-            summaries.append(LevelSummary(level, len(counts), tuple(map(int, quantiles)), balance, cosine))  # type: ignore[arg-type]
+            sizes = tuple(map(int, quantiles))
+            summaries.append(LevelSummary(level, len(counts), sizes, balance, self.mean_cosines[level - 1]))  # type: ignore[arg-type]
         return summaries
+
+    def name(self, level: int, node: int) -> list[str]:
+        """The words of a node's name; none where nobody has named it, and for the root."""
+        return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:
         """How many nodes a level has."""
@@ -271,10 +271,10 @@ class Hierarchy:
         return 1 if level == 0 else len(self._parent(level))
 
     def document_counts(self, leaves: np.ndarray | None = None) -> list[np.ndarray]:
-        """How many documents lie under each node, for the levels 0 … L−1.
+        """Count the documents under each node, for the levels 0 … L−1.
 
         Args:
-            leaves: other documents than those of the tree: the node of each in the last inner level.
+            leaves: the node in the last inner level of each document to count, if not those of the tree.
         """
         leaves = self.document_parent if leaves is None else leaves
         counts = [np.bincount(leaves, minlength=self.node_count(self.depth - 1))]
@@ -285,7 +285,7 @@ class Hierarchy:
     def churn(self, other: Hierarchy) -> float:
         """The share of documents whose parent changed from this tree to `other`.
 
-        Numbers of nodes mean nothing across trees, so a parent counts as kept where most of its documents went; and
+        A node of one tree is none of another, so a parent counts as kept where most of its documents went; and
         so that neither a merge nor a split looks like rest, the larger of the shares in the two directions is taken.
 
         Raises:
@@ -403,8 +403,8 @@ def _largest(scores: np.ndarray, count: int) -> np.ndarray:
 
 def _mean_cosines(vectors: np.ndarray, levels: tuple[Level, ...], document_parent: np.ndarray) -> tuple[float, ...]:
     """The mean cosine of each inner level's members to their centroids, from the top."""
-    below = [*levels[1:], Level(document_parent, vectors)]
-    return tuple(_mean_cosine(members, level.centroids) for level, members in zip(levels, below, strict=False))
+    below = [*levels, Level(document_parent, vectors)][1:]
+    return tuple(_mean_cosine(members, level.centroids) for level, members in zip(levels, below, strict=True))
 
 
 def _mean_cosine(members: Level, centroids: np.ndarray) -> float:
