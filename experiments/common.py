@@ -151,7 +151,7 @@ def run_systems(bench: Bench, systems: Sequence[str], arguments: argparse.Namesp
         result = next(iter(finished.results.values()))
         tell(f"{bench.collection} {result.system} {result.seed}", finished.cached)
 
-    return bench.compare(systems, arguments.seeds, on_result=on_result)
+    return bench.compare(systems, arguments.seeds, on_result)
 
 
 def tell(name: str, cached: bool) -> None:

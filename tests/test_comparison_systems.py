@@ -25,9 +25,9 @@ from hce.data.text import TOKEN
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
-from hce.training import co_training
 from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
+from hce.training.run import TrainingRun
 
 SMALL = Recipe(epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05)
 
@@ -297,16 +297,15 @@ def test_systems_with_and_without_the_tree_differ_in_the_tree_alone(task, monkey
 
 def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
     """The state of the training run is kept in the task's folder, and gone when it is done."""
+    original, calls = TrainingRun.save, []
 
-    original, calls = co_training.save, []
-
-    def dying(run, checkpoints):
-        original(run, checkpoints)
+    def dying(run):
+        original(run)
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(co_training, "save", dying)
+    monkeypatch.setattr(TrainingRun, "save", dying)
     here = replace(task, folder=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         trained(tree=False)(here)

@@ -75,6 +75,7 @@ class Bench:
         measures: Sequence[str] = MEASURES,
         generated: str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
+        progress: bool = False,
     ) -> Bench:
         """Read a BEIR folder, to measure on the splits named in `tested`; for the rest, see `compare`."""
         for measure in measures:
@@ -88,22 +89,17 @@ class Bench:
         labels = {split: dataset.labels for split, dataset in datasets.items()}
         pairs, dev = _training_labels(folder, labels, recipe)
         queries = None if generated is None else _generated(generated, corpus)
-        task = Task(corpus, fresh.name, recipe, pairs, dev, queries)
+        task = Task(corpus, fresh.name, recipe, pairs, dev, queries, progress=progress)
         return cls(Path(output), Path(folder).absolute().name, labels, task, fresh, tuple(measures))
 
     def compare(
-        self,
-        names: Sequence[str],
-        seeds: int,
-        *,
-        progress: bool = False,
-        on_result: Callable[[Finished], None] = lambda finished: None,
+        self, names: Sequence[str], seeds: int, on_result: Callable[[Finished], None] = lambda finished: None
     ) -> dict[str, Comparison]:
         """Run systems with several seeds, those that no seed changes once, and put them side by side for each split."""
         found: list[Finished] = []
         for name in names:
             for seed in range(seeds if SYSTEMS[name].seeded else 1):
-                found.append(self.results(name, seed, progress=progress))
+                found.append(self.results(name, seed))
                 on_result(found[-1])
         return {
             split: Comparison(
@@ -117,11 +113,11 @@ class Bench:
             for split in self.tested
         }
 
-    def results(self, name: str, seed: int, *, progress: bool = False) -> Finished:
+    def results(self, name: str, seed: int) -> Finished:
         """Return the results of a system: those that are kept, or new ones."""
         system, recipe = SYSTEMS[name], replace(self.task.recipe, seed=seed)
         generated = self.task.generated if system.needs == "generated" else None
-        task = replace(self.task, recipe=recipe, generated=generated, progress=progress)
+        task = replace(self.task, recipe=recipe, generated=generated)
         identity = {**self.identity, "generated": generated and generated.digest, "system": name, "seed": seed}
 
         def run(work: Path) -> dict[str, Any]:
@@ -217,10 +213,17 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
     bench = Bench.open(
-        folder, output, [split], encoder=encoder, measures=measures, generated=generated, settings=settings
+        folder,
+        output,
+        [split],
+        encoder=encoder,
+        measures=measures,
+        generated=generated,
+        settings=settings,
+        progress=progress,
     )
     names = choose(list(systems), bench.task, static=bench.encoder.is_static)
-    return bench.compare(names, seeds, progress=progress, on_result=on_result)[split]
+    return bench.compare(names, seeds, on_result)[split]
 
 
 def keep(

@@ -162,8 +162,9 @@ class Table(NamedTuple):
 
 def table(comparison: Comparison) -> Table:
     """Test every system against the best rival, and the tree against its absence."""
+    scored = comparison.per_query
     effects = [
-        Effect(one, other, measure, _paired(comparison, one, other, measure))
+        Effect(one, other, measure, compare_paired(scored(one, measure), scored(other, measure)))
         for one, other in comparison.pairs
         for measure in comparison.measures
     ]
@@ -186,10 +187,6 @@ def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Corrected]:
     reference = comparison.per_query(rival, measure)
     others = [name for name in comparison.systems if name != rival]
     return compare_several({name: (comparison.per_query(name, measure), reference) for name in others})
-
-
-def _paired(comparison: Comparison, one: str, other: str, measure: str) -> Paired:
-    return compare_paired(comparison.per_query(one, measure), comparison.per_query(other, measure))
 
 
 def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row:
