@@ -1,0 +1,134 @@
+"""The ranking before training: ranks by hand, vectors kept by number, a thread that can be stopped at any time."""
+
+from __future__ import annotations
+
+import json
+import time
+from threading import Event
+
+import numpy as np
+import pytest
+
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
+from hce.index import before
+from hce.index.before import Ranking, Untrained, VectorsByNumber, Worker
+from hce.index.index import Index
+
+
+def test_ranks_by_hand():
+    scores = np.array([0.1, 0.9, 0.5, 0.9])
+    ranking = Ranking(np.array([3, 4, 8, 9]), scores, np.argsort(-scores, kind="stable"))
+    assert ranking.first(2) == [(4, 0.9), (9, 0.9)]  # equal scores in order of number
+    assert ranking.ranks_of(np.array([9, 3, 5, 100, 8, -1])) == [2, 4, None, None, 3, None]
+    assert ranking.ranks_of(np.empty(0, np.int64)) == []
+
+
+def test_vectors_are_those_of_one_encoder(tmp_path, static_encoder, bert_folder):
+    path = tmp_path / "vectors.safetensors"
+    assert len(VectorsByNumber.read(path, static_encoder).numbers) == 0
+    some = VectorsByNumber(np.array([2, 5]), static_encoder.encode(["star", "cell"]))
+    more = VectorsByNumber(np.array([7]), static_encoder.encode(["law"]))
+    VectorsByNumber.joined([some, more]).write(path, static_encoder)
+    read = VectorsByNumber.read(path, static_encoder)
+    assert read.numbers.tolist() == [2, 5, 7]
+    np.testing.assert_array_equal(read.vectors, np.concatenate([some.vectors, more.vectors]))
+    assert read.only(np.array([True, False, True])).numbers.tolist() == [2, 7]
+    assert VectorsByNumber.read(path, Encoder.load(bert_folder, device="cpu")).vectors.shape == (0, 32)
+    VectorsByNumber.joined([some]).write(tmp_path / "no" / "folder", static_encoder)  # which is no error
+
+
+@pytest.fixture
+def index(tmp_path, planted_corpus, static_encoder):
+    """An index of a model that was trained from the encoder in `start`."""
+    static_encoder.save(tmp_path / "start")
+    static_encoder.model[0].embedding.weight.data[:, 0] *= 3  # what training did
+    static_encoder.save(tmp_path / "model")
+    corpus = {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
+    known = {"encoder": str(tmp_path / "start"), "fingerprint": static_encoder.fingerprint, "corpus": corpus}
+    measured = {"metric": "NDCG@10", "before": {}, "after": {}, "mix": 1.0}
+    facts = {"format": 1, "hce": "0.1.0", "static": True, "recipe": {}, **known, **measured}
+    (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
+    with Index.create(tmp_path / "index", planted_corpus, tmp_path / "model") as made:
+        yield made
+
+
+def until_ready(untrained: Untrained) -> None:
+    for _ in range(2000):
+        if untrained.readiness().state == "ready":
+            return
+        time.sleep(0.01)
+    raise AssertionError(untrained.readiness())
+
+
+def test_it_ranks_as_the_first_encoder_and_encodes_nothing_twice(index, tmp_path, planted_corpus, monkeypatch):
+    untrained = Untrained(index)
+    assert untrained.readiness().state == "off"  # until someone starts it
+    untrained.start()
+    untrained.start()
+    until_ready(untrained)
+    start = Encoder.load(tmp_path / "start")
+    scores = start.encode(list(planted_corpus.texts())) @ start.encode(["star red w3"], "query")[0]
+    expected = (np.argsort(-scores, kind="stable") + 1).tolist()
+    assert [number for number, _ in untrained.rank("star red w3").first(240)] == expected
+    encoded, encode = [], Encoder.encode
+    monkeypatch.setattr(Encoder, "encode", lambda *a, **o: encoded.extend(a[1]) or encode(*a, **o))
+    index.add([Document("new", "w7", metadata={"year": 2000})])
+    index.remove(["star-red-0"])
+    encoded.clear()
+    until_ready(untrained)
+    assert encoded == ["w7"]
+    ranking = untrained.rank("star red w3")
+    assert ranking.ranks_of(np.array([1, 241]))[0] is None
+    assert untrained.rank("star", {"year": 2000}).first(5)[0][0] == 241
+    untrained.stop()
+    encoded.clear()
+    another = Untrained(index)
+    another.start()
+    until_ready(another)
+    assert encoded == []
+    another.stop()
+
+
+def test_what_is_encoded_by_the_end_is_kept(index, monkeypatch):
+    monkeypatch.setattr(before, "DOCUMENTS_AT_ONCE", 10)
+    untrained, encode, calls, third = Untrained(index), Encoder.encode, [], Event()
+
+    def slow(self, texts, *arguments, **options):
+        calls.append(len(texts))
+        if len(calls) == 3:
+            third.set()
+            untrained._worker._stopping.wait(10)
+        return encode(self, texts, *arguments, **options)
+
+    monkeypatch.setattr(Encoder, "encode", slow)
+    untrained.start()
+    assert third.wait(10)
+    untrained.stop()
+    assert calls == [10, 10, 10]
+    monkeypatch.undo()
+    kept = VectorsByNumber.read(index.path / before.FILE, Encoder.load(index.manifest.base_encoder))
+    assert kept.numbers.tolist() == list(range(1, 31))
+    untrained.start()  # it was stopped, and stays so
+    assert untrained.readiness().state == "preparing"
+
+
+def test_a_worker_works_when_woken_and_ends_when_stopped():
+    done, calls = Event(), []
+
+    def work():
+        calls.append(1)
+        done.set()
+
+    worker = Worker(work, "test")
+    worker.stop()  # never started: nothing to wait for
+    worker = Worker(work, "test")
+    worker.start()
+    for count in (1, 2):
+        worker.wake()
+        assert done.wait(10)
+        done.clear()
+        assert len(calls) == count
+    worker.stop()
+    assert not worker.is_alive()
+    assert len(calls) == 2
