@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from hce.index.store import Moment, Reader, Store
 from hce.search.engine import Engine, Found, load_engine, new_engine
 
 logger = logging.getLogger(__name__)
-
 
 FOLDER = "engine"
 
@@ -76,6 +76,12 @@ class LiveEngine:
             self._engine, self._state = self._built(reader), reader.state()
             self._save()
 
+    def pending(self, reader: Reader) -> int:
+        """Count the additions and removals that are in the store and not in the snapshot on disk."""
+        for _, known in self._usable_snapshots(reader):
+            return reader.state().last - known.last + len(reader.removed_since(known.change))
+        return reader.state().documents
+
     def _catch_up(self, reader: Reader, state: Moment) -> None:
         """Bring the engine to the moment `state`; an interruption leaves none rather than half of one."""
         engine, known = self._engine, self._state
@@ -96,10 +102,7 @@ class LiveEngine:
 
     def _loaded(self, reader: Reader) -> tuple[Engine, Moment]:
         """Load the newest usable snapshot, or build an engine of all vectors; return it with its moment."""
-        for folder in sorted(self._snapshots(), reverse=True):
-            state = self._snapshot_state(folder, reader)
-            if state is None:
-                continue
+        for folder, state in self._usable_snapshots(reader):
             try:
                 engine = load_engine(self.name, folder, reader.dim)
             except FormatError as error:
@@ -120,28 +123,27 @@ class LiveEngine:
             self.name, reader.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
         )
 
-    def pending(self, reader: Reader) -> int:
-        """Count the additions and removals that are in the store and not in the snapshot on disk."""
-        states = (self._snapshot_state(folder, reader) for folder in sorted(self._snapshots(), reverse=True))
-        known = next((state for state in states if state is not None), None)
-        if known is None:
-            return reader.state().documents
-        return reader.state().last - known.last + len(reader.removed_since(known.change))
-
     # ------------------------------------------------------------------------------------------------- on disk
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What an engine must be to stand in for this one."""
+        return {"engine": self.name, "dtype": self.dtype, "dim": self.store.dim}
 
     def _snapshots(self) -> list[Path]:
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
-    def _snapshot_state(self, folder: Path, reader: Reader) -> Moment | None:
-        """Return the moment at which a snapshot was taken; None when it is of no use here."""
-        try:
-            facts = read_json(folder / "snapshot.json")
-            if (facts["engine"], facts["dtype"], facts["dim"]) != (self.name, self.dtype, reader.dim):
-                return None
-            return reader.state_at(facts["change"], facts["token"])
-        except (FormatError, KeyError):
-            return None
+    def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
+        """Yield the snapshots of this kind of engine and of this store's past, the newest first, with their moments."""
+        for folder in sorted(self._snapshots(), reverse=True):
+            try:
+                facts = read_json(folder / "snapshot.json")
+                is_of_this_kind = self._facts.items() <= facts.items()
+                state = reader.state_at(facts["change"], facts["token"]) if is_of_this_kind else None
+            except (FormatError, KeyError):
+                continue
+            if state is not None:
+                yield folder, state
 
     def _try_to_save(self) -> None:
         """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
@@ -159,8 +161,7 @@ class LiveEngine:
         self._delete([target])
         with new_folder(target) as folder:
             engine.save(folder)
-            facts = {"engine": self.name, "dtype": self.dtype, "dim": self.store.dim}
-            write_json(folder / "snapshot.json", {**facts, "change": state.change, "token": state.token})
+            write_json(folder / "snapshot.json", {**self._facts, "change": state.change, "token": state.token})
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
 
