@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from hce.tree.hierarchy import Hierarchy
 
 FORMAT = 1
 FACTS, HISTORY, QUERIES, TREE = "hce.json", "history.jsonl", "dev.jsonl", "hierarchy"
+REMEDY = "train or copy the model again"
 IN_AN_INDEX = "model"  # the folder of an index that has the facts and the history of its model
 CARD = """---
 library_name: sentence-transformers
@@ -92,7 +93,7 @@ class ModelFacts:
     before: dict[str, float]
     after: dict[str, float]
     mix: float
-    held_out: list[str] = field(default_factory=list)
+    held_out: list[str]
 
     @property
     def base_encoder(self) -> str:
@@ -110,12 +111,14 @@ class ModelFacts:
         if not path.is_file():
             raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
         try:
-            facts = read_json(path)
-            if facts["format"] > FORMAT:
-                raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
-            return cls(**{each.name: facts[each.name] for each in fields(cls) if each.name in facts})
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{path}: damaged ({error}); train or copy the model again") from error
+            facts = {"held_out": [], **read_json(path)}  # the first versions did not write which were held out
+            if not isinstance(facts["format"], int) or facts["format"] <= FORMAT:
+                return cls(**{each.name: facts[each.name] for each in fields(cls)})
+        except FormatError as error:
+            raise FormatError(f"{error}; {REMEDY}") from error
+        except KeyError as error:
+            raise FormatError(f"{path}: damaged ({error} is missing); {REMEDY}") from error
+        raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
 
     @classmethod
     def find(cls, folder: str | Path) -> ModelFacts | None:
@@ -276,4 +279,4 @@ def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [entry(**json.loads(line, parse_constant=lambda name: None)) for line in lines if line.strip()]
     except (OSError, ValueError, TypeError) as error:
-        raise FormatError(f"{path}: damaged ({error}); train or copy the model again") from error
+        raise FormatError(f"{path}: damaged ({error}); {REMEDY}") from error

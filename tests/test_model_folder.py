@@ -1,0 +1,117 @@
+"""What is known of a trained model: written once, read by everyone through one door, and never half believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hce.data.corpus import Corpus
+from hce.errors import FormatError
+from hce.files import read_json, write_json
+from hce.training.co_training import TrainResult
+from hce.training.model_folder import (
+    IN_AN_INDEX,
+    DevQuery,
+    ModelFacts,
+    ModelFolder,
+    keep_facts,
+    read_training,
+    save_model,
+    trained_tree,
+)
+from hce.training.recipe import Recipe
+from hce.training.run import Epoch
+from hce.tree.hierarchy import Hierarchy
+
+HISTORY = [Epoch(0, {"titles": 0.25}), Epoch(1, {"titles": 0.5}, {"document": 1.5}, [0.75], True, 0.1, 2.0)]
+QUERIES = [DevQuery("titles", "wörter", 0.25, 0.5)]
+
+
+@pytest.fixture
+def folder(planted_corpus, static_encoder, tmp_path) -> Path:
+    static_encoder.name = "static, fitted"
+    tree = Hierarchy.build(static_encoder.encode(list(planted_corpus.texts())))
+    before, after = HISTORY[0].dev, HISTORY[1].dev
+    held_out = np.array([0, 7])
+    result = TrainResult(static_encoder, tree, HISTORY, 1.0, before, after, "NDCG@10", Recipe(), held_out)
+    save_model(result, planted_corpus, tmp_path / "model", QUERIES)
+    return tmp_path / "model"
+
+
+def test_what_is_written_is_read(folder, planted_corpus, static_encoder):
+    model = ModelFolder.read(folder)
+    assert (model.path, model.history, model.queries) == (folder, HISTORY, QUERIES)
+    assert len(model.tree) == 240
+    facts = model.facts
+    assert facts == ModelFacts.find(folder)
+    assert facts.fingerprint == static_encoder.fingerprint
+    assert facts.corpus == {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
+    assert facts.held_out == [planted_corpus[0].id, planted_corpus[7].id]
+    assert (facts.encoder, facts.base_encoder) == ("static, fitted", "static")
+    assert (facts.before, facts.after, facts.mix) == ({"titles": 0.25}, {"titles": 0.5}, 1.0)
+    assert Recipe(**{**facts.recipe, "span_lengths": (8, 16, 32)}) == Recipe()
+
+
+def test_a_folder_without_a_model(tmp_path, planted_corpus):
+    assert ModelFacts.find(tmp_path) is None
+    assert trained_tree(tmp_path, planted_corpus) is None
+    assert read_training(tmp_path) is None
+    with pytest.raises(FormatError, match=r"no model of hce there \(hce\.json is missing\)"):
+        ModelFolder.read(tmp_path)
+
+
+def test_facts_of_other_versions(folder):
+    facts = read_json(folder / "hce.json")
+    del facts["held_out"]  # which the first versions did not write
+    write_json(folder / "hce.json", {**facts, "colour": "red"})
+    assert ModelFacts.read(folder).held_out == []
+    write_json(folder / "hce.json", {**facts, "format": 2})
+    with pytest.raises(FormatError, match="written by a newer version of hce; upgrade"):
+        ModelFacts.find(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": "one"}'])
+def test_damaged_facts_are_one_line(folder, planted_corpus, text):
+    (folder / "hce.json").write_text(text)
+    for read in (ModelFacts.read, ModelFacts.find, ModelFolder.read, lambda path: trained_tree(path, planted_corpus)):
+        with pytest.raises(FormatError, match=r"hce\.json: damaged .*train or copy the model again") as caught:
+            read(folder)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "dev.jsonl"])
+@pytest.mark.parametrize("line", ["{", "3", '{"colour": "red"}'])
+def test_damaged_lines_are_one_line(folder, name, line):
+    (folder / name).write_text(line)
+    with pytest.raises(FormatError, match=f"{name}: damaged .*train or copy the model again"):
+        ModelFolder.read(folder)
+
+
+def test_the_tree_is_of_its_corpus_and_no_other(folder, planted_corpus):
+    assert len(trained_tree(folder, planted_corpus)) == 240
+    assert trained_tree(folder, Corpus.from_documents(planted_corpus[:100])) is None
+    for file in (folder / "hierarchy").iterdir():
+        file.unlink()
+    (folder / "hierarchy").rmdir()
+    assert trained_tree(folder, planted_corpus) is None  # it was trained without one
+
+
+def test_an_index_keeps_the_facts_and_the_history(folder, tmp_path):
+    index = tmp_path / "index"
+    index.mkdir()
+    keep_facts(folder, index)
+    assert sorted(path.name for path in (index / IN_AN_INDEX).iterdir()) == ["hce.json", "history.jsonl"]
+    training = read_training(index)
+    assert (training.metric, training.before, training.after, training.mix) == (
+        *("NDCG@10", {"titles": 0.25}, {"titles": 0.5}, 1.0),
+    )
+    assert [epoch["metric"] for epoch in training.epochs] == [0.25, 0.5]
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    assert [{**json.loads(line), "metric": epoch.metric} for line, epoch in zip(lines, HISTORY, strict=True)] == (
+        training.epochs
+    )
+    (index / IN_AN_INDEX / "history.jsonl").write_text("{")
+    assert read_training(index) is None
