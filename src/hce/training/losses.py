@@ -143,7 +143,7 @@ def bidirectional(
 
 
 def _and_own(forbidden: Tensor | None, scores: Tensor, own: Tensor) -> Tensor:
-    """`forbidden` (B, G), with each row's own positive forbidden as well: it is in the softmax already."""
+    """Forbid each row's own positive along with `forbidden` (B, G): it is in the softmax already."""
     mine = torch.arange(scores.shape[1], device=scores.device) == own[:, None]  # (B, G)
     return mine if forbidden is None else mine | forbidden
 

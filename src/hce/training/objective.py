@@ -40,15 +40,15 @@ class Documents:
 
 
 def same(own: Tensor, candidates: Tensor) -> Tensor:
-    """Where a candidate carries the same number as the row's own: (B,) with (G,) or (B, S) → (B, G) or (B, S).
+    """Mark candidates of the row's own position or group: (B,) with (G,) or (B, S) → (B, G) or (B, S).
 
-    Negative numbers are "unknown" and equal nothing, not even each other.
+    What is below 0 is "unknown" and equals nothing, not even itself.
     """
     return (own[:, None] == candidates) & (own[:, None] >= 0)
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Where a candidate is among the row's known positives.
+    """Mark candidates that are among the row's known positives.
 
     Args:
         known: Positions of the documents that are right for each query, padded with −1, of shape (B, P).
@@ -68,14 +68,14 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
 
 @torch.no_grad()
 def near_duplicates(own: Tensor, candidates: Tensor, margin: float) -> Tensor:
-    """Where d⁺·d⁻ > margin: unit vectors (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
+    """Mark where d⁺·d⁻ > margin: unit vectors (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
     return scores_of(own, candidates, temperature=1.0) > margin
 
 
 def false_negatives(
     positives: Documents, candidates: Documents, *, known: Tensor | None = None, margin: float | None = None
 ) -> Tensor:
-    """Where a candidate is no true negative of the row's query, for any of the reasons we know of.
+    """Mark candidates that are no true negatives of the row's query, for any of the reasons we know of.
 
     Such a candidate is the positive itself, another known positive, has the text of the positive, or (with a margin)
     nearly the vector of the positive. Serves both places: candidates of the batch (G,) and sampled ones (B, S).

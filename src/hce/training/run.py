@@ -98,7 +98,7 @@ class TrainingRun:
         """Write a checkpoint, if there is a place for it; of several processes, the first does.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: the checkpoint cannot be written.
         """
         if self.checkpoints is not None and is_first_process():
             self.checkpoints.save(self._state(self.checkpoints))
@@ -133,7 +133,7 @@ def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRu
     """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state.
 
     Raises:
-        InputError: it is a run with another identity.
+        InputError: the unfinished run has another identity.
     """
     state = checkpoints.load() if checkpoints is not None else None
     if checkpoints is None or state is None:
@@ -209,7 +209,7 @@ class CheckpointFolder:
         """Read the newest whole checkpoint, if there is one.
 
         Raises:
-            InputError: it is of a run with another identity.
+            InputError: the checkpoint is of a run with another identity.
         """
         last = self._last()
         if last is None:
@@ -223,7 +223,7 @@ class CheckpointFolder:
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def remove(self) -> None:
-        """Delete all of it, when the run is done."""
+        """Delete the folder, when the run is done."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _last(self) -> Path | None:

@@ -117,7 +117,7 @@ def _pseudo_pairs(corpus: Corpus, positions: np.ndarray, recipe: Recipe) -> Pair
 
 
 def _wants_level_losses(labelled: LabelledPairs | None, documents: int, recipe: Recipe) -> bool:
-    """Whether pulling queries towards regions of the tree is likely to pay (docs/LOG.md).
+    """Tell whether pulling queries towards regions of the tree is likely to pay (docs/LOG.md).
 
     A query that one document answers is about that document and not about a region of the tree. Where people ask such
     queries, level losses cost more than they gain, those of pseudo-queries too. Without labels nobody knows what will

@@ -54,7 +54,7 @@ def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tens
 
 
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
-    """Whether the mean over kinds rose by more than two standard errors of the paired differences.
+    """Tell whether the mean over kinds rose by more than two standard errors of the paired differences.
 
     Args:
         before: a score for each query of each kind.
