@@ -139,11 +139,10 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
     Yields:
         Which queries, and their scores of shape (queries, N).
     """
-    table = torch.from_numpy(np.asarray(documents)).T
-    step = max(1, SCORES_AT_ONCE // max(len(documents), 1))
+    table, step = np.asarray(documents).T, max(1, SCORES_AT_ONCE // max(len(documents), 1))
     for start in range(0, len(queries), step):
         rows = slice(start, min(start + step, len(queries)))
-        yield rows, (torch.from_numpy(queries[rows]) @ table).numpy()
+        yield rows, queries[rows] @ table
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
