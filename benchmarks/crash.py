@@ -183,7 +183,7 @@ def faults(path: Path, encoder: Encoder, allowed: list[Contents]) -> tuple[list[
             query = encoder.encode(["w1 w2 w3"], "query")
             best = np.sort(query @ vectors.T)[0, ::-1][:5]
             # Under a condition, which all fulfil here, any engine is exact.
-            scores = [hit.score for hit in index.search("w1 w2 w3", k=5, filter={"n": {"gte": 0}})]
+            scores = [hit.score for hit in index.search("w1 w2 w3", 5, {"n": {"gte": 0}}, "dense")]
             if not np.allclose(scores, best, atol=1e-5):
                 wrong.append("searching does not find what exact search finds")
         tree = index.tree

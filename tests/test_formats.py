@@ -33,7 +33,7 @@ def ids_and_scores(hits):
 
 def check_hits(index, tolerance=1e-5):
     for query, expected in zip(EXPECTED["queries"], EXPECTED["index"]["hits"], strict=True):
-        ids, scores = ids_and_scores(index.search(query, 5))
+        ids, scores = ids_and_scores(index.search(query, 5, mode="dense"))
         assert ids == [doc_id for doc_id, _ in expected]
         np.testing.assert_allclose(scores, [score for _, score in expected], atol=tolerance)
 
@@ -77,7 +77,7 @@ def test_an_index_as_it_is(folder):
         assert [document.id for document in index] == expected["ids"]
         assert json.loads(index.get("bread-5").to_json()) == expected["changed"]
         check_hits(index)
-        recent = index.search(EXPECTED["queries"][0], 50, {"year": {"gte": 2008}})
+        recent = index.search(EXPECTED["queries"][0], 50, {"year": {"gte": 2008}}, "dense")
         assert [hit.id for hit in recent] == expected["recent"]
         assert index.get("stars-1").metadata == {"topic": "stars", "year": 2001}
         check_tree(index.tree.hierarchy)
@@ -90,7 +90,7 @@ def test_an_index_goes_on(folder):
     with Index.open(folder) as index:
         index.add([Document("new", "It keeps for a year on a boat.", title, {"year": 2030})])
         index.remove(["stars-0"])
-        assert [hit.id for hit in index.search(title, 1, {"year": 2030})] == ["new"]
+        assert [hit.id for hit in index.search(title, 1, {"year": 2030}, "dense")] == ["new"]
     with Index.open(folder) as index:
         assert "new" in index
         assert "stars-0" not in index

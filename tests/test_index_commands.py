@@ -78,13 +78,21 @@ def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     assert found.code == 0
     lines = found.out.splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith("  1  0.")
+    assert lines[0].startswith("  1  1.0000  = 0.50 meaning + 0.50 star red w3  star-red-")
     assert "star-red-" in lines[0]
     assert lines[0].endswith("  star red")
     answer = json.loads(run("search", tmp_path / "index", "star red w3", "-k", "2", "--json").out)
     assert answer["query"] == "star red w3"
     assert [hit["rank"] for hit in answer["hits"]] == [1, 2]
-    assert set(answer["hits"][0]) == {"rank", "score", "id", "title", "text", "metadata"}
+    shown = {"rank", "score", "id", "title", "text", "metadata", "from_meaning", "from_words", "matched"}
+    assert set(answer["hits"][0]) == shown
+    assert "meaning + " in lines[0]
+    dense = json.loads(run("search", tmp_path / "index", "star red w3", "--mode", "dense", "--json").out)["hits"][0]
+    assert (dense["score"], dense["from_words"], dense["matched"]) == (dense["from_meaning"], 0.0, [])
+    words = run("search", tmp_path / "index", "nowhere to be found", "--mode", "words")
+    assert words.out == "no document shares a word with it\n"
+    wrong = run("search", tmp_path / "index", "star", "--mode", "magic")
+    assert (wrong.code, wrong.err) == (1, "error: mode 'magic': choose one of hybrid, dense, words\n")
     assert answer["hits"][0]["id"] in lines[0]
     assert json.loads(run("search", tmp_path / "index", "-", "-k", "2", "--json", stdin="star red w3\n").out) == answer
     status = run("status", tmp_path / "index")

@@ -676,7 +676,7 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(Index, "search_vectors", broken)
+    monkeypatch.setattr(Index, "search_encoded", broken)
     client = TestClient(create_app(index), base_url=HOME, raise_server_exceptions=False)
     response = client.get("/api/search", params={"q": "x"})
     assert "secret" not in error_of(response, 500)
@@ -764,7 +764,7 @@ def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
     monkeypatch.setattr("hce.web.app.SECONDS_TO_END", 0.2)
     release = threading.Event()
-    monkeypatch.setattr(Index, "search_vectors", lambda *arguments: release.wait(20))
+    monkeypatch.setattr(Index, "search_encoded", lambda *arguments: release.wait(20))
     listener, listens = listen("127.0.0.1", 0), threading.Event()
     url, server = url_of("127.0.0.1", listener), Server(create_app(index), listener, listens.set)
     thread = threading.Thread(target=server.serve_until_stopped)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -12,7 +12,7 @@ from hce.commands.common import IndexArgument, JsonOption, SeedOption, interrupt
 
 if TYPE_CHECKING:
     from hce.index.drift import Drift
-    from hce.index.index import Hit
+    from hce.index.index import Hit, Mode
     from hce.index.manifest import IndexStatus
 
 SNIPPET = 160  # characters
@@ -33,6 +33,13 @@ def index(
     engine: Annotated[str, typer.Option(help="auto, flat or tree")] = "auto",
     dtype: Annotated[str, typer.Option(help="what the engine keeps vectors in: float32, float16 or int8")] = "float32",
     tree: Annotated[bool, typer.Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
+    language: Annotated[str, typer.Option(help="of the texts, to match words in any form; none: as written")] = (
+        "english"
+    ),
+    words_share: Annotated[
+        float | None,
+        typer.Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .3"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Encode a corpus and make a searchable index of it.
@@ -51,7 +58,14 @@ def index(
 
     documents = Corpus.load(corpus)
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
-        create_index(output, documents, model, "grow" if tree else None, engine=engine, dtype=dtype, progress=True)
+        create_index(
+            *(output, documents, model, "grow" if tree else None),
+            engine=engine,
+            dtype=dtype,
+            language=language,
+            words_share=words_share,
+            progress=True,
+        )
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
         made.build_engine()
         found = made.status()
@@ -116,15 +130,18 @@ def search(
         list[str] | None,
         typer.Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
     ] = None,
+    mode: Annotated[str, typer.Option(help="hybrid (words and meaning), dense (meaning alone) or words")] = "hybrid",
     as_json: JsonOption = False,
 ) -> None:
-    """Find the documents of an index that are closest in meaning to a text.
+    """Find the documents of an index that answer a text best, by words and by meaning.
 
-    Several --where conditions must all hold.
+    Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning and what words
+    gave, which are shown beside it.
 
     Examples:
       hce search my-index "how do plants make sugar" -k 5
       hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
+      hce search my-index "ERR_4012" --mode words
       hce search my-index - --json < question.txt
     """
     from hce.data.records import STDIN, read_lines
@@ -135,14 +152,15 @@ def search(
         text = "\n".join(line.text for line in read_lines(STDIN))
     conditions = parse_clauses(where) if where else None
     with Index.open(index) as opened:
-        hits = opened.search(text, k, conditions)
+        hits = opened.search(text, k, conditions, cast("Mode", mode))
     if as_json:
         print_json({"query": text, "hits": [hit.as_dict() for hit in hits]})
         return
     for hit in hits:
         out.print(_line(hit), soft_wrap=True)
     if not hits:
-        out.print("no document fulfils the conditions" if conditions else "the index is empty")
+        reason = "no document shares a word with it" if mode == "words" else "the index is empty"
+        out.print("no document fulfils the conditions" if conditions else reason)
 
 
 def status(
@@ -204,10 +222,13 @@ def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _line(hit: Hit) -> Text:
-    """Show rank, score, id and title, and the beginning of the text below them."""
+    """Show rank, score and its parts, id and title, and the beginning of the text below them."""
     words = " ".join(hit.text.split())
     snippet = words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …"
-    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ").append(hit.id, style="bold")
+    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
+    if hit.from_meaning and hit.from_words:
+        line.append(f"= {hit.from_meaning:.2f} meaning + {hit.from_words:.2f} {' '.join(hit.matched)}  ", style="dim")
+    line.append(hit.id, style="bold")
     if hit.title:
         line.append(f"  {' '.join(hit.title.split())}")
     return line.append(f"\n     {snippet}", style="dim") if snippet else line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,8 @@ from hce.index.store import Store, Writer, now
 from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
+from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
+from hce.search.words import checked_language
 from hce.training.model_folder import ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
 
@@ -73,6 +75,8 @@ def create_index(
     *,
     engine: str,
     dtype: str,
+    language: str = "english",
+    words_share: float | None = None,
     progress: bool,
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are."""
@@ -81,6 +85,9 @@ def create_index(
     if engine not in ("auto", *ENGINES):
         raise InputError(f"engine {engine!r}: choose auto or one of {', '.join(ENGINES)}")
     codec_of(dtype)
+    checked_language(language)
+    if words_share is not None and not 0 <= words_share <= 1:
+        raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
     if engine == "auto":
         engine = engine_for(len(corpus))
@@ -98,6 +105,9 @@ def create_index(
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
+        default = STATIC_SHARE if start.encoder.is_static else TRANSFORMER_SHARE
+        share = default if words_share is None else words_share
+        manifest = replace(manifest, language=language, words_share=share)
         _fill_store(folder, corpus, vectors, progress)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next

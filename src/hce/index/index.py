@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, cast, get_args, overload
 
 import numpy as np
 
@@ -23,15 +23,19 @@ from hce.index.drift import Drift, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
 from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, regrow_tree
-from hce.index.live_engine import LiveEngine
+from hce.index.live_engine import Live, VectorsKind, WordsKind
 from hce.index.manifest import IndexStatus, Manifest, size_on_disk
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
 from hce.progress import progress_bar
-from hce.search.engine import ENGINES, Found, codec_of, engine_for
+from hce.search.engine import ENGINES, codec_of, engine_for
+from hce.search.fusion import CANDIDATES, Fused, fuse
+from hce.search.words import Matches, Words
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 
 logger = logging.getLogger(__name__)
+
+Mode = Literal["hybrid", "dense", "words"]
 
 
 class Hit(NamedTuple):
@@ -39,8 +43,11 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query.
+        score: the cosine to the query; in a hybrid search the sum of the two parts below; of words alone, BM25.
         number: of the document in the store.
+        from_meaning: the part of the score that the vectors gave.
+        from_words: the part of the score that shared words gave.
+        matched: the query's words that the document has, in any form.
     """
 
     rank: int
@@ -50,28 +57,20 @@ class Hit(NamedTuple):
     text: str
     metadata: dict[str, Any]
     number: int = 0
+    from_meaning: float = 0.0
+    from_words: float = 0.0
+    matched: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, rank: int, score: float, number: int, document: Document) -> Hit:
+    def of(cls, rank: int, number: int, document: Document, from_meaning: float, from_words: float = 0.0) -> Hit:
         """Make a hit of a document."""
-        return cls(rank, score, document.id, document.title, document.text, document.metadata, number)
+        score = from_meaning + from_words
+        shown = document.id, document.title, document.text, document.metadata
+        return cls(rank, score, *shown, number, from_meaning, from_words)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what people are shown, for JSON: numbers mean nothing outside the store."""
         return {name: value for name, value in self._asdict().items() if name != "number"}
-
-
-def hits_of(found: Found, reader: Reader) -> list[list[Hit]]:
-    """Turn what an engine found into hits for people: numbers are replaced by the documents that they stand for."""
-    documents = reader.documents(np.unique(found.numbers[found.numbers >= 0]).tolist())
-    return [
-        [
-            Hit.of(rank, score, number, documents[number])
-            for rank, (score, number) in enumerate(zip(scores, numbers, strict=True), start=1)
-            if number >= 0
-        ]
-        for scores, numbers in zip(found.scores.tolist(), found.numbers.tolist(), strict=True)
-    ]
 
 
 class Index:
@@ -94,7 +93,8 @@ class Index:
         # With its own copy, adding thousands of documents does not keep a search waiting.
         self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
         self._store = Store(self.path, self.manifest.dim)
-        self._engine = LiveEngine(self._store, self._engine_in_use(), self.manifest.dtype, self._load_tree)
+        self._engine = Live(self._store, self._vectors_kind(self._engine_in_use(), self.manifest.dtype))
+        self._words = Live(self._store, WordsKind(self.manifest.language))
         self._tree: NumberedHierarchy | None = None
 
     @classmethod
@@ -107,6 +107,8 @@ class Index:
         *,
         engine: str = "auto",
         dtype: str = "float32",
+        language: str = "english",
+        words_share: float | None = None,
         progress: bool = False,
     ) -> Index:
         """Make an index in a new folder, and open it.
@@ -129,12 +131,22 @@ class Index:
             hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
             engine: "auto" (flat while that is fast), or one of `hce.search.engine.ENGINES`.
             dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
+            language: of the texts, whose endings are cut off words; "none" matches words as they are written.
+            words_share: how much words count in a hybrid search, from 0 to 1; by default half beside a static
+                encoder and three tenths beside a transformer.
             progress: show bars.
 
         Raises:
             InputError: the folder is there already, or an argument is not what it has to be.
         """
-        create_index(path, corpus, encoder, hierarchy, engine=engine, dtype=dtype, progress=progress)
+        create_index(
+            *(path, corpus, encoder, hierarchy),
+            engine=engine,
+            dtype=dtype,
+            language=language,
+            words_share=words_share,
+            progress=progress,
+        )
         index = cls(path)
         try:
             index.build_engine()
@@ -168,7 +180,7 @@ class Index:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.manifest.encoder}, {self._engine.name})"
+        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.manifest.encoder}, {self._vectors.engine})"
 
     # ------------------------------------------------------------------------------------------------- documents
 
@@ -277,14 +289,19 @@ class Index:
     # ------------------------------------------------------------------------------------------------- search
 
     @overload
-    def search(self, queries: str, k: int = 10, filter: Filter | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str, k: int = 10, filter: Filter | None = None, mode: Mode = "hybrid"
+    ) -> list[Hit]: ...
     @overload
-    def search(self, queries: Sequence[str], k: int = 10, filter: Filter | None = None) -> list[list[Hit]]: ...
+    def search(
+        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None, mode: Mode = "hybrid"
+    ) -> list[list[Hit]]: ...
     def search(
         self,
         queries: str | Sequence[str],
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
+        mode: Mode = "hybrid",
     ) -> list[Hit] | list[list[Hit]]:
         """Find the k best documents for a text, best first, or for each of several texts.
 
@@ -294,19 +311,23 @@ class Index:
         ['2023', '2024']
         >>> len(index.search(["shoes", "shoes of 2022"], k=1))
         2
+        >>> index.search("shoe of 2022", k=1)[0].matched
+        ('shoe', '2022')
 
         Args:
             queries: a text or a list of texts.
-            k: how many; all where there are fewer.
+            k: how many; all where there are fewer (by words alone, those that share a word).
             filter: conditions on metadata, see `hce.index.filters`; k documents are found if so many fulfil them.
+            mode: "hybrid", by words and meaning; "dense", by meaning alone; "words", by BM25 alone.
 
         Raises:
-            InputError: k is below 1, or the filter is none.
+            InputError: k is below 1, the filter is none, or there is no such mode.
         """
         if k < 1:
             raise InputError(f"k = {k}: ask for 1 hit or more")
         texts = [queries] if isinstance(queries, str) else list(queries)
-        hits = self.search_vectors(self.encode_queries(texts), k, filter)
+        vectors = None if mode == "words" else self.encode_queries(texts)
+        hits = self.search_encoded(texts, vectors, k, filter, mode)
         return hits[0] if isinstance(queries, str) else hits
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
@@ -319,29 +340,95 @@ class Index:
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
     ) -> list[list[Hit]]:
-        """Search as `search` does, for queries that are encoded already: unit rows of shape (Q, n), float32."""
+        """Search by meaning alone, for queries that are encoded already: unit rows of shape (Q, n), float32."""
+        return self.search_encoded([""] * len(vectors), vectors, k, filter, "dense")
+
+    def search_encoded(
+        self,
+        texts: Sequence[str],
+        vectors: np.ndarray | None,
+        k: int,
+        filter: Filter | None,  # noqa: A002
+        mode: Mode,
+    ) -> list[list[Hit]]:
+        """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none."""
+        if mode not in get_args(Mode):
+            raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(Mode))}")
         while True:
             with self._store.reading() as reader:
                 allowed = None if filter is None else reader.numbers_where(filter)
-                found = self._engine.search(reader, vectors, k, allowed)
-                if found is not None:
-                    return hits_of(found, reader)
-            # Else another thread has brought the engine to a later moment than this reader sees: look again.
+                ranked = self._ranked(reader, texts, vectors, k, allowed, mode)
+                if ranked is not None:
+                    return self._hits(reader, texts, ranked, mode)
+            # Else another thread has brought a part to a later moment than this reader sees: look again.
+
+    def _ranked(
+        self,
+        reader: Reader,
+        texts: Sequence[str],
+        vectors: np.ndarray | None,
+        k: int,
+        allowed: np.ndarray | None,
+        mode: Mode,
+    ) -> list[Fused] | None:
+        """Rank documents for each query; None where a part has gone on to a later moment."""
+        if vectors is None or mode == "words":
+            return self._words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
+        depth = k if mode == "dense" else max(CANDIDATES, 2 * k)
+        found = self._engine.use(reader, lambda engine: engine.search(vectors, depth, allowed))
+        if found is None:
+            return None
+        rows = [(scores[numbers >= 0], numbers[numbers >= 0]) for scores, numbers in zip(*found, strict=True)]
+        if mode == "dense":
+            return [Fused(numbers, scores, np.zeros(len(numbers))) for scores, numbers in rows]
+        share = self.manifest.words_share
+
+        def fused(words: Words) -> list[Fused]:
+            return [
+                _first(_fused(reader, words, text, vector, *row, depth, allowed, share), k)
+                for text, vector, row in zip(texts, vectors, rows, strict=True)
+            ]
+
+        return self._words.use(reader, fused)
+
+    def _hits(self, reader: Reader, texts: Sequence[str], ranked: list[Fused], mode: Mode) -> list[list[Hit]]:
+        """Turn numbers into the documents that they stand for."""
+        wanted = {number for each in ranked for number in each.numbers.tolist()}
+        documents = reader.documents(wanted)
+        hits = [
+            [
+                Hit.of(rank, number, documents[number], float(meaning), float(words))
+                for rank, (number, meaning, words) in enumerate(zip(*map(np.ndarray.tolist, each), strict=True), 1)
+            ]
+            for each in ranked
+        ]
+        if mode == "dense":
+            return hits
+
+        def explained(words: Words) -> list[list[Hit]]:
+            return [
+                [hit._replace(matched=words.matched(text, f"{hit.title} {hit.text}")) for hit in row]
+                for text, row in zip(texts, hits, strict=True)
+            ]
+
+        return self._words.use(reader, explained) or hits
 
     def prepare(self) -> None:
-        """Load now what the first search would load: encoder and engine."""
+        """Load now what the first search would load: encoder, engine and words."""
         self._for_queries.get()
         with self._store.reading() as reader:
             self._engine.load(reader)
+            self._words.load(reader)
 
     def build_engine(self) -> None:
-        """Build the engine of the documents there are, and keep a snapshot, so that who opens the index need not.
+        """Build engine and words of the documents there are, and keep snapshots, so that who opens the index need not.
 
         Raises:
             WriterBusyError: someone else is writing.
         """
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
-            self._engine.rebuild(writer, self._engine.name, self.manifest.dtype)
+            self._engine.rebuild(writer, self._engine.kind)
+            self._words.rebuild(writer, self._words.kind)
 
     @property
     def encoder(self) -> Encoder:
@@ -374,7 +461,7 @@ class Index:
             fingerprint=manifest.fingerprint,
             base_encoder=manifest.base_encoder,
             dim=manifest.dim,
-            engine=self._engine.name,
+            engine=self._vectors.engine,
             dtype=manifest.dtype,
             pending=pending,
             tree_levels=self.tree.hierarchy.depth if self.tree else 0,
@@ -433,11 +520,12 @@ class Index:
             known = Manifest.read(self.path)  # which another process may have changed
             delete_other_trees(self.path, known.hierarchy)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
-            engine = engine or (known.engine if known.engine in ENGINES else self._engine.name)
+            engine = engine or (known.engine if known.engine in ENGINES else self._vectors.engine)
             manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
             manifest.write(self.path)
             self.manifest, self._tree = manifest, None
-            self._engine.rebuild(writer, manifest.engine, manifest.dtype)
+            self._engine.rebuild(writer, self._vectors_kind(manifest.engine, manifest.dtype))
+            self._words.rebuild(writer, WordsKind(manifest.language))
             delete_other_trees(self.path, grown)
 
     # ------------------------------------------------------------------------------------------------- internals
@@ -466,9 +554,47 @@ class Index:
             )
         return chosen
 
+    @property
+    def _vectors(self) -> VectorsKind:
+        """The kind of the present engine."""
+        return cast(VectorsKind, self._engine.kind)
+
+    def _vectors_kind(self, engine: str, dtype: str) -> VectorsKind:
+        return VectorsKind(engine, dtype, self.manifest.dim, self._load_tree)
+
     def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
         return NumberedHierarchy.load(self.path / name) if name else None
+
+
+def _by_words(found: Matches) -> Fused:
+    return Fused(found.numbers, np.zeros(len(found.numbers)), found.scores)
+
+
+def _first(fused: Fused, k: int) -> Fused:
+    return Fused(*(column[:k] for column in fused))
+
+
+def _fused(
+    reader: Reader,
+    words: Words,
+    text: str,
+    vector: np.ndarray,
+    scores: np.ndarray,
+    numbers: np.ndarray,
+    depth: int,
+    allowed: np.ndarray | None,
+    share: float,
+) -> Fused:
+    """Fuse what meaning found (scores, numbers) with what words find; each candidate gets both its scores."""
+    matches = words.search(text, depth, allowed)
+    only_words = np.setdiff1d(matches.numbers, numbers)
+    only_meaning = np.setdiff1d(numbers, matches.numbers)
+    together = np.concatenate([numbers, only_words])
+    meaning = np.concatenate([scores, reader.vectors_at(only_words) @ vector])
+    bm25 = dict(zip(matches.numbers.tolist(), matches.scores.tolist(), strict=True))
+    bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
+    return fuse(together, meaning, np.array([bm25[number] for number in together.tolist()]), share)
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

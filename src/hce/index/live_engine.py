@@ -1,6 +1,6 @@
-"""LiveEngine: an engine kept in step with the store, and its snapshots on disk.
+"""Live: what is derived from the store, kept in step with it: the engine of the vectors, and the words of the texts.
 
-A snapshot is an engine as it was at one change of the store. It can be deleted at any time: whatever is missing,
+A snapshot is such a part as it was at one change of the store. It can be deleted at any time: whatever is missing,
 damaged, outdated or of another store is read from the store instead.
 """
 
@@ -11,9 +11,10 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,41 +22,143 @@ from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.store import Moment, Reader, Store
-from hce.search.engine import Engine, Found, load_engine, new_engine
+from hce.search.engine import Engine, load_engine, new_engine
+from hce.search.words import Words
+
+Part = TypeVar("Part", Engine, Words)
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
-
-FOLDER = "engine"
 
 # A snapshot is written anew when it is behind by this share of the documents, and by so many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 
 
-class LiveEngine:
-    """The engine of an index: loaded when first needed, caught up before each search, shared by threads."""
+class Kind(Protocol[Part]):
+    """How one derived part of an index is made: the engine of its vectors, or the words of its texts.
 
-    def __init__(self, store: Store, name: str, dtype: str, tree: Callable[[], NumberedHierarchy | None]) -> None:
+    Attributes:
+        folder: where its snapshots are, below the index.
+        facts: what a snapshot must be to stand in for the part.
+    """
+
+    folder: ClassVar[str]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a snapshot must be to stand in for the part."""
+        ...
+
+    def build(self, reader: Reader) -> Part:
+        """Make the part of all documents."""
+        ...
+
+    def load(self, folder: Path) -> Part:
+        """Read a snapshot.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        ...
+
+    def add(self, part: Part, reader: Reader, after: int) -> int:
+        """Take the documents in whose numbers are above `after`; return how many there are."""
+        ...
+
+
+@dataclass(frozen=True)
+class VectorsKind:
+    """The engine of an index.
+
+    Attributes:
+        engine: its name.
+        dtype: what it keeps vectors in.
+        dim: the length of a vector.
+        tree: loads the tree of the index, where there is one.
+    """
+
+    engine: str
+    dtype: str
+    dim: int
+    tree: Callable[[], NumberedHierarchy | None]
+    folder: ClassVar[str] = "engine"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See `Kind`."""
+        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim}
+
+    def build(self, reader: Reader) -> Engine:
+        """Build the engine of all vectors."""
+        numbers, vectors = reader.vectors()
+        tree = self.tree() if self.engine == "tree" else None  # flat has no use for it
+        hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
+        return new_engine(
+            self.engine, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
+        )
+
+    def load(self, folder: Path) -> Engine:
+        """Read a snapshot of an engine."""
+        return load_engine(self.engine, folder, self.dim)
+
+    def add(self, part: Engine, reader: Reader, after: int) -> int:
+        """Add the vectors above a number."""
+        numbers, vectors = reader.vectors(after)
+        if len(numbers):
+            part.add(numbers, vectors)
+        return len(numbers)
+
+
+@dataclass(frozen=True)
+class WordsKind:
+    """The words of an index, in a language."""
+
+    language: str
+    folder: ClassVar[str] = "words"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See `Kind`."""
+        return {"language": self.language, "words": Words.FORMAT}
+
+    def build(self, reader: Reader) -> Words:
+        """Index the words of all texts."""
+        words = Words.new(self.language)
+        self.add(words, reader, 0)
+        return words
+
+    def load(self, folder: Path) -> Words:
+        """Read a snapshot of words."""
+        return Words.load(folder, self.language)
+
+    def add(self, part: Words, reader: Reader, after: int) -> int:
+        """Add the words of the texts above a number."""
+        return part.add(reader.texts(after))
+
+
+class Live(Generic[Part]):
+    """A derived part of an index: loaded when first needed, caught up before each use, shared by threads."""
+
+    def __init__(self, store: Store, kind: Kind[Part]) -> None:
         self.store = store
-        self.name = name
-        self.dtype = dtype
-        self._tree = tree
+        self.kind: Kind[Part] = kind
         self._lock = SharedLock()
-        self._engine: Engine | None = None
+        self._part: Part | None = None
         self._state: Moment | None = None
         self._behind = 0  # additions and removals that are not in the snapshot on disk
 
     @property
     def folder(self) -> Path:
         """The folder of the snapshots."""
-        return self.store.path.parent / FOLDER
+        return self.store.path.parent / self.kind.folder
 
-    def search(self, reader: Reader, queries: np.ndarray, k: int, allowed: np.ndarray | None) -> Found | None:
-        """Search the documents that `reader` sees; None when the engine has gone on to a later moment already."""
+    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result | None:
+        """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
         state = reader.state()
         while True:
             with self._lock.shared():
-                if self._engine is not None and self._state == state:
-                    return self._engine.search(queries, k, allowed)
+                if self._part is not None and self._state == state:
+                    return work(self._part)
             with self._lock.alone():
                 if self._state is not None and self._state.change > state.change:
                     return None
@@ -68,12 +171,12 @@ class LiveEngine:
             if self._state is None or self._state.change < state.change:
                 self._catch_up(reader, state)
 
-    def rebuild(self, reader: Reader, name: str, dtype: str) -> None:
-        """Make the engine anew of all vectors, of another kind if asked, and write a snapshot."""
+    def rebuild(self, reader: Reader, kind: Kind[Part]) -> None:
+        """Make the part anew of all documents, of another kind if asked, and write a snapshot."""
         with self._lock.alone():
-            self.name, self.dtype = name, dtype
-            self._engine = self._state = None
-            self._engine, self._state = self._built(reader), reader.state()
+            self.kind = kind
+            self._part = self._state = None
+            self._part, self._state = kind.build(reader), reader.state()
             self._save()
 
     def pending(self, reader: Reader) -> int:
@@ -83,62 +186,46 @@ class LiveEngine:
         return reader.state().documents
 
     def _catch_up(self, reader: Reader, state: Moment) -> None:
-        """Bring the engine to the moment `state`; an interruption leaves none rather than half of one."""
-        engine, known = self._engine, self._state
-        self._engine = self._state = None
-        if engine is None or known is None:
-            engine, known = self._loaded(reader)
+        """Bring the part to the moment `state`; an interruption leaves none rather than half of one."""
+        part, known = self._part, self._state
+        self._part = self._state = None
+        if part is None or known is None:
+            part, known = self._loaded(reader)
         if known.change != state.change:
-            numbers, vectors = reader.vectors(after=known.last)
             gone = reader.removed_since(known.change)
-            if len(numbers):
-                engine.add(numbers, vectors)
+            self._behind += self.kind.add(part, reader, known.last) + len(gone)
             if len(gone):
-                engine.remove(gone)
-            self._behind += len(numbers) + len(gone)
-        self._engine, self._state = engine, state
-        if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(engine)):
+                part.remove(gone)
+        self._part, self._state = part, state
+        if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(part)):
             self._try_to_save()
 
-    def _loaded(self, reader: Reader) -> tuple[Engine, Moment]:
-        """Load the newest usable snapshot, or build an engine of all vectors; return it with its moment."""
+    def _loaded(self, reader: Reader) -> tuple[Part, Moment]:
+        """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
         for folder, state in self._usable_snapshots(reader):
             try:
-                engine = load_engine(self.name, folder, reader.dim)
+                part = self.kind.load(folder)
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)
                 continue
             self._behind = 0
-            return engine, state
+            return part, state
         state = reader.state()
         self._behind = state.documents
-        return self._built(reader), state
-
-    def _built(self, reader: Reader) -> Engine:
-        numbers, vectors = reader.vectors()
-        tree = self._tree() if self.name == "tree" else None  # flat has no use for it
-        hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
-        return new_engine(
-            self.name, reader.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
-        )
+        return self.kind.build(reader), state
 
     # ------------------------------------------------------------------------------------------------- on disk
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        """What an engine must be to stand in for this one."""
-        return {"engine": self.name, "dtype": self.dtype, "dim": self.store.dim}
 
     def _snapshots(self) -> list[Path]:
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots of this kind of engine and of this store's past, the newest first, with their moments."""
+        """Yield the snapshots of this kind and of this store's past, the newest first, with their moments."""
         for folder in sorted(self._snapshots(), reverse=True):
             try:
                 facts = read_json(folder / "snapshot.json")
-                is_of_this_kind = self._facts.items() <= facts.items()
+                is_of_this_kind = self.kind.facts.items() <= facts.items()
                 state = reader.state_at(facts["change"], facts["token"]) if is_of_this_kind else None
             except (FormatError, KeyError):
                 continue
@@ -151,17 +238,17 @@ class LiveEngine:
             with self.store.writing(wait=0):  # so that no two processes write and tidy up here at once
                 self._save()
         except (HceError, OSError) as error:
-            logger.debug("no snapshot of the engine was written: %s", error)
+            logger.debug("no snapshot was written: %s", error)
 
     def _save(self) -> None:
-        engine, state = self._engine, self._state
-        if engine is None or state is None:
+        part, state = self._part, self._state
+        if part is None or state is None:
             return
         target = self.folder / f"{state.change:012d}"
         self._delete([target])
         with new_folder(target) as folder:
-            engine.save(folder)
-            write_json(folder / "snapshot.json", {**self._facts, "change": state.change, "token": state.token})
+            part.save(folder)
+            write_json(folder / "snapshot.json", {**self.kind.facts, "change": state.change, "token": state.token})
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
 

@@ -12,6 +12,7 @@ from typing import Any
 from hce._version import __version__
 from hce.errors import FormatError
 from hce.files import read_json, write_json
+from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -33,6 +34,8 @@ class Manifest:
         engine: the name of the engine.
         dtype: what the engine keeps vectors in.
         hierarchy: the folder of the tree, where there is one.
+        language: of the texts, for the endings of their words.
+        words_share: how much words count in a hybrid search, from 0 to 1.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -48,6 +51,8 @@ class Manifest:
     engine: str
     dtype: str
     hierarchy: str | None
+    language: str = "english"
+    words_share: float = TRANSFORMER_SHARE
     format: int = FORMAT
     hce: str = __version__
 

@@ -245,6 +245,18 @@ class Reader:
             vectors[start : start + len(part)] = joined.reshape(len(part), self.dim)
         return numbers, vectors
 
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Read the number and the full text of each document above `after`, in order of number."""
+        query = "SELECT number, title, text FROM documents WHERE number > ? ORDER BY number"
+        for number, title, text in self._connection.execute(query, (after,)):
+            yield number, Document("", text, title).full_text
+
+    def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the vectors of documents that are there, in the order of their numbers given, of shape (m, n)."""
+        rows = self._each_in("SELECT number, vector FROM vectors WHERE number IN ({})", numbers.tolist())
+        found = {number: np.frombuffer(vector, dtype="<f4") for number, vector in rows}
+        return np.array([found[number] for number in numbers.tolist()], np.float32).reshape(len(numbers), self.dim)
+
     def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
         """Return the vectors of those texts that some document here has: equal texts share one encoding."""
         wanted = {content_key(text): text for text in texts}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hce.errors import MissingPackageError
-from hce.index.index import Index
+from hce.index.index import Index, Mode
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -24,6 +24,7 @@ class HceRetriever(BaseRetriever):
         index: where to search.
         k: how many documents to give back.
         filter: conditions on metadata, see `hce.index.filters`.
+        mode: by words and meaning ("hybrid"), or one of them ("words", "dense").
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -31,6 +32,7 @@ class HceRetriever(BaseRetriever):
     index: Index
     k: int = 10
     filter: dict[str, Any] | None = None
+    mode: Mode = "hybrid"
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun
@@ -41,5 +43,5 @@ class HceRetriever(BaseRetriever):
                 id=hit.id,
                 metadata={**hit.metadata, "id": hit.id, "title": hit.title, "score": hit.score},
             )
-            for hit in self.index.search(query, self.k, self.filter)
+            for hit in self.index.search(query, self.k, self.filter, self.mode)
         ]

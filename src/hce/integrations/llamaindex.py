@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hce.errors import MissingPackageError
 from hce.index.filters import Filter
-from hce.index.index import Index
+from hce.index.index import Index, Mode
 
 try:
     from llama_index.core.retrievers import BaseRetriever
@@ -21,10 +21,11 @@ class HceRetriever(BaseRetriever):
         index: where to search.
         k: how many documents to give back.
         filter: conditions on metadata, see `hce.index.filters`.
+        mode: by words and meaning ("hybrid"), or one of them ("words", "dense").
     """
 
-    def __init__(self, index: Index, k: int = 10, filter: Filter | None = None) -> None:  # noqa: A002
-        self.index, self.k, self.filter = index, k, filter
+    def __init__(self, index: Index, k: int = 10, filter: Filter | None = None, mode: Mode = "hybrid") -> None:  # noqa: A002
+        self.index, self.k, self.filter, self.mode = index, k, filter, mode
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -33,5 +34,5 @@ class HceRetriever(BaseRetriever):
                 node=TextNode(id_=hit.id, text=hit.text, metadata={**hit.metadata, "title": hit.title}),
                 score=hit.score,
             )
-            for hit in self.index.search(query_bundle.query_str, self.k, self.filter)
+            for hit in self.index.search(query_bundle.query_str, self.k, self.filter, self.mode)
         ]

@@ -19,7 +19,7 @@ from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
-from hce.index.index import Hit, Index
+from hce.index.index import Hit, Index, Mode
 from hce.training.model_folder import read_training
 from hce.web.background import DriftWatch, Lane, Together
 from hce.web.guard import Rules
@@ -112,10 +112,17 @@ Served = Annotated[Site, Depends(_site)]
 
 
 @router.get("/api/search", response_model=SearchAnswer)
-async def search(site: Served, q: Text, k: K = 10, where: Where = [], compare: bool = False) -> Json:  # noqa: B006
-    """Find the documents closest in meaning; with `compare`, also as the untrained encoder ranks them."""
+async def search(
+    site: Served,
+    q: Text,
+    k: K = 10,
+    where: Where = [],  # noqa: B006
+    mode: Annotated[Mode, Query(description="by words and meaning, by meaning alone, or by words alone")] = "hybrid",
+    compare: bool = False,
+) -> Json:
+    """Find documents by words and meaning, or one of them; with `compare`, also as the untrained encoder ranks them."""
     vector = await site.queries.encode(q)
-    return _answer(await site.searches.run(_search_answer, site, q, vector, k, where, compare))
+    return _answer(await site.searches.run(_search_answer, site, q, vector, k, where, mode, compare))
 
 
 @router.post("/api/documents", response_model=Written, status_code=201)
@@ -214,12 +221,12 @@ def _check(documents: Iterable[Document]) -> None:
 
 
 def _search_answer(
-    site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], compare: bool
+    site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], mode: Mode, compare: bool
 ) -> SearchAnswer:
     """Search by the query's vector, of shape (n,); compare with the untrained encoder's ranking once that is ready."""
     start = time.perf_counter()
     conditions = parse_clauses(where) if where else None
-    (found,) = site.index.search_vectors(vector[None], k, conditions)
+    (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = query_words(query)
     hits = [_shown(hit, words) for hit in found]
@@ -249,6 +256,9 @@ def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
         passage_is_whole=passage.whole,
         passage_marks=passage.marks,
         metadata=hit.metadata,
+        from_meaning=hit.from_meaning,
+        from_words=hit.from_words,
+        matched=hit.matched,
     )
 
 
@@ -258,7 +268,7 @@ def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
     with index.reading() as reader:
         documents = reader.documents(number for number, _ in best)
     return [
-        Hit.of(rank, score, number, documents[number])
+        Hit.of(rank, number, documents[number], score)
         for rank, (number, score) in enumerate(best, start=1)
         if number in documents  # else it was removed this moment
     ]

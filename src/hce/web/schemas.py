@@ -58,6 +58,9 @@ class Shown:
     """A document in a list: the passage that answers the query, and where the query's words stand, in code points.
 
     Attributes:
+        from_meaning: the part of the score that the vectors gave.
+        from_words: the part of the score that shared words gave.
+        matched: the query's words that the document has, in any form.
         before: of a hit, its rank by the untrained encoder, where that is compared with.
     """
 
@@ -71,6 +74,9 @@ class Shown:
     passage_is_whole: bool
     passage_marks: list[Mark]
     metadata: dict[str, Any]
+    from_meaning: float = 0.0
+    from_words: float = 0.0
+    matched: tuple[str, ...] = ()
     before: int | None = None
 
 

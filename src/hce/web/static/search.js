@@ -175,14 +175,25 @@ function hitOf(hit, moved) {
       el("div", { class: "head" },
         el("h3", {}, hit.title ? marked(hit.title, hit.title_marks) : breakable(hit.id)),
         moved ? el("span", { class: `moved ${moved.kind}`, title: moved.title }, moved.text) : null,
-        el("span", { class: "score", title: "cosine to the query" }, bar(hit.score), hit.score.toFixed(3)),
+        el("span", { class: "score", title: why(hit) }, bar(hit.score), hit.score.toFixed(3)),
         place),
       el("p", { class: "passage" }, hit.passage_start ? "… " : null, marked(hit.passage, hit.passage_marks), hit.passage_is_whole ? null : " …"),
-      hit.title || pieces.length ? el("div", { class: "meta" }, hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
+      hit.title || pieces.length || hit.from_words ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
   for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
     row.addEventListener(event, () => showTwins(hit.id, on));
   }
   return row;
+}
+
+// What meaning and words gave to the score, and the words.
+function told(hit) {
+  if (!hit.from_words) return null;
+  return el("span", { class: "chip told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} + words ${hit.from_words.toFixed(2)} `,
+    el("b", {}, hit.matched.join(" ")));
+}
+
+function why(hit) {
+  return hit.from_words ? "what meaning gave to the score, and what the words that the document shares with the query gave" : "closeness in meaning";
 }
 
 function spelled(value) {

@@ -1,0 +1,116 @@
+"""Hybrid search: words and meaning in one ranking, against an independent fusion of full scores."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hce import Document, Encoder, Index
+from hce.errors import InputError
+from hce.search.fusion import fuse
+from hce.search.words import Words
+
+
+@pytest.fixture(scope="module")
+def encoder(module_static_encoder) -> Encoder:
+    return module_static_encoder
+
+
+@pytest.fixture
+def index(tmp_path, planted_corpus, encoder):
+    with Index.create(tmp_path / "index", planted_corpus, encoder) as made:
+        yield made
+
+
+def test_fusion_by_hand():
+    fused = fuse(np.array([7, 8, 9, 4]), np.array([0.9, 0.5, 0.1, 0.1]), np.array([0.0, 4.0, 2.0, 2.0]), share=0.4)
+    assert fused.numbers.tolist() == [8, 7, 4, 9]  # 0.3 + 0.4, 0.6 + 0, and 0 + 0.2 twice: the lower number first
+    np.testing.assert_allclose(fused.meaning + fused.words, [0.7, 0.6, 0.2, 0.2])
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 30)), max_size=20), st.floats(0, 1))
+def test_fusion_keeps_its_promises(scores, share):
+    meaning, words = (np.array(column, float) for column in zip(*scores, strict=True)) if scores else (np.empty(0),) * 2
+    fused = fuse(np.arange(len(scores)), meaning, words, share)
+    total = fused.meaning + fused.words
+    assert sorted(fused.numbers.tolist()) == list(range(len(scores)))
+    assert (np.diff(total) <= 2e-6).all()
+    assert ((total >= -1e-9) & (total <= 1 + 1e-9)).all()
+
+
+def expected(index: Index, encoder: Encoder, query: str, k: int, allowed=None) -> list[str]:
+    """The fusion of both scores of every document, worked out from the outside."""
+    documents = [document for document in index if allowed is None or allowed(document)]
+    cosine = encoder.encode([document.full_text for document in documents]) @ encoder.encode([query], "query")[0]
+    words = Words.new()
+    words.add(enumerate((document.full_text for document in index), start=1))
+    place = {document.id: number for number, document in enumerate(index, start=1)}
+    bm25 = words.scores(query, np.array([place[document.id] for document in documents]))
+    share = index.manifest.words_share
+    score = (1 - share) * (cosine - cosine.min()) / (cosine.max() - cosine.min()) + share * bm25 / bm25.max()
+    return [documents[row].id for row in np.lexsort((np.arange(len(score)), -score.round(6)))[:k]]
+
+
+def test_a_hybrid_search_is_the_fusion_of_both(index, encoder):
+    for query in ("star red w3", "w100 moon", "blue w7 w8 w9"):
+        hits = index.search(query, 150)  # so many that every document is a candidate
+        assert [hit.id for hit in hits[:10]] == expected(index, encoder, query, 10)
+
+
+def test_hybrid_is_the_default_and_explains_itself(index):
+    assert index.search("star red w3", 5) == index.search("star red w3", 5, mode="hybrid")
+    for hit in index.search("star red w3", 5):
+        assert hit.score == pytest.approx(hit.from_meaning + hit.from_words)
+        assert set(hit.matched) <= {"star", "red", "w3"}
+        assert bool(hit.matched) == bool(hit.from_words)
+    assert index.manifest.words_share == 0.5  # the encoder is static
+
+
+def test_words_alone_and_meaning_alone(index):
+    by_words = index.search("w3", 300, mode="words")
+    assert by_words
+    assert all("w3" in hit.text.split() for hit in by_words)
+    assert index.search("nothing like that", mode="words") == []
+    dense = index.search("w3", 5, mode="dense")
+    assert all(hit.score == hit.from_meaning and not hit.matched for hit in dense)
+    with pytest.raises(InputError, match="mode 'magic': choose one of hybrid, dense, words"):
+        index.search("w3", mode="magic")
+
+
+def test_documents_come_and_go_in_both_rankings(index, encoder):
+    index.add([Document("new", "zebra crossing w3")])
+    assert index.search("zebra", 1)[0].id == index.search("zebra", 1, mode="words")[0].id == "new"
+    with Index.open(index.path, encoder) as other:
+        assert other.search("zebra", 1)[0].id == "new"
+        index.update([Document("new", "giraffe w3")])
+        assert [hit.id for hit in other.search("giraffe", 5, mode="words")] == ["new"]
+        assert other.search("zebra", 5, mode="words") == []
+        index.remove(["new"])
+        assert other.search("giraffe", 5, mode="words") == []
+
+
+def test_filters_hold_for_both(index, encoder):
+    index.add([Document(f"x{i}", f"star red w{i}", metadata={"n": i}) for i in range(20)])
+    hits = index.search("star red w3", 50, {"n": {"gte": 10}})
+    assert sorted(hit.metadata["n"] for hit in hits) == list(range(10, 20))
+    assert [hit.metadata["n"] for hit in index.search("star", 50, {"n": 4}, "words")] == [4]
+
+
+def test_missing_words_are_made_anew(index, encoder):
+    before = index.search("star red w3", 5)
+    shutil.rmtree(index.path / "words")
+    with Index.open(index.path, encoder) as opened:
+        assert [hit.id for hit in opened.search("star red w3", 5)] == [hit.id for hit in before]
+        opened.rebuild()
+    assert (index.path / "words").is_dir()
+
+
+def test_a_share_out_of_range_and_an_unknown_language_are_refused(tmp_path, encoder):
+    for options, message in (({"words_share": 1.5}, "words_share 1.5: give"), ({"language": "klingon"}, "klingon")):
+        with pytest.raises(InputError, match=message):
+            Index.create(tmp_path / "index", [Document("a", "b")], encoder, **options)
+        assert not (tmp_path / "index").exists()

@@ -1,0 +1,140 @@
+"""Words: BM25 by tantivy against bm25s, languages and scripts, additions and removals, filters, snapshots."""
+
+from __future__ import annotations
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hce.errors import FormatError, InputError
+from hce.search.words import Words, spelled_out
+
+TEXTS = ["red shoes for running", "blue hats", "a red hat and a blue coat", "shoes, shoes and more shoes", "nothing"]
+
+
+def numbers_of(words: Words, query: str, k: int = 10, **options) -> list[int]:
+    return words.search(query, k, **options).numbers.tolist()
+
+
+def of(texts: list[str], language: str = "english", first: int = 1) -> Words:
+    words = Words.new(language)
+    words.add(enumerate(texts, start=first))
+    return words
+
+
+def test_words_are_found_in_any_form():
+    words = of(TEXTS)
+    assert numbers_of(words, "shoe") == [4, 1]
+    assert numbers_of(words, "HATS") == [2, 3]
+    assert numbers_of(words, "socks") == []
+    assert numbers_of(words, "?!") == []
+    assert set(numbers_of(words, "red runners hat")) == {1, 2, 3}
+
+
+def test_scores_are_those_of_bm25():
+    """Lucene's formula with tantivy's k1 = 1.2; lengths up to 40 words are exact in tantivy's one byte."""
+    words = of(TEXTS, "none")
+    rival = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+    rival.index(bm25s.tokenize(TEXTS, stopwords=None, token_pattern=r"\w+", show_progress=False), show_progress=False)
+    for query in ("red", "shoes hat", "a red red hat"):
+        # tantivy leaves the factor k1 + 1 in, Lucene leaves it out.
+        expected = 2.2 * rival.get_scores(query.split())
+        np.testing.assert_allclose(words.scores(query, np.arange(1, 6)), expected, rtol=1e-5)
+
+
+def test_scores_of_given_documents_are_those_of_the_search():
+    words = of(TEXTS)
+    found = words.search("red shoes hat", 10)
+    np.testing.assert_array_equal(words.scores("red shoes hat", found.numbers), found.scores)
+    assert words.scores("red", np.array([5, 1])).tolist()[0] == 0.0
+    assert len(words.scores("red", np.empty(0, np.int64))) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "language"),
+    [
+        ("東京都の天気は晴れです", "天気", "english"),
+        ("我喜欢在北京的公园里散步", "北京公园", "english"),
+        ("def getUserName(self): ...", "user name", "english"),
+        ("the HTTPServer class", "http server", "english"),
+        ("call parse_url on it", "url parsing", "english"),
+        ("call parse_url on it", "parse_url", "english"),
+        ("die Häuser der Stadt", "Haus", "german"),
+        ("les maisons du village", "maison", "french"),
+        ("Привет, мир!", "мир", "none"),
+        ("café au lait", "CAFÉ", "english"),
+        ("version 3.11 of Python", "3.11", "english"),
+    ],
+)
+def test_scripts_languages_and_identifiers(text, query, language):
+    words = of([text, "something else entirely 999"], language)
+    assert numbers_of(words, query)[0] == 1
+
+
+def test_a_compound_is_a_word_like_any_other():
+    """Its parts are left to the dense side: tantivy splits compounds only by a list of their parts."""
+    words = of(["Die Donaudampfschifffahrt begann 1829.", "Ein Dampfschiff"], "german")
+    assert numbers_of(words, "Donaudampfschifffahrten") == [1]
+
+
+def test_spelled_out_leaves_plain_text_alone():
+    assert spelled_out("A plain sentence, with marks.") == "A plain sentence, with marks."
+
+
+def test_an_unknown_language_is_refused():
+    with pytest.raises(InputError, match="language 'klingon': choose one of arabic, "):
+        of(TEXTS, "klingon")
+
+
+def test_filters_are_exact_however_far_down():
+    words = of(["common word"] * 300 + ["common word rare"])
+    assert numbers_of(words, "common rare", 2, allowed=np.array([7, 250, 299])) == [7, 250]
+    assert numbers_of(words, "common rare", 5, allowed=np.array([299])) == [299]
+    assert numbers_of(words, "common", 3) == [1, 2, 3]  # ties in order of number
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=12))
+def test_changes_are_seen_as_if_built_anew(changes):
+    words, present = of(TEXTS), dict(enumerate(TEXTS, start=1))
+    for is_addition, pick in changes:
+        if is_addition:
+            number = 10 + len(present) + 100 * pick + sum(present)
+            words.add([(number, TEXTS[pick])])
+            present[number] = TEXTS[pick]
+        elif present:
+            gone = list(present)[pick % len(present)]
+            words.remove(np.array([gone]))
+            del present[gone]
+    assert len(words) == len(present)
+    for query in ("red", "shoes", "hat coat"):
+        anew = Words.new()
+        anew.add(present.items())
+        expected = anew.search(query, 50).numbers
+        assert sorted(words.search(query, 50).numbers) == sorted(expected)
+
+
+def test_a_snapshot_is_read_and_never_changed(tmp_path):
+    of(TEXTS).save(tmp_path)
+    before = contents(tmp_path)
+    words = Words.load(tmp_path, "english")
+    words.add([(9, "red socks")])
+    words.remove(np.array([1]))
+    assert set(numbers_of(words, "red")) == {3, 9}
+    assert set(numbers_of(Words.load(tmp_path, "english"), "red")) == {1, 3}
+    assert contents(tmp_path) == before
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+def test_a_damaged_snapshot_is_told(tmp_path):
+    with pytest.raises(FormatError, match="the index of words is damaged"):
+        Words.load(tmp_path, "english")
+    of(TEXTS).save(tmp_path)
+    (tmp_path / "meta.json").write_text("{")
+    with pytest.raises(FormatError, match="the index of words is damaged"):
+        Words.load(tmp_path, "english")
