@@ -16,7 +16,7 @@ from hce.data.docstrings import python_docstrings
 from hce.data.documents import Document
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
-from hce.evaluation.evaluate import DenseSearcher, Report, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Report, Searcher, evaluate
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
 from hce.training.recipe import Recipe
@@ -81,6 +81,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         "BM25": BM25Searcher.index(corpus.ids, corpus.texts()),
         "untrained": _dense(untrained, dataset),
     }
+    searchers["untrained and words"] = HybridSearcher.of(_dense(untrained, dataset), corpus.texts())
     if untrained.is_static:
         searchers["fitted, not trained"] = _dense(untrained.fitted_to(corpus), dataset)
     err.print("training without the tree, for comparison", style="dim")
@@ -88,7 +89,8 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     searchers["trained without the tree"] = _dense(plain.encoder, dataset)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
-    searchers["hce"] = _dense(result.encoder, dataset)
+    searchers["hce, meaning alone"] = _dense(result.encoder, dataset)
+    searchers["hce"] = HybridSearcher.of(_dense(result.encoder, dataset), corpus.texts())
     return searchers
 
 

@@ -24,6 +24,7 @@ from hce.comparison.tas_b import build_tas_b
 from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae
 from hce.errors import InputError
+from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
 from hce.training.train import train
 
 
@@ -69,6 +70,21 @@ def trained(*, labels: bool = True, generated: bool = False, **settings: Any) ->
     return build
 
 
+def with_words(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
+    """Return what builds a dense system and adds words to it, fused as `hce search` fuses them."""
+
+    def build_both(task: Task) -> Built:
+        built = build(task)
+        if not isinstance(built.searcher, DenseSearcher):
+            raise InputError("words can be added to a dense system only")
+        start = time.perf_counter()
+        searcher = HybridSearcher.of(built.searcher, task.corpus.texts())
+        seconds = built.indexing_seconds + time.perf_counter() - start
+        return built._replace(searcher=searcher, indexing_seconds=seconds)
+
+    return build_both
+
+
 IN_BATCH: dict[str, Any] = {"mode": "supervised", "tree": False, "negatives": "none"}
 MINED: dict[str, Any] = {"tree": False, "negatives": "mined"}
 SYSTEMS: dict[str, System] = {
@@ -76,6 +92,7 @@ SYSTEMS: dict[str, System] = {
     "bm25+qg": System("BM25 with generated queries (doc2query)", build_bm25_with_queries, "generated", seeded=False),
     "untrained": System("the encoder as given", build_untrained, seeded=False),
     "fitted": System("its table fitted to the corpus, not trained", build_fitted, "static", seeded=False),
+    "hybrid": System("BM25 and the encoder as given, fused", with_words(build_untrained), seeded=False),
     "ict": System(
         "spans of documents as queries, no tree, no labels", trained(labels=False, mode="unsupervised", tree=False)
     ),
@@ -98,6 +115,7 @@ SYSTEMS: dict[str, System] = {
     "hce-u": System("hce, unsupervised: no labels", trained(labels=False, mode="unsupervised"), ours=True),
     "hce-s": System("hce, supervised: labelled pairs alone", trained(mode="supervised"), "labels", ours=True),
     "hce": System("hce: joint where there are labels, else unsupervised", trained(), ours=True),
+    "hce-hybrid": System("hce and BM25, fused: what `hce search` does", with_words(trained()), ours=True),
     "hce+qg": System("hce with generated queries", trained(generated=True), "generated", ours=True),
 }
 
@@ -106,6 +124,7 @@ DEFAULT = (
     "bm25",
     "bm25+qg",
     "untrained",
+    "hybrid",
     "fitted",
     "dpr",
     "tas-b",
@@ -114,6 +133,7 @@ DEFAULT = (
     "ct",
     "no-tree",
     "hce",
+    "hce-hybrid",
     "hce+qg",
 )
 

@@ -20,6 +20,8 @@ from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
+from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE, Fused, depth_for, search_both
+from hce.search.words import Words
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
@@ -76,6 +78,41 @@ class DenseSearcher:
             [Scored(self.ids[position], float(score)) for score, position in zip(*row, strict=True)]
             for row in zip(scores, positions, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class HybridSearcher:
+    """A dense searcher and the words of the same documents, fused as an index fuses them.
+
+    Attributes:
+        dense: what searches by meaning.
+        words: of the documents, numbered by their position.
+        share: of words in the sum.
+    """
+
+    dense: DenseSearcher
+    words: Words
+    share: float
+
+    @classmethod
+    def of(cls, dense: DenseSearcher, texts: Iterable[str]) -> HybridSearcher:
+        """Index the words of the texts that a dense searcher has the vectors of."""
+        words = Words.new()
+        words.add(enumerate(texts))
+        return cls(dense, words, STATIC_SHARE if dense.encoder.is_static else TRANSFORMER_SHARE)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """Find the k best documents of each query by words and meaning, best first."""
+        vectors, depth = self.dense.encoder.encode(queries, "query"), depth_for(k)
+        scores, positions = nearest(vectors, self.dense.vectors, depth)
+        return [
+            self._ranked(search_both(self.words, *each, self.dense.vectors.__getitem__, depth, self.share), k)
+            for each in zip(queries, vectors, scores, positions, strict=True)
+        ]
+
+    def _ranked(self, fused: Fused, k: int) -> list[Scored]:
+        rows = zip(fused.numbers[:k].tolist(), (fused.meaning + fused.words)[:k].tolist(), strict=True)
+        return [Scored(self.dense.ids[position], score) for position, score in rows]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
-from hce.search.fusion import CANDIDATES, Fused, fuse
+from hce.search.fusion import Fused, depth_for, search_both
 from hce.search.words import Matches, Words
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 
@@ -374,7 +374,7 @@ class Index:
         """Rank documents for each query; None where a part has gone on to a later moment."""
         if vectors is None or mode == "words":
             return self._words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
-        depth = k if mode == "dense" else max(CANDIDATES, 2 * k)
+        depth = k if mode == "dense" else depth_for(k)
         found = self._engine.use(reader, lambda engine: engine.search(vectors, depth, allowed))
         if found is None:
             return None
@@ -385,7 +385,7 @@ class Index:
 
         def fused(words: Words) -> list[Fused]:
             return [
-                _first(_fused(reader, words, text, vector, *row, depth, allowed, share), k)
+                _first(search_both(words, text, vector, *row, reader.vectors_at, depth, share, allowed), k)
                 for text, vector, row in zip(texts, vectors, rows, strict=True)
             ]
 
@@ -573,28 +573,6 @@ def _by_words(found: Matches) -> Fused:
 
 def _first(fused: Fused, k: int) -> Fused:
     return Fused(*(column[:k] for column in fused))
-
-
-def _fused(
-    reader: Reader,
-    words: Words,
-    text: str,
-    vector: np.ndarray,
-    scores: np.ndarray,
-    numbers: np.ndarray,
-    depth: int,
-    allowed: np.ndarray | None,
-    share: float,
-) -> Fused:
-    """Fuse what meaning found (scores, numbers) with what words find; each candidate gets both its scores."""
-    matches = words.search(text, depth, allowed)
-    only_words = np.setdiff1d(matches.numbers, numbers)
-    only_meaning = np.setdiff1d(numbers, matches.numbers)
-    together = np.concatenate([numbers, only_words])
-    meaning = np.concatenate([scores, reader.vectors_at(only_words) @ vector])
-    bm25 = dict(zip(matches.numbers.tolist(), matches.scores.tolist(), strict=True))
-    bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
-    return fuse(together, meaning, np.array([bm25[number] for number in together.tolist()]), share)
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

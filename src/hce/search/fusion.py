@@ -8,9 +8,12 @@ candidates of each kind (docs/LOG.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+
+from hce.search.words import Words
 
 CANDIDATES = 200  # of each kind, at the least
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.3  # of words: a static encoder knows less by itself
@@ -28,6 +31,44 @@ class Fused(NamedTuple):
     numbers: np.ndarray
     meaning: np.ndarray
     words: np.ndarray
+
+
+def depth_for(k: int) -> int:
+    """Return how many candidates of each kind a search for k documents looks at."""
+    return max(CANDIDATES, 2 * k)
+
+
+def search_both(
+    words: Words,
+    text: str,
+    vector: np.ndarray,
+    scores: np.ndarray,
+    numbers: np.ndarray,
+    vectors_at: Callable[[np.ndarray], np.ndarray],
+    depth: int,
+    share: float,
+    allowed: np.ndarray | None = None,
+) -> Fused:
+    """Fuse what meaning found with what words find; each candidate gets both its scores.
+
+    Args:
+        words: of all documents.
+        text: the query.
+        vector: its vector, of shape (n,).
+        scores: cosines of what meaning found, of shape (m,).
+        numbers: of these documents, of shape (m,).
+        vectors_at: from numbers to the vectors of documents.
+        depth: how many candidates to take from words.
+        share: of words in the sum.
+        allowed: search among these numbers only, rising.
+    """
+    matches = words.search(text, depth, allowed)
+    only_words, only_meaning = np.setdiff1d(matches.numbers, numbers), np.setdiff1d(numbers, matches.numbers)
+    together = np.concatenate([numbers, only_words])
+    meaning = np.concatenate([scores, vectors_at(only_words) @ vector])
+    bm25 = dict(zip(matches.numbers.tolist(), matches.scores.tolist(), strict=True))
+    bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
+    return fuse(together, meaning, np.array([bm25[number] for number in together.tolist()]), share)
 
 
 def fuse(numbers: np.ndarray, meaning: np.ndarray, words: np.ndarray, share: float) -> Fused:
