@@ -32,6 +32,13 @@ def join_processes() -> torch.device | None:
     return torch.device(PartialState(cpu=not torch.cuda.is_available()).device)
 
 
+def leave_processes() -> None:
+    """Part from the other processes when all have come this far: one that ends early can tear the others down."""
+    if process_count() > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def process_count() -> int:
     """Return how many processes work together; 1 when alone."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

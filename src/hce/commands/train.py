@@ -55,7 +55,7 @@ def train(
     """
     from hce.data.corpus import Corpus
     from hce.encoding.encoder import Encoder
-    from hce.processes import is_first_process, join_processes
+    from hce.processes import is_first_process, join_processes, leave_processes
     from hce.training.recipe import Recipe
     from hce.training.train import improvement
     from hce.training.train import train as run
@@ -79,6 +79,7 @@ def train(
         result = run(
             documents, start, **labels, recipe=recipe, output=output, resume=resume, progress=first, on_epoch=on_epoch
         )
+    leave_processes()
     if not first:
         return
     if as_json:
