@@ -233,14 +233,15 @@ class Hierarchy:
         if members is None:
             raise InputError(f"the children at level {level} are documents, whose vectors are needed")
         row, place = np.nonzero(nodes >= 0)
-        parents, pairs_of = _grouped(nodes[row, place])
+        order, start = _grouped(nodes[row, place], self.node_count(level))
         best = np.full((*nodes.shape, count), -1, dtype=np.int64)
         scores = np.full(best.shape, -np.inf)
-        for parent, pairs in zip(parents, pairs_of, strict=True):
+        for parent in np.flatnonzero(np.diff(start)).tolist():
             children = self.children(level, parent)
             vectors_below = members[children]
-            for start, stop in chunk_ranges(len(pairs), len(children)):
-                rows, places = row[pairs[start:stop]], place[pairs[start:stop]]
+            pairs = order[start[parent] : start[parent + 1]]
+            for first, last in chunk_ranges(len(pairs), len(children)):
+                rows, places = row[pairs[first:last]], place[pairs[first:last]]
                 products = vectors[rows] @ vectors_below.T  # (rows, children)
                 columns = _largest(products, count)
                 best[rows, places, : columns.shape[1]] = children[columns]
@@ -357,19 +358,13 @@ class Hierarchy:
     @cached_property
     def _child_lists(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each level but the last: the level below in order of parent, and where each parent's part starts."""
-        lists = []
-        for level in range(self.depth):
-            parent = self._parent(level + 1)
-            counts = np.bincount(parent, minlength=self.node_count(level))
-            lists.append((np.argsort(parent, kind="stable"), np.concatenate([[0], np.cumsum(counts)])))
-        return lists
+        return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Documents in order of their node at a level, where each node's start, each one's rank there, and its node."""
         if level not in self._by_node:
             node = self.nodes_at(level)
-            order = np.argsort(node, kind="stable")
-            start = np.concatenate([[0], np.cumsum(np.bincount(node, minlength=self.node_count(level)))])
+            order, start = _grouped(node, self.node_count(level))
             rank = np.empty(len(self), dtype=np.int64)
             rank[order] = np.arange(len(self)) - start[node[order]]
             self._by_node[level] = (order, start, rank, node)
@@ -387,11 +382,10 @@ class Hierarchy:
                 raise FormatError(f"level {level} names parents that are not there")
 
 
-def _grouped(values: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
-    """The distinct values, rising, and the places at which each is found."""
-    order = np.argsort(values, kind="stable")
-    distinct, first = np.unique(values[order], return_index=True)
-    return distinct.tolist(), np.split(order, first[1:])[: len(distinct)]
+def _grouped(groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places in order of their group, and where each of the `count` groups starts among them and the last ends."""
+    start = np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=count))])
+    return np.argsort(groups, kind="stable"), start
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
