@@ -34,7 +34,7 @@ NEWCOMER = Document(
     "Move an object to another place without crossing the space between; raises ParadoxError when it meets itself.",
     title="teleport(thing, place)",
 )
-QUESTION = "move something somewhere else at once"
+QUESTION = "move an object to another place at once"
 
 
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
