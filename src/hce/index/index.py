@@ -1,4 +1,5 @@
-"""Index: documents that come and go, found by meaning. An encoder, a store that is the truth, and an engine.
+"""Index: documents that come and go, found by words and meaning: an encoder, a store that is the truth, and what is
+derived from the store, an engine and an index of words.
 
 Nothing here trains: a new document is encoded and is there, a removed one is gone.
 """
@@ -321,7 +322,7 @@ class Index:
             mode: "hybrid", by words and meaning; "dense", by meaning alone; "words", by BM25 alone.
 
         Raises:
-            InputError: k is below 1, the filter is none, or there is no such mode.
+            InputError: k is below 1, the filter is not a valid one, or there is no such mode.
         """
         if k < 1:
             raise InputError(f"k = {k}: ask for 1 hit or more")
@@ -411,6 +412,7 @@ class Index:
                 for text, row in zip(texts, hits, strict=True)
             ]
 
+        # Where words have gone on to a later moment meanwhile, the hits stand, without the words that they share.
         return self._words.use(reader, explained) or hits
 
     def prepare(self) -> None:

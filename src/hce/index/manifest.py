@@ -52,7 +52,7 @@ class Manifest:
     dtype: str
     hierarchy: str | None
     language: str = "english"
-    words_share: float = TRANSFORMER_SHARE
+    words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
     format: int = FORMAT
     hce: str = __version__
 

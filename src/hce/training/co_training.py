@@ -98,8 +98,8 @@ def co_train(
         epoch = Epoch(run.progress.epoch, _measure(dev, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
             run.best, run.best_metric = weights_of(encoder), epoch.metric
-            looked_up = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
-            if recipe.cotrain and looked_up and run.progress.epoch < recipe.epochs:
+            needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
+            if recipe.cotrain and needs_vectors and run.progress.epoch < recipe.epochs:
                 epoch = _recluster(run, epoch)
         run.history.append(replace(epoch, seconds=round(time.perf_counter() - start, 3)))
         run.save()
@@ -187,7 +187,7 @@ def _epoch_of(mix: float, trained_epoch: int) -> int | None:
 def _encode_and_cluster(
     trainer: Trainer, checkpoints: CheckpointFolder | None, epoch: int
 ) -> tuple[np.ndarray, Hierarchy]:
-    """Return the vectors and the tree of the corpus by the encoder's present weights, which are an epoch's."""
+    """Return the vectors and the tree of the corpus by the encoder's present weights; `epoch` seeds the clustering."""
     place = None if checkpoints is None else checkpoints.vectors(epoch)
     vectors = encode_corpus(trainer.encoder, trainer.corpus, place)
     return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, epoch)

@@ -1,8 +1,9 @@
 """How well an encoder does on held-out queries, without ever touching a test split.
 
 With labelled queries the measure is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10
-over a panel of pseudo-query kinds other than those that ICT trains on (titles, first sentences, shorter and longer
-spans), so that an encoder that merely got better at its training spans is found out.
+over a panel of pseudo-query kinds (titles, first sentences, spans of 4 and of 48 tokens). A static encoder trains on
+none of these lengths, a transformer on spans of up to 64 tokens: one that merely got better at its training spans is
+found out by the other kinds.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, poo
 
 
 def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
-    """Make queries of held-out documents, in ways unlike the spans of ICT; documents with a double are passed over.
+    """Make queries of held-out documents, in several ways; documents with a double are passed over.
 
     Raises:
         InputError: the documents are too short.

@@ -2,7 +2,7 @@
 
 `hce.json` (what was trained on what, and what it brought), `history.jsonl` (an entry an epoch), `dev.jsonl` (each
 held-out query before and after), `hierarchy/` (the tree), `README.md` (the model card). An index keeps the first two of
-the model that it was made with. Nothing else reads or writes these files.
+the model that it was made with. Nothing else reads or writes hce.json.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ModelFacts:
 
 
 class DevQuery(NamedTuple):
-    """A held-out query and its NDCG@10 by the encoder that training began with, and by the one it ended with."""
+    """A held-out query and its NDCG@10 by the encoder that was given (before it was fitted or trained), and by the one returned."""
 
     kind: str
     query: str

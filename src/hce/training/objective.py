@@ -1,6 +1,6 @@
 """L_HCE as a module that knows the tree, holds the centroids, and masks false negatives.
 
-The same module serves `hce.training.co_training` and sentence-transformers' own trainer; the equations are in
+The same module serves `hce.training.steps` and sentence-transformers' own trainer; the equations are in
 `hce.training.losses`. The paper is silent about false negatives. A *forbidden* mask is True where a candidate is no
 true negative of a row's query. Shapes as in `hce.training.losses`: B queries, G documents in the batch, S sampled for
 each query.

@@ -250,9 +250,9 @@ def _optimizer(encoder: Encoder, recipe: Recipe) -> torch.optim.Optimizer:
     return Adafactor(parameters, lr=recipe.learning_rate, relative_step=False, scale_parameter=False)
 
 
-def _values(parts: list[HCETerms]) -> dict[str, float]:
-    """Return the terms as floats, for the history: levels of the part that has some, documents of the first part."""
-    tree = next((terms for terms in parts if terms.levels), parts[0])
-    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(tree.levels, start=1)}
-    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(tree.accuracies, start=1)}
-    return {**losses, "document": float(parts[0].document.detach()), **accuracies}
+def _values(found: list[HCETerms]) -> dict[str, float]:
+    """Return each source's terms as floats, for the history: levels where there are some, documents of the first."""
+    with_levels = next((terms for terms in found if terms.levels), found[0])
+    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(with_levels.levels, start=1)}
+    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(with_levels.accuracies, start=1)}
+    return {**losses, "document": float(found[0].document.detach()), **accuracies}
