@@ -1,6 +1,6 @@
-"""Index: documents that come and go, found by words and meaning: an encoder, a store that is the truth, and what is
-derived from the store, an engine and an index of words.
+"""Index: documents that come and go, found by words and by meaning.
 
+An encoder, a store that is the truth, and what is derived from the store: an engine of vectors, an index of words.
 Nothing here trains: a new document is encoded and is there, a removed one is gone.
 """
 
