@@ -131,7 +131,7 @@ class ModelFacts:
 
 
 class DevQuery(NamedTuple):
-    """A held-out query, and its NDCG@10 by the encoder that was given (not fitted, not trained) and by the one returned."""
+    """A held-out query and its NDCG@10: by the encoder given (not fitted, not trained), and by the one returned."""
 
     kind: str
     query: str
