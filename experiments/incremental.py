@@ -31,7 +31,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
-from hce.index.index import Index
+from hce.index.index import Index, InMode
 
 ABOUT = """
 A model is trained on nine tenths of the documents and an index is made of them; the other documents are then added
@@ -140,7 +140,7 @@ def _grown(parts: Parts, system: str, engine: str, work: Path) -> Iterator[tuple
         for added in steps(len(new)):
             index.add(new[there:added])
             there = added
-            yield added, index
+            yield added, InMode(index, "dense")  # as the encoder alone would find them
 
 
 # -------------------------------------------------------------------------------------------------------------- showing

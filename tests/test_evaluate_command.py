@@ -153,7 +153,7 @@ def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
     """Searched exactly, through its own store; a judged document that was removed is told, and cannot be found."""
     index = Index.create(tmp_path / "index", Corpus.load(folder), Encoder.load(encoder_folder))
     model = json.loads(run(folder, "-m", encoder_folder, "--json").out)
-    answer = run(folder, "-m", tmp_path / "index", "--against", encoder_folder, "--json")
+    answer = run(folder, "-m", tmp_path / "index", "--mode", "dense", "--against", encoder_folder, "--json")
     assert json.loads(answer.out)["measures"] == pytest.approx(model["measures"], abs=1e-6)
     assert "judged documents" not in answer.err
     assert run(folder, "-m", tmp_path / "index", "--by-level").code == 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hce.evaluation.evaluate import DenseSearcher, Report, Searcher
     from hce.evaluation.runs import Run, Scored
     from hce.evaluation.significance import Corrected
-    from hce.index.index import Index
+    from hce.index.index import Index, Mode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 
@@ -42,6 +42,7 @@ class Asked(NamedTuple):
     measures: list[str]
     depth: int
     drop_self: bool
+    mode: Mode
 
 
 class Measured(NamedTuple):
@@ -77,6 +78,7 @@ def evaluate(
     drop_self: Annotated[
         bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
     ] = True,
+    mode: Annotated[str, typer.Option(help="how an index is searched: hybrid, dense or words")] = "hybrid",
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,7 +97,7 @@ def evaluate(
     _check_options(model, run_file, against, against_run, by_level)
     _check_outputs(run, per_query)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
-    asked = _load(dataset, split, bool(model or against), list(map(str, parsed)), depth, drop_self)
+    asked = _load(dataset, split, bool(model or against), list(map(str, parsed)), depth, drop_self, cast("Mode", mode))
     given = [(model, run_file), (against, against_run)]
     sources = [_open(*each) for each in given if any(each)]  # all of them first: a wrong one is found before the work
     systems = [_measured(asked, *source) for source in sources]
@@ -136,19 +138,21 @@ def _check_outputs(run: Path | None, per_query: Path | None) -> None:
         raise InputError(f"{per_query}: values of queries are written as {' or '.join(VALUES_SUFFIXES)}")
 
 
-def _load(folder: Path, split: str, searches: bool, measures: list[str], depth: int, drop_self: bool) -> Asked:
+def _load(
+    folder: Path, split: str, searches: bool, measures: list[str], depth: int, drop_self: bool, mode: Mode
+) -> Asked:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, find_queries, find_split, read_queries
     from hce.evaluation.evaluate import check_documents
 
     path = find_split(folder, split)
     if not searches:
-        return Asked(folder, split, Qrels.read(path), {}, None, measures, depth, drop_self)
+        return Asked(folder, split, Qrels.read(path), {}, None, measures, depth, drop_self, mode)
     queries = read_queries(find_queries(folder))
     qrels = Qrels.read(path, queries=queries)
     corpus = Corpus.load(folder)
     check_documents(qrels, corpus.left_out.union(corpus.ids), str(folder))
-    return Asked(folder, split, qrels, queries, corpus, measures, depth, drop_self)
+    return Asked(folder, split, qrels, queries, corpus, measures, depth, drop_self, mode)
 
 
 def _open(model: str | None, run_file: Path | None) -> tuple[str, dict[str, list[Scored]] | Encoder | Index]:
@@ -182,14 +186,14 @@ def _measured(asked: Asked, name: str, source: dict[str, list[Scored]] | Encoder
 def _searcher(asked: Asked, source: Encoder | Index) -> Searcher:
     """Make a model search the corpus; an index is searched as it is."""
     from hce.evaluation.evaluate import DenseSearcher
-    from hce.index.index import Index
+    from hce.index.index import Index, InMode
 
     if isinstance(source, Index):
         judged = dict.fromkeys(judgment.document_id for judgment in asked.qrels.judgments())
         lacking = [document_id for document_id in judged if document_id not in source]
         if lacking:
             tell(f"{source.path}: not all judged documents are there (missing: {len(lacking):,}, {lacking[0]!r} …)")
-        return source
+        return InMode(source, asked.mode)
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
     return DenseSearcher.of(source, cast("Corpus", asked.corpus), progress=True)  # it was read, as there is a model
@@ -321,7 +325,7 @@ def compare(
     Labels of a train split are used by those that can. Finished systems are kept in the output folder, and the same
     command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures.
 
-    Systems: bm25, bm25+qg, untrained, hybrid, fitted, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
+    Systems: bm25, bm25+qg, untrained, fitted, hybrid, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
     pefa-xl, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-hybrid, hce+qg.
 
     Examples:

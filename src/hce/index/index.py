@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args, overload
 
@@ -567,6 +567,18 @@ class Index:
     def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
         return NumberedHierarchy.load(self.path / name) if name else None
+
+
+@dataclass(frozen=True)
+class InMode:
+    """An index that is searched in one mode, for whoever measures it."""
+
+    index: Index
+    mode: Mode
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Find the k best documents of each query, best first."""
+        return self.index.search(queries, k, mode=self.mode)
 
 
 def _by_words(found: Matches) -> Fused:

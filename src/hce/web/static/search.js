@@ -188,7 +188,7 @@ function hitOf(hit, moved) {
 // What meaning and words gave to the score, and the words.
 function told(hit) {
   if (!hit.from_words) return null;
-  return el("span", { class: "chip told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} + words ${hit.from_words.toFixed(2)} `,
+  return el("span", { class: "told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} + words ${hit.from_words.toFixed(2)} `,
     el("b", {}, hit.matched.join(" ")));
 }
 
