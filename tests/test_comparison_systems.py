@@ -324,8 +324,10 @@ def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
 
 def test_the_choice_follows_the_data(task):
     bare = replace(task, pairs=None, dev=None, generated=None)
-    assert choose([], bare, static=True) == ["bm25", "untrained", "fitted", "ct", "no-tree", "hce"]
-    assert choose([], bare, static=False) == ["bm25", "untrained", "ct", "no-tree", "hce"]
+    assert choose([], bare, static=True) == [
+        *("bm25", "untrained", "fitted", "hybrid", "ct", "no-tree", "hce", "hce-hybrid")
+    ]
+    assert choose([], bare, static=False) == ["bm25", "untrained", "hybrid", "ct", "no-tree", "hce", "hce-hybrid"]
     everything = choose([], task, static=True)
     assert set(DEFAULT) <= set(everything)
     assert "no-tree+qg" in everything
