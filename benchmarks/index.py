@@ -111,13 +111,15 @@ def searching(index: Index, encoder: Encoder, queries: list[str]) -> None:
     bare.add(index.vectors()[1])
     index.prepare()
     index.search(queries[0])
-    ours, rivals = [], []
+    ours, both, rivals = [], [], []
     for query in queries:
         rivals.append(took(lambda query=query: bare.search(encoder.encode([query], "query"), 10)))
-        ours.append(took(lambda query=query: index.search(query, 10)))
-    show("search for one text against encoding it and a bare IndexFlatIP", ours, rivals, "at most 1.3")
+        ours.append(took(lambda query=query: index.search(query, 10, mode="dense")))
+        both.append(took(lambda query=query: index.search(query, 10)))
+    show("search for one text by meaning against encoding it and a bare IndexFlatIP", ours, rivals, "at most 1.3")
+    show("the same by words and meaning, against meaning alone", both, ours, "at most 2")
     batch_rival = [took(lambda: bare.search(encoder.encode(queries, "query"), 10)) for _ in range(3)]
-    batch_ours = [took(lambda: index.search(queries, 10)) for _ in range(3)]
+    batch_ours = [took(lambda: index.search(queries, 10, mode="dense")) for _ in range(3)]
     show(f"search for {len(queries)} texts at once", batch_ours, batch_rival, "no limit")
 
 

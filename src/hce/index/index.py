@@ -407,9 +407,13 @@ class Index:
             return hits
 
         def explained(words: Words) -> list[list[Hit]]:
-            return [
-                [hit._replace(matched=words.matched(text, f"{hit.title} {hit.text}")) for hit in row]
+            shared = [
+                words.matched(text, [f"{hit.title} {hit.text}" for hit in row])
                 for text, row in zip(texts, hits, strict=True)
+            ]
+            return [
+                [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
+                for row, each in zip(hits, shared, strict=True)
             ]
 
         # Where words have gone on to a later moment meanwhile, the hits stand, without the words that they share.
