@@ -37,7 +37,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.index import live_engine
+from hce.index import live
 from hce.index.index import Index
 
 WORDS = 60
@@ -93,7 +93,7 @@ def after(contents: Contents, change: dict[str, Any]) -> Contents:
 def work(path: Path, encoder: Encoder, contents: Contents, seed: int, engine: str, say: int) -> None:
     """The life of a process that will be killed."""
     rng = random.Random(seed)  # noqa: S311
-    live_engine.ROWS_BEHIND = 20  # snapshots often, so that they are under way when the end comes
+    live.ROWS_BEHIND = 20  # snapshots often, so that they are under way when the end comes
     if not path.exists():
         contents = random_contents(rng, [f"d{i}" for i in range(60)])
         _say(say, {"kind": "create", "documents": contents})

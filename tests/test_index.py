@@ -30,7 +30,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
-from hce.index import live_engine
+from hce.index import live
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.tree.hierarchy import Hierarchy
@@ -168,7 +168,7 @@ class AsADictionary(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("engine", "examples"), [("flat", 12), ("tree", 4)])
 def test_it_behaves_as_a_dictionary(tmp_path, encoder, monkeypatch, engine, examples):
-    monkeypatch.setattr(live_engine, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
+    monkeypatch.setattr(live, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
     AsADictionary.encoder, AsADictionary.folder, AsADictionary.engine = encoder, tmp_path / "index", engine
     run_state_machine_as_test(
         AsADictionary, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None, database=None)
@@ -294,16 +294,16 @@ def test_an_interrupted_creation_goes_on_where_it_stopped(tmp_path, planted_corp
 
 @pytest.mark.parametrize("engine", ["flat", "tree"])
 def test_what_was_done_is_kept_when_the_engine_fails(tmp_path, planted_corpus, encoder, monkeypatch, engine):
-    new_engine = live_engine.new_engine
+    new_engine = live.new_engine
 
     def failing(*arguments, **options):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(live_engine, "new_engine", failing)
+    monkeypatch.setattr(live, "new_engine", failing)
     with pytest.raises(MemoryError):
         Index.create(tmp_path / "index", planted_corpus, encoder, "grow", engine=engine)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
-    monkeypatch.setattr(live_engine, "new_engine", new_engine)
+    monkeypatch.setattr(live, "new_engine", new_engine)
     with Index.open(tmp_path / "index", encoder) as index:
         assert list(index) == list(planted_corpus)
         assert len(index.tree.hierarchy) == 240
@@ -551,8 +551,8 @@ def test_unreadable_folders_are_one_line(made, tmp_path):
 
 def test_an_old_snapshot_is_caught_up_and_a_broken_one_replaced(index, encoder, monkeypatch, caplog):
     built = []
-    new_engine = live_engine.new_engine
-    monkeypatch.setattr(live_engine, "new_engine", lambda *a, **o: built.append(1) or new_engine(*a, **o))
+    new_engine = live.new_engine
+    monkeypatch.setattr(live, "new_engine", lambda *a, **o: built.append(1) or new_engine(*a, **o))
     index.add([Document("x", "w190")])
     index.remove(["star-red-0"])
     assert index.status().pending == 2
@@ -588,7 +588,7 @@ def test_a_snapshot_of_another_past_is_not_used(made, tmp_path, encoder):
 
 
 def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
-    monkeypatch.setattr(live_engine, "ROWS_BEHIND", 10)
+    monkeypatch.setattr(live, "ROWS_BEHIND", 10)
     (first,) = (index.path / "engine").iterdir()
     (index.path / "engine" / ".0.partial").mkdir()  # left by a crash
     index.add([Document(f"x{i}", f"w{i}") for i in range(30)])

@@ -17,7 +17,7 @@ from hce.data.documents import Document
 from hce.errors import FormatError, InputError
 from hce.index import store as tables
 from hce.index.filters import parse_clauses
-from hce.index.live_engine import SharedLock
+from hce.index.live import SharedLock
 from hce.index.store import Store
 
 DIM = 4

@@ -24,7 +24,7 @@ from hce.index.drift import Drift, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
 from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, regrow_tree
-from hce.index.live_engine import Live, VectorsKind, WordsKind
+from hce.index.live import Live, VectorsKind, WordsKind
 from hce.index.manifest import IndexStatus, Manifest, size_on_disk
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
