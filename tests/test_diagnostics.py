@@ -144,7 +144,7 @@ def test_in_any_tree(seed, branching, beam):
 
 def test_a_beam_as_wide_as_the_tree_is_exact_search(tree):
     for query in QUERIES.values():
-        _, order = nearest(query[None], VECTORS, 8)
+        order, _ = nearest(query[None], VECTORS, 8)
         assert tree.walk(query[None], 8, VECTORS)[-1].tolist() == order.tolist()
 
 

@@ -13,7 +13,7 @@ from hce.search.exact import SPARE, best_first, nearest, ranked, score_blocks
 
 
 def test_ranked_by_hand():
-    candidates = Found(np.array([[0.5, 0.9, 0.5, 0.7]], np.float32), np.array([[8, 3, 2, -1]]))
+    candidates = Found(np.array([[8, 3, 2, -1]]), np.array([[0.5, 0.9, 0.5, 0.7]], np.float32))
     found = ranked(candidates, 3)
     assert found.numbers.tolist() == [[3, 2, 8]]
     assert found.scores.tolist() == [[np.float32(0.9), 0.5, 0.5]]
@@ -50,7 +50,7 @@ def test_nearest_is_a_sort(count, queries, k, seed):
     rng = np.random.default_rng(seed)
     documents = rng.integers(-1, 2, size=(count, 3)).astype(np.float32)  # many equal scores
     asked = rng.integers(-1, 2, size=(queries, 3)).astype(np.float32)
-    scores, positions = nearest(asked, documents, k)
+    positions, scores = nearest(asked, documents, k)
     full = asked @ documents.T
     assert positions.shape == (queries, min(k, count))
     for row in range(queries):

@@ -27,7 +27,9 @@ def index(tmp_path, planted_corpus, encoder):
 
 
 def test_fusion_by_hand():
-    fused = fuse(np.array([7, 8, 9, 4]), np.array([0.9, 0.5, 0.1, 0.1]), np.array([0.0, 4.0, 2.0, 2.0]), share=0.4)
+    fused = fuse(
+        np.array([7, 8, 9, 4]), np.array([0.9, 0.5, 0.1, 0.1]), np.array([0.0, 4.0, 2.0, 2.0]), words_share=0.4
+    )
     assert fused.numbers.tolist() == [8, 7, 4, 9]  # 0.3 + 0.4, 0.6 + 0, and 0 + 0.2 twice: the lower number first
     np.testing.assert_allclose(fused.meaning + fused.words, [0.7, 0.6, 0.2, 0.2])
 

@@ -68,11 +68,11 @@ class NeighbourSearcher:
     def mixed(self, asked: np.ndarray, products: np.ndarray) -> np.ndarray:
         """Turn inner products of query vectors (Q, n) with all documents, of shape (Q, N), into scores, in place."""
         products *= self.mix
-        similarities, neighbours = nearest(asked, self.queries, NEIGHBOURS)
-        share = (1 - self.mix) / neighbours.shape[1]
+        neighbours, similarities = nearest(asked, self.queries, NEIGHBOURS)
+        weight = (1 - self.mix) / neighbours.shape[1]
         for row, (values, positions) in enumerate(zip(similarities, neighbours.tolist(), strict=True)):
             for value, position in zip(values, positions, strict=True):
-                products[row, self.answers[position]] += share * value
+                products[row, self.answers[position]] += weight * value
         return products
 
 

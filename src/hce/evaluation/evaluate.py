@@ -20,7 +20,7 @@ from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
-from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE, Fused, depth_for, search_both
+from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE, Fused, candidates_for, search_both
 from hce.search.words import Words
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
@@ -73,10 +73,10 @@ class DenseSearcher:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k nearest documents of each query, best first."""
-        scores, positions = nearest(self.encoder.encode(queries, "query"), self.vectors, k)
+        positions, scores = nearest(self.encoder.encode(queries, "query"), self.vectors, k)
         return [
-            [Scored(self.ids[position], float(score)) for score, position in zip(*row, strict=True)]
-            for row in zip(scores, positions, strict=True)
+            [Scored(self.ids[position], float(score)) for position, score in zip(*row, strict=True)]
+            for row in zip(positions, scores, strict=True)
         ]
 
 
@@ -87,12 +87,12 @@ class HybridSearcher:
     Attributes:
         dense: what searches by meaning.
         words: of the documents, numbered by their position.
-        share: of words in the sum.
+        words_share: of words in the sum, from 0 to 1.
     """
 
     dense: DenseSearcher
     words: Words
-    share: float
+    words_share: float
 
     @classmethod
     def of(cls, dense: DenseSearcher, texts: Iterable[str]) -> HybridSearcher:
@@ -103,15 +103,23 @@ class HybridSearcher:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""
-        vectors, depth = self.dense.encoder.encode(queries, "query"), depth_for(k)
-        scores, positions = nearest(vectors, self.dense.vectors, depth)
-        return [
-            self._ranked(search_both(self.words, *each, self.dense.vectors.__getitem__, depth, self.share), k)
-            for each in zip(queries, vectors, scores, positions, strict=True)
+        vectors, candidates = self.dense.encoder.encode(queries, "query"), candidates_for(k)
+        positions, scores = nearest(vectors, self.dense.vectors, candidates)
+        fused = [
+            search_both(
+                *(self.words, text, vector),
+                numbers=numbers,
+                cosines=cosines,
+                vectors_at=self.dense.vectors.__getitem__,
+                candidates=candidates,
+                words_share=self.words_share,
+            )
+            for text, vector, numbers, cosines in zip(queries, vectors, positions, scores, strict=True)
         ]
+        return [self._scored(each.best(k)) for each in fused]
 
-    def _ranked(self, fused: Fused, k: int) -> list[Scored]:
-        rows = zip(fused.numbers[:k].tolist(), (fused.meaning + fused.words)[:k].tolist(), strict=True)
+    def _scored(self, fused: Fused) -> list[Scored]:
+        rows = zip(fused.numbers.tolist(), (fused.meaning + fused.words).tolist(), strict=True)
         return [Scored(self.dense.ids[position], score) for position, score in rows]
 
 

@@ -30,7 +30,7 @@ from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
-from hce.search.fusion import Fused, depth_for, search_both
+from hce.search.fusion import Fused, candidates_for, search_both
 from hce.search.words import Matches, Words
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 
@@ -375,19 +375,26 @@ class Index:
         """Rank documents for each query; None where a part has gone on to a later moment."""
         if vectors is None or mode == "words":
             return self._words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
-        depth = k if mode == "dense" else depth_for(k)
-        found = self._engine.use(reader, lambda engine: engine.search(vectors, depth, allowed))
+        candidates = k if mode == "dense" else candidates_for(k)
+        found = self._engine.use(reader, lambda engine: engine.search(vectors, candidates, allowed))
         if found is None:
             return None
-        rows = [(scores[numbers >= 0], numbers[numbers >= 0]) for scores, numbers in zip(*found, strict=True)]
+        rows = [(numbers[numbers >= 0], cosines[numbers >= 0]) for numbers, cosines in zip(*found, strict=True)]
         if mode == "dense":
-            return [Fused(numbers, scores, np.zeros(len(numbers))) for scores, numbers in rows]
-        share = self.manifest.words_share
+            return [Fused(numbers, cosines, np.zeros(len(numbers))) for numbers, cosines in rows]
 
         def fused(words: Words) -> list[Fused]:
             return [
-                _first(search_both(words, text, vector, *row, reader.vectors_at, depth, share, allowed), k)
-                for text, vector, row in zip(texts, vectors, rows, strict=True)
+                search_both(
+                    *(words, text, vector),
+                    numbers=numbers,
+                    cosines=cosines,
+                    vectors_at=reader.vectors_at,
+                    candidates=candidates,
+                    words_share=self.manifest.words_share,
+                    allowed=allowed,
+                ).best(k)
+                for text, vector, (numbers, cosines) in zip(texts, vectors, rows, strict=True)
             ]
 
         return self._words.use(reader, fused)
@@ -587,10 +594,6 @@ class InMode:
 
 def _by_words(found: Matches) -> Fused:
     return Fused(found.numbers, np.zeros(len(found.numbers)), found.scores)
-
-
-def _first(fused: Fused, k: int) -> Fused:
-    return Fused(*(column[:k] for column in fused))
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -42,12 +42,12 @@ class Found(NamedTuple):
     """The best vectors for each query, best first; equal scores in order of number.
 
     Attributes:
-        scores: of shape (Q, k), float32; −inf where there are fewer than k vectors.
-        numbers: of shape (Q, k), int64; −1 there.
+        numbers: of shape (Q, k), int64; −1 where there are fewer than k vectors.
+        scores: of shape (Q, k), float32; −inf there.
     """
 
-    scores: np.ndarray
     numbers: np.ndarray
+    scores: np.ndarray
 
 
 class Engine(Protocol):

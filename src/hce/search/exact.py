@@ -30,13 +30,13 @@ Fetch = Callable[[np.ndarray, int], Found]
 
 def nothing(queries: int, k: int) -> Found:
     """Return what is found where there is nothing."""
-    return Found(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
+    return Found(np.full((queries, k), -1, np.int64), np.full((queries, k), -np.inf, np.float32))
 
 
 def ranked(candidates: Found, k: int) -> Found:
     """Return the k best of each query's candidates, equal scores in order of number; −1 is no candidate."""
     if candidates.scores.shape[1] >= k and (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all():
-        return Found(candidates.scores[:, :k], candidates.numbers[:, :k])  # as faiss leaves them where none are equal
+        return Found(candidates.numbers[:, :k], candidates.scores[:, :k])  # as faiss leaves them where none are equal
     scores = np.where(candidates.numbers < 0, -np.inf, candidates.scores).astype(np.float32)
     order = np.lexsort((candidates.numbers, -scores), axis=1)[:, :k]
     found = nothing(len(scores), k)
@@ -49,7 +49,7 @@ def completed(found: Found, queries: np.ndarray, exactly: Callable[[np.ndarray],
     """Search exactly for those queries of which too few were found; call it where there are k vectors."""
     short = np.flatnonzero(found.numbers[:, -1] < 0)
     if len(short):
-        found.scores[short], found.numbers[short] = exactly(queries[short])
+        found.numbers[short], found.scores[short] = exactly(queries[short])
     return found
 
 
@@ -109,7 +109,7 @@ def search_rows(
 
     def fetch(block: np.ndarray, depth: int) -> Found:
         _, rows = storage.search(block, depth, params=chosen)
-        return Found(_scores(storage, block, rows), numbers[rows])
+        return Found(numbers[rows], _scores(storage, block, rows))
 
     return search_exactly(fetch, len(numbers) if among is None else int(among.sum()), queries, k, SLACK)
 
@@ -154,16 +154,16 @@ def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndar
         k: how many; N if that is less.
 
     Returns:
-        Scores and positions of documents, each of shape (Q, min(k, N)).
+        Positions of documents and their scores, each of shape (Q, min(k, N)).
     """
     shape = (len(queries), min(k, len(documents)))
-    scores, positions = np.empty(shape, np.float32), np.empty(shape, np.int64)
+    positions, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
     for rows, block in score_blocks(queries, documents):
         best, where = (each.numpy() for each in torch.from_numpy(block).topk(shape[1], dim=1))
         order = np.lexsort((where, -best), axis=1)
         scores[rows] = np.take_along_axis(best, order, axis=1)
         positions[rows] = np.take_along_axis(where, order, axis=1)
-    return scores, positions
+    return positions, scores
 
 
 def best_first(scores: np.ndarray, k: int) -> np.ndarray:

@@ -32,8 +32,12 @@ class Fused(NamedTuple):
     meaning: np.ndarray
     words: np.ndarray
 
+    def best(self, k: int) -> Fused:
+        """Return the first k candidates."""
+        return Fused(*(column[:k] for column in self))
 
-def depth_for(k: int) -> int:
+
+def candidates_for(k: int) -> int:
     """Return how many candidates of each kind a search for k documents looks at."""
     return max(CANDIDATES, 2 * k)
 
@@ -42,11 +46,12 @@ def search_both(
     words: Words,
     text: str,
     vector: np.ndarray,
-    scores: np.ndarray,
+    *,
     numbers: np.ndarray,
+    cosines: np.ndarray,
     vectors_at: Callable[[np.ndarray], np.ndarray],
-    depth: int,
-    share: float,
+    candidates: int,
+    words_share: float,
     allowed: np.ndarray | None = None,
 ) -> Fused:
     """Fuse what meaning found with what words find; each candidate gets both its scores.
@@ -55,37 +60,38 @@ def search_both(
         words: of all documents.
         text: the query.
         vector: its vector, of shape (n,).
-        scores: cosines of what meaning found, of shape (m,).
-        numbers: of these documents, of shape (m,).
+        numbers: of the documents that meaning found, of shape (m,).
+        cosines: of these documents, of shape (m,).
         vectors_at: from numbers to the vectors of documents.
-        depth: how many candidates to take from words.
-        share: of words in the sum.
+        candidates: how many to take from words.
+        words_share: of words in the sum, from 0 to 1.
         allowed: search among these numbers only, rising.
     """
-    matches = words.search(text, depth, allowed)
+    matches = words.search(text, candidates, allowed)
     only_words, only_meaning = np.setdiff1d(matches.numbers, numbers), np.setdiff1d(numbers, matches.numbers)
     together = np.concatenate([numbers, only_words])
-    meaning = np.concatenate([scores, vectors_at(only_words) @ vector])
+    meaning = np.concatenate([cosines, vectors_at(only_words) @ vector])
     bm25 = dict(zip(matches.numbers.tolist(), matches.scores.tolist(), strict=True))
     bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
-    return fuse(together, meaning, np.array([bm25[number] for number in together.tolist()]), share)
+    return fuse(together, meaning, np.array([bm25[number] for number in together.tolist()]), words_share)
 
 
-def fuse(numbers: np.ndarray, meaning: np.ndarray, words: np.ndarray, share: float) -> Fused:
+def fuse(numbers: np.ndarray, meaning: np.ndarray, words: np.ndarray, words_share: float) -> Fused:
     """Rank candidates by both kinds of scores; ties go by number.
 
-    >>> fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), share=0.5)
+    >>> fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), words_share=0.5)
     Fused(numbers=array([8, 7, 9]), meaning=array([0.25, 0.5 , 0.  ]), words=array([0.5 , 0.  , 0.25]))
 
     Args:
         numbers: of the documents, of shape (m,).
         meaning: their cosines, of shape (m,).
         words: their BM25 scores, 0 where no word is shared, of shape (m,).
-        share: of words in the sum, from 0 to 1.
+        words_share: of words in the sum, from 0 to 1.
     """
-    parts = (1 - share) * _scaled(meaning, meaning.min(initial=1.0)), share * _scaled(words, 0.0)
-    order = np.lexsort((numbers, -(parts[0] + parts[1]).round(6)))
-    return Fused(numbers[order], parts[0][order], parts[1][order])
+    from_meaning = (1 - words_share) * _scaled(meaning, meaning.min(initial=1.0))
+    from_words = words_share * _scaled(words, 0.0)
+    order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
+    return Fused(numbers[order], from_meaning[order], from_words[order])
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:

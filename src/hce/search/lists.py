@@ -117,7 +117,7 @@ class InvertedFile:
         """Find the k best of the lists (Q, lists) of each query (Q, n), in any order; −1 fills what is missing."""
         lists, probes = np.ascontiguousarray(lists), lists.shape[1]
         options = _probing(probes) if only is None else faiss.SearchParametersIVF(nprobe=probes, sel=only)
-        found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+        found = Found(np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32))
         unused = np.empty(lists.shape, np.float32)  # scores of the lists, which only codes of residuals need
         arrays = map(faiss.swig_ptr, (lists, unused, found.scores, found.numbers))
         self.index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), k, *arrays, False, options)

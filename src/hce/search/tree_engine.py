@@ -166,7 +166,8 @@ class Descent:
 
     def search(self, queries: np.ndarray, k: int, work: float) -> Found:
         """Find the k best documents under the last beam, in any order; −1 fills what is missing."""
-        return Found(*self._indexes[-1].search(_ready(queries), k, params=self._options_of(work)[-1]))
+        scores, numbers = self._indexes[-1].search(_ready(queries), k, params=self._options_of(work)[-1])
+        return Found(numbers, scores)
 
     def _options_of(self, work: float) -> list[faiss.SearchParametersIVF | None]:
         """Return, for each layer, how wide the beams above it are."""

@@ -153,7 +153,7 @@ def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray
     asked = encoder.encode(queries.texts, "query")
     if queries.variants is not None:
         return _ndcg_of_variants(asked, encoder.encode(queries.variants), pool, np.concatenate(queries.answers))
-    ranked = nearest(asked, pool, CUTOFF)[1]
+    ranked, _ = nearest(asked, pool, CUTOFF)
     discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
     gains = [
         np.isin(row, right) @ discount[: len(row)] / discount[: len(right)].sum()

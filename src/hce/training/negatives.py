@@ -103,7 +103,7 @@ class MinedNegatives(Negatives):
         count = self.recipe.negative_count * (self.tree.depth - self.levels)
         among = max(MINED_FROM, count)
         depth = min(among + batch.known.shape[1] + len(self.held_out), len(self.vectors))
-        found = nearest(queries.float().cpu().numpy(), self.vectors, depth)[1]
+        found, _ = nearest(queries.float().cpu().numpy(), self.vectors, depth)
         wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
         wrong &= np.cumsum(wrong, axis=1) <= among
         rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
