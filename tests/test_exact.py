@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hce.search import exact
 from hce.search.engine import Found
-from hce.search.exact import SPARE, best_first, nearest, ranked, score_blocks
+from hce.search.exact import EXTRA_CANDIDATES, best_first, nearest, ranked, score_blocks
 
 
 def test_ranked_by_hand():
@@ -18,7 +18,7 @@ def test_ranked_by_hand():
     assert found.numbers.tolist() == [[3, 2, 8]]
     assert found.scores.tolist() == [[np.float32(0.9), 0.5, 0.5]]
     assert ranked(candidates, 5).numbers.tolist() == [[3, 2, 8, -1, -1]]
-    assert SPARE > 0
+    assert EXTRA_CANDIDATES > 0
 
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 40))

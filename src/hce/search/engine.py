@@ -31,7 +31,7 @@ FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes 
 CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
 """The name of each kind of number, and faiss's name of it."""
 
-ROWS_AT_ONCE = 65_536
+VECTORS_AT_ONCE = 65_536
 SAMPLE = 65_536
 FEW = 1024  # rows that tell too little of the range of each dimension
 BYTES_AT_ONCE = 1 << 24
@@ -170,24 +170,24 @@ def range_sample(vectors: np.ndarray, dim: int) -> np.ndarray:
 # ----------------------------------------------------------------------------------------- on disk
 
 
-class Parts(NamedTuple):
-    """What an engine is made of: faiss indexes and arrays, by name."""
+class EngineFiles(NamedTuple):
+    """What an engine is saved as: faiss indexes and arrays, by name."""
 
     indexes: dict[str, faiss.Index]
     arrays: dict[str, np.ndarray]
 
 
-def write_parts(folder: Path, parts: Parts) -> None:
+def write_files(folder: Path, files: EngineFiles) -> None:
     """Write an engine into an existing folder."""
-    for name, index in parts.indexes.items():
+    for name, index in files.indexes.items():
         faiss.write_index(index, str(folder / f"{name}.faiss"))
-    save_file({name: np.ascontiguousarray(array) for name, array in parts.arrays.items()}, folder / ARRAYS)
-    files = [ARRAYS, *(f"{name}.faiss" for name in parts.indexes)]
-    write_json(folder / CHECKSUMS, {name: _checksum(folder / name) for name in files})
+    save_file({name: np.ascontiguousarray(array) for name, array in files.arrays.items()}, folder / ARRAYS)
+    names = [ARRAYS, *(f"{name}.faiss" for name in files.indexes)]
+    write_json(folder / CHECKSUMS, {name: _checksum(folder / name) for name in names})
 
 
-def read_parts(folder: Path, dim: int) -> Parts:
-    """Read what `write_parts` wrote; call it within `reading`.
+def read_files(folder: Path, dim: int) -> EngineFiles:
+    """Read what `write_files` wrote; call it within `as_format_error`.
 
     Raises:
         ValueError: a file has changed, or the vectors are not of length `dim`.
@@ -199,11 +199,11 @@ def read_parts(folder: Path, dim: int) -> Parts:
     indexes = {path.stem: faiss.read_index(str(path)) for path in paths}
     for name, index in indexes.items():
         require(index.d == dim, f"{name} is of vectors of length {index.d}, not {dim}")
-    return Parts(indexes, load_file(folder / ARRAYS))
+    return EngineFiles(indexes, load_file(folder / ARRAYS))
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
+def as_format_error(folder: Path) -> Iterator[None]:
     """Turn whatever a damaged file makes its reader raise into one sentence.
 
     Raises:
@@ -217,7 +217,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def require(condition: bool, complaint: str) -> None:
-    """Refuse parts that do not fit together; call it within `reading`.
+    """Refuse files that do not fit together; call it within `as_format_error`.
 
     Raises:
         ValueError: they do not.

@@ -16,13 +16,13 @@ import torch
 
 from hce.search.engine import Found
 
-SPARE = 8  # candidates beyond k, which tell whether the last place is shared
+EXTRA_CANDIDATES = 8  # candidates beyond k, which tell whether the last place is shared
 SLACK = 1e-5  # how far the scores of equal unit vectors may lie apart in a matrix product
 VALUES_AT_ONCE = 1 << 24  # floats of candidates fetched at a time: 64 MB
 SCORES_AT_ONCE = 1 << 26  # floats in a block of the score matrix: 256 MB
 
 Fetch = Callable[[np.ndarray, int], Found]
-"""(queries, depth) → the `depth` best of each query, in any order; there are so many."""
+"""(queries, count) → the `count` best of each query, in any order; `count` is at most the number of vectors."""
 
 
 # ----------------------------------------------------------------------------------------- candidates
@@ -63,12 +63,12 @@ def search_exactly(fetch: Fetch, available: int, queries: np.ndarray, k: int, sl
         k: 1 or more.
         slack: how far the scores of equal vectors may lie apart when `fetch` chooses.
     """
-    depth = min(k + SPARE, available)
-    if not depth or not len(queries):
+    count = min(k + EXTRA_CANDIDATES, available)
+    if not count or not len(queries):
         return nothing(len(queries), k)
-    candidates = fetch(queries, depth)
+    candidates = fetch(queries, count)
     found = ranked(candidates, k)
-    if depth < available:
+    if count < available:
         shared = found.scores[:, k - 1] - candidates.scores.min(axis=1) <= slack
         for query in np.flatnonzero(shared):
             wider = _past_the_tie(fetch, available, queries[query : query + 1], k, slack)
@@ -78,12 +78,12 @@ def search_exactly(fetch: Fetch, available: int, queries: np.ndarray, k: int, sl
 
 def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack: float) -> Found:
     """Find the k best for one query of shape (1, n), with as many candidates as it takes."""
-    depth = k + SPARE
+    count = k + EXTRA_CANDIDATES
     while True:
-        depth = min(4 * depth, available)
-        candidates = fetch(query, depth)
+        count = min(4 * count, available)
+        candidates = fetch(query, count)
         found = ranked(candidates, k)
-        if depth == available or found.scores[0, k - 1] - candidates.scores.min() > slack:
+        if count == available or found.scores[0, k - 1] - candidates.scores.min() > slack:
             return found
 
 
@@ -107,8 +107,8 @@ def search_rows(
     """
     chosen = None if among is None else faiss.SearchParameters(sel=selector(among))
 
-    def fetch(block: np.ndarray, depth: int) -> Found:
-        _, rows = storage.search(block, depth, params=chosen)
+    def fetch(block: np.ndarray, count: int) -> Found:
+        _, rows = storage.search(block, count, params=chosen)
         return Found(numbers[rows], _scores(storage, block, rows))
 
     return search_exactly(fetch, len(numbers) if among is None else int(among.sum()), queries, k, SLACK)
@@ -123,10 +123,10 @@ def _scores(storage: faiss.Index, queries: np.ndarray, rows: np.ndarray) -> np.n
     """Compute the inner products of each query with its candidate rows of shape (Q, C)."""
     flat, of_query = rows.reshape(-1), np.repeat(np.arange(len(rows)), rows.shape[1])
     scores = np.empty(len(flat), np.float32)
-    step = max(1, VALUES_AT_ONCE // storage.d)
-    for start in range(0, len(flat), step):
-        part = slice(start, start + step)
-        scores[part] = np.einsum("pn,pn->p", storage.reconstruct_batch(flat[part]), queries[of_query[part]])
+    at_once = max(1, VALUES_AT_ONCE // storage.d)
+    for start in range(0, len(flat), at_once):
+        block = slice(start, start + at_once)
+        scores[block] = np.einsum("pn,pn->p", storage.reconstruct_batch(flat[block]), queries[of_query[block]])
     return scores.reshape(rows.shape)
 
 
@@ -139,9 +139,9 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
     Yields:
         Which queries, and their scores of shape (queries, N).
     """
-    table, step = np.asarray(documents).T, max(1, SCORES_AT_ONCE // max(len(documents), 1))
-    for start in range(0, len(queries), step):
-        rows = slice(start, min(start + step, len(queries)))
+    table, at_once = np.asarray(documents).T, max(1, SCORES_AT_ONCE // max(len(documents), 1))
+    for start in range(0, len(queries), at_once):
+        rows = slice(start, min(start + at_once, len(queries)))
         yield rows, queries[rows] @ table
 
 

@@ -9,15 +9,15 @@ import faiss
 import numpy as np
 
 from hce.search.engine import (
-    ROWS_AT_ONCE,
+    VECTORS_AT_ONCE,
+    EngineFiles,
     Found,
-    Parts,
+    as_format_error,
     codec_of,
     range_sample,
-    read_parts,
-    reading,
+    read_files,
     require,
-    write_parts,
+    write_files,
 )
 from hce.search.exact import search_rows
 from hce.tree.hierarchy import Hierarchy
@@ -47,8 +47,8 @@ class FlatEngine:
         if not storage.is_trained:
             storage.train(range_sample(vectors, dim))
         engine = cls(storage, np.empty(0, np.int64))
-        for start in range(0, len(numbers), ROWS_AT_ONCE):
-            engine.add(numbers[start : start + ROWS_AT_ONCE], vectors[start : start + ROWS_AT_ONCE])
+        for start in range(0, len(numbers), VECTORS_AT_ONCE):
+            engine.add(numbers[start : start + VECTORS_AT_ONCE], vectors[start : start + VECTORS_AT_ONCE])
         return engine
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class FlatEngine:
 
     def save(self, folder: Path) -> None:
         """Write the rows and their numbers."""
-        write_parts(folder, Parts({"storage": self._storage}, {"numbers": self._numbers}))
+        write_files(folder, EngineFiles({"storage": self._storage}, {"numbers": self._numbers}))
 
     @classmethod
     def load(cls, folder: Path, dim: int) -> FlatEngine:
@@ -88,8 +88,8 @@ class FlatEngine:
         Raises:
             FormatError: it is damaged, or not there.
         """
-        with reading(folder):
-            indexes, arrays = read_parts(folder, dim)
+        with as_format_error(folder):
+            indexes, arrays = read_files(folder, dim)
             storage, numbers = indexes["storage"], arrays["numbers"]
             require(isinstance(storage, faiss.IndexFlatCodes), f"a {type(storage).__name__} is not flat")
             require(storage.ntotal == len(numbers), f"{storage.ntotal} vectors and {len(numbers)} numbers")

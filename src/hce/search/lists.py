@@ -14,11 +14,11 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
-from hce.search.engine import ROWS_AT_ONCE, Found, codec_of, range_sample
+from hce.search.engine import VECTORS_AT_ONCE, Found, codec_of, range_sample
 from hce.search.exact import search_exactly, selector
 
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
-KINDS = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
+QUANTIZERS = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
 LISTS_AT_ONCE = 1 << 22  # pairs of a query and a list in one call
 
 
@@ -55,7 +55,7 @@ class InvertedFile:
         """What the vectors are kept in."""
         if self._is_plain:
             return "float32"
-        return next(name for name, kind in KINDS.items() if kind == self.index.sq.qtype)
+        return next(name for name, quantizer in QUANTIZERS.items() if quantizer == self.index.sq.qtype)
 
     @property
     def _is_plain(self) -> bool:
@@ -161,10 +161,10 @@ class Lists:
 
     def members(self, numbers: np.ndarray) -> Members:
         """Return what is in some lists."""
-        parts = [self.file.read(number) for number in numbers.tolist()]
-        if not parts:
+        read = [self.file.read(number) for number in numbers.tolist()]
+        if not read:
             return Members(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))
-        return Members(np.concatenate([part.ids for part in parts]), np.concatenate([part.vectors for part in parts]))
+        return Members(np.concatenate([each.ids for each in read]), np.concatenate([each.vectors for each in read]))
 
     def everything(self) -> Members:
         """Return all there is, in order of id."""
@@ -185,8 +185,8 @@ class Lists:
         self.file.reserve(int(home.max()) + 1)
         # List by list: each then lies in one piece of memory, beside its neighbours.
         order = np.argsort(home, kind="stable")
-        for start in range(0, len(order), ROWS_AT_ONCE):
-            rows = order[start : start + ROWS_AT_ONCE]
+        for start in range(0, len(order), VECTORS_AT_ONCE):
+            rows = order[start : start + VECTORS_AT_ONCE]
             self.file.append(Members(ids[rows], vectors[rows]), home[rows])
         ids, home = np.concatenate([self.ids, ids]), np.concatenate([self.home, home])
         order = np.argsort(ids, kind="stable")
@@ -222,12 +222,12 @@ class Lists:
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         if lists.ndim == 1:
             lists = np.broadcast_to(lists, (len(queries), len(lists)))
-        step = max(1, LISTS_AT_ONCE // lists.shape[1])
-        if len(queries) <= step:
+        at_once = max(1, LISTS_AT_ONCE // lists.shape[1])
+        if len(queries) <= at_once:
             return self.file.search(queries, k, lists, only)
-        blocks = [slice(start, start + step) for start in range(0, len(queries), step)]
-        parts = [self.file.search(queries[block], k, lists[block], only) for block in blocks]
-        return Found(*map(np.concatenate, zip(*parts, strict=True)))
+        blocks = [slice(start, start + at_once) for start in range(0, len(queries), at_once)]
+        found = [self.file.search(queries[block], k, lists[block], only) for block in blocks]
+        return Found(*map(np.concatenate, zip(*found, strict=True)))
 
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k best of all lists, or of the allowed ids (rising), ties settled by id."""
@@ -235,8 +235,8 @@ class Lists:
         only = None if allowed is None else _id_selector(among)
         lists = np.unique(self.home)
 
-        def fetch(block: np.ndarray, depth: int) -> Found:
-            return self.search(block, depth, lists, only)
+        def fetch(block: np.ndarray, count: int) -> Found:
+            return self.search(block, count, lists, only)
 
         return search_exactly(fetch, len(among), queries, k)
 
@@ -278,7 +278,7 @@ class Layers:
         """Return the numbers of a layer's lists that are in use."""
         return self.lists[layer - 1].ids if layer else np.zeros(1, np.int64)
 
-    def start(self, work: float) -> int:
+    def first_layer(self, work: float) -> int:
         """Choose where to begin a search of about `work` vectors a layer: the lowest layer that costs no more in full.
 
         Beginning one layer higher would cost that layer, and then `work` vectors of this one.
@@ -297,8 +297,8 @@ def _empty_index(quantizer: faiss.Index, count: int, dtype: str) -> faiss.IndexI
         index = faiss.IndexIVFFlat(quantizer, quantizer.d, count, faiss.METRIC_INNER_PRODUCT)
     else:
         # Not of residuals: a vector keeps its code when it moves to another list.
-        kind, metric = KINDS[dtype], faiss.METRIC_INNER_PRODUCT
-        index = faiss.IndexIVFScalarQuantizer(quantizer, quantizer.d, count, kind, metric, False)
+        codes, metric = QUANTIZERS[dtype], faiss.METRIC_INNER_PRODUCT
+        index = faiss.IndexIVFScalarQuantizer(quantizer, quantizer.d, count, codes, metric, False)
     index.is_trained = True
     return index
 

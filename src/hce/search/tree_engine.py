@@ -17,8 +17,8 @@ import faiss
 import numpy as np
 
 from hce.search.balance import balance, settle
-from hce.search.engine import Found, Parts, read_parts, reading, require, write_parts
-from hce.search.exact import SPARE, completed, ranked
+from hce.search.engine import EngineFiles, Found, as_format_error, read_files, require, write_files
+from hce.search.exact import EXTRA_CANDIDATES, completed, ranked
 from hce.search.lists import CENTROID_DTYPE, InvertedFile, Layers, Lists
 from hce.tree.growing import Grown, Level
 from hce.tree.hierarchy import Hierarchy
@@ -89,9 +89,9 @@ class TreeEngine:
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k vectors of about the largest inner product; exactly these among `allowed`."""
         documents = self._layers.documents
-        if allowed is not None or k + SPARE >= len(self) or not len(queries):
+        if allowed is not None or k + EXTRA_CANDIDATES >= len(self) or not len(queries):
             return documents.search_exactly(queries, k, allowed)
-        found = self._descent().search(queries, k + SPARE, self._work(k))
+        found = self._descent().search(queries, k + EXTRA_CANDIDATES, self._work(k))
         return completed(ranked(found, k), queries, lambda few: documents.search_exactly(few, k))
 
     def save(self, folder: Path) -> None:
@@ -100,7 +100,7 @@ class TreeEngine:
         arrays = {"branching": np.array(self._layers.branching), "seed": np.array([self._seed])}
         for name, lists in layers.items():
             arrays |= {f"{name}.ids": lists.ids, f"{name}.home": lists.home}
-        write_parts(folder, Parts({name: lists.file.index for name, lists in layers.items()}, arrays))
+        write_files(folder, EngineFiles({name: lists.file.index for name, lists in layers.items()}, arrays))
 
     @classmethod
     def load(cls, folder: Path, dim: int) -> TreeEngine:
@@ -109,8 +109,8 @@ class TreeEngine:
         Raises:
             FormatError: it is damaged, or not there.
         """
-        with reading(folder):
-            indexes, arrays = read_parts(folder, dim)
+        with as_format_error(folder):
+            indexes, arrays = read_files(folder, dim)
             names = [f"layer{number}" for number in range(len(indexes))]
             lists = [
                 Lists(InvertedFile(indexes[name]), arrays[f"{name}.ids"], arrays[f"{name}.home"]) for name in names
@@ -142,21 +142,21 @@ class Descent:
     It sees the layers as they were when this was made: after a change, make another. Any number of threads may use it.
 
     Attributes:
-        usual: the work that it was laid out for; see `Layers.start`.
+        usual: the work that it was laid out for; see `Layers.first_layer`.
         whole: how many nodes are compared at its beginning.
     """
 
     def __init__(self, layers: Layers, usual: float) -> None:
         self.usual = usual
-        first, *below = layers.lists[layers.start(usual) :]
-        nodes = first.everything()
-        index = faiss.IndexIDMap(faiss.IndexFlatIP(first.dim))
+        top, *below = layers.lists[layers.first_layer(usual) :]
+        nodes = top.everything()
+        index = faiss.IndexIDMap(faiss.IndexFlatIP(top.dim))
         index.add_with_ids(nodes.vectors, nodes.ids)
-        self.whole = len(first)
+        self.whole = len(top)
         self._indexes = [index]
         for lists in below:
             self._indexes.append(lists.file.under(self._indexes[-1]))
-        self._sizes = [len(lists) for lists in (first, *below)]
+        self._sizes = [len(lists) for lists in (top, *below)]
         self._options: dict[float, list[faiss.SearchParametersIVF | None]] = {}
 
     def leaves(self, queries: np.ndarray, work: float) -> np.ndarray:
