@@ -107,7 +107,7 @@ def test_what_is_encoded_by_the_end_is_kept(index, monkeypatch):
     untrained.stop()
     assert calls == [10, 10, 10]
     monkeypatch.undo()
-    kept = VectorsByNumber.read(index.path / before.FILE, Encoder.load(index.manifest.base_encoder))
+    kept = VectorsByNumber.read(index.path / before.UNTRAINED_FILE, Encoder.load(index.manifest.base_encoder))
     assert kept.numbers.tolist() == list(range(1, 31))
     untrained.start()  # it was stopped, and stays so
     assert untrained.readiness().state == "preparing"

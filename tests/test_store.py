@@ -64,13 +64,13 @@ def test_numbers_rise_and_are_never_given_again(store, tmp_path):
     add(store, "a")
     assert contents(store) == [(5, "a")]
     with store.reading() as reader:
-        state = reader.state()
-        assert (state.change, state.documents, state.last) == (5, 1, 5)
+        moment = reader.moment()
+        assert (moment.change, moment.documents, moment.last) == (5, 1, 5)
         assert sorted(reader.removed_since(0).tolist()) == [1, 2, 3, 4]
         assert sorted(reader.removed_since(2).tolist()) == [1, 2, 4]
         assert reader.removed_up_to(3) == 3
-        assert reader.state_at(state.change, state.token) == state
-        assert reader.state_at(state.change, "another store's") is None
+        assert reader.moment_at(moment.change, moment.token) == moment
+        assert reader.moment_at(moment.change, "another store's") is None
     store.close()
 
 
@@ -116,10 +116,10 @@ def test_an_error_leaves_nothing(store):
 def test_a_reader_sees_one_moment(store):
     add(store, "a")
     with store.reading() as reader:
-        before = reader.state()
+        before = reader.moment()
         add(store, "b")
         remove(store, "a")
-        assert reader.state() == before
+        assert reader.moment() == before
         assert [entry.document.id for entry in reader.entries()] == ["a"]
     assert contents(store) == [(2, "b")]
 
@@ -159,7 +159,7 @@ def test_many_threads(store):
             for round_ in range(5):
                 add(store, f"{name}{round_}")
                 with store.reading() as reader:
-                    assert reader.state().documents == len(list(reader.entries()))
+                    assert reader.moment().documents == len(list(reader.entries()))
         except Exception as error:
             failures.append(error)
 
@@ -195,7 +195,7 @@ def test_a_changed_title_keeps_number_and_vector(store):
     with store.reading() as reader:
         first = next(reader.entries())
         assert (first.number, first.document.title, first.document.metadata) == (1, "text of", {"new": 1})
-        assert reader.state().change == 2
+        assert reader.moment().change == 2
 
 
 # ------------------------------------------------------------------------------------------------- filters
@@ -363,7 +363,7 @@ try:
 except HceError as error:
     print(error)
 with store.reading() as reader:
-    print(len(list(reader.entries())), reader.state().documents)
+    print(len(list(reader.entries())), reader.moment().documents)
 """
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     message, counts = run.stdout.splitlines()
@@ -381,7 +381,7 @@ def test_a_damaged_or_missing_file_is_said(tmp_path):
         pass
     (tmp_path / "documents.sqlite").write_bytes(b"no database at all" * 1000)
     with pytest.raises(FormatError, match="is damaged"), store.reading() as reader:
-        reader.state()
+        reader.moment()
 
 
 def test_a_closed_store_says_so(store):

@@ -175,7 +175,7 @@ def test_the_untrained_vectors_follow_and_are_kept(client, index, monkeypatch):
 
 
 def test_a_damaged_file_of_untrained_vectors_is_made_anew(index):
-    (index.path / hce.index.before.FILE).write_bytes(b"nonsense")
+    (index.path / hce.index.before.UNTRAINED_FILE).write_bytes(b"nonsense")
     with TestClient(create_app(index), base_url=HOME) as client:
         assert len(ready(client)["before"]["hits"]) == 10
 

@@ -167,9 +167,9 @@ def _open(model: str | None, run_file: Path | None) -> tuple[str, dict[str, list
 
 
 def _is_index(model: str) -> bool:
-    from hce.index.manifest import FILE
+    from hce.index.manifest import MANIFEST_FILE
 
-    return (Path(model) / FILE).is_file()
+    return (Path(model) / MANIFEST_FILE).is_file()
 
 
 def _measured(asked: Asked, name: str, source: dict[str, list[Scored]] | Encoder | Index) -> Measured:

@@ -28,7 +28,7 @@ from hce.index.store import Reader
 
 logger = logging.getLogger(__name__)
 
-FILE = "untrained.safetensors"
+UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
 DOCUMENTS_AT_ONCE = 64  # a query waits for no more than these
 SECONDS_TO_STOP = 30.0
@@ -104,7 +104,7 @@ class Untrained:
         """Return whether there is a ranking now; asking makes it catch up with what was added since."""
         if self._readiness.state == "ready":
             with self.index.reading() as reader:
-                is_behind = self._change != reader.state().change
+                is_behind = self._change != reader.moment().change
             if is_behind:
                 self._prepare()
         return self._readiness
@@ -144,13 +144,13 @@ class Untrained:
             self._readiness = Readiness("off", self.spec, reason)
             return
         encoder = self._encoder = self._encoder or Encoder.load(str(self.spec))
-        known = self._known or VectorsByNumber.read(self.index.path / FILE, encoder)
+        known = self._known or VectorsByNumber.read(self.index.path / UNTRAINED_FILE, encoder)
         with self.index.reading() as reader:
-            known, total = _still_there(known, reader), reader.state().documents
-        parts = [known, *self._fresh(known, total, encoder)]
-        known = VectorsByNumber.joined(parts)
-        if len(parts) > 1:
-            known.write(self.index.path / FILE, encoder)
+            known, total = _still_there(known, reader), reader.moment().documents
+        blocks = [known, *self._fresh(known, total, encoder)]
+        known = VectorsByNumber.joined(blocks)
+        if len(blocks) > 1:
+            known.write(self.index.path / UNTRAINED_FILE, encoder)
         if not self._worker.is_stopping():
             self._publish(known)
 
@@ -170,10 +170,10 @@ class Untrained:
     def _publish(self, known: VectorsByNumber) -> None:
         """Rank by these vectors from now on, and go on where more documents came meanwhile."""
         with self.index.reading() as reader:
-            state = reader.state()
-            self._known, self._change = _still_there(known, reader), state.change
-        if len(self._known.numbers) == state.documents:
-            self._readiness = Readiness("ready", self.spec, done=state.documents, total=state.documents)
+            moment = reader.moment()
+            self._known, self._change = _still_there(known, reader), moment.change
+        if len(self._known.numbers) == moment.documents:
+            self._readiness = Readiness("ready", self.spec, done=moment.documents, total=moment.documents)
         else:
             self._worker.wake()
 
@@ -201,11 +201,12 @@ class VectorsByNumber(NamedTuple):
         return cls(np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
 
     @classmethod
-    def joined(cls, parts: Sequence[VectorsByNumber]) -> VectorsByNumber:
-        """Put parts together whose numbers follow one another."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(np.concatenate([part.numbers for part in parts]), np.concatenate([part.vectors for part in parts]))
+    def joined(cls, blocks: Sequence[VectorsByNumber]) -> VectorsByNumber:
+        """Put blocks together whose numbers follow one another."""
+        if len(blocks) == 1:
+            return blocks[0]
+        numbers, vectors = zip(*blocks, strict=True)
+        return cls(np.concatenate(numbers), np.concatenate(vectors))
 
     def write(self, path: Path, encoder: Encoder) -> None:
         """Keep the vectors for the next server; where that is impossible, they are made anew then."""

@@ -102,14 +102,14 @@ class Places(NamedTuple):
         moment: of the store.
         tree: what was grown at creation, with the numbers of the documents it was grown from.
         numbers: of all documents, in order of leaf, rising within each, of shape (N,).
-        start: where each leaf's part begins, of shape (leaves + 1,).
+        leaf_start: where each leaf's documents begin among `numbers`, of shape (leaves + 1,).
         sizes: how many documents are under each node, for the levels 0 … L−1.
     """
 
     moment: Moment
     tree: NumberedHierarchy
     numbers: np.ndarray
-    start: np.ndarray
+    leaf_start: np.ndarray
     sizes: list[np.ndarray]
 
     @classmethod
@@ -121,17 +121,17 @@ class Places(NamedTuple):
         numbers = np.concatenate([tree.numbers[kept], later])
         leaf = np.concatenate([hierarchy.document_parent[kept], hierarchy.walk(vectors)[-1][:, 0]])
         sizes = hierarchy.document_counts(leaf)
-        start = np.concatenate([[0], np.cumsum(sizes[-1])])
-        return cls(reader.state(), tree, numbers[np.lexsort((numbers, leaf))], start, sizes)
+        leaf_start = np.concatenate([[0], np.cumsum(sizes[-1])])
+        return cls(reader.moment(), tree, numbers[np.lexsort((numbers, leaf))], leaf_start, sizes)
 
     def documents_of(self, leaf: int) -> np.ndarray:
         """The numbers of a leaf's documents, rising."""
-        return self.numbers[self.start[leaf] : self.start[leaf + 1]]
+        return self.numbers[self.leaf_start[leaf] : self.leaf_start[leaf + 1]]
 
     def leaf_of(self, number: int) -> int:
         """The leaf of a document."""
         (place,) = np.flatnonzero(self.numbers == number)
-        return int(np.searchsorted(self.start, place, side="right")) - 1
+        return int(np.searchsorted(self.leaf_start, place, side="right")) - 1
 
     def check(self, level: int, node: int) -> None:
         """Refuse a node that is not there."""
@@ -251,7 +251,7 @@ class LiveTree:
     def _places_at(self, reader: Reader) -> Places:
         """The places of the documents that a reader sees; found anew only after a change."""
         with self._lock:
-            if self._places is None or self._places.moment != reader.state():
+            if self._places is None or self._places.moment != reader.moment():
                 if self.index.tree is None:
                     raise NotThereError("this index carries no tree; index anew with one to explore it")
                 self._places = Places.now(self.index.tree, reader)

@@ -15,7 +15,7 @@ import numpy as np
 
 from hce.errors import FormatError
 from hce.index.manifest import Manifest
-from hce.index.store import FILE, Reader
+from hce.index.store import STORE_FILE, Reader
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
@@ -70,7 +70,7 @@ def regrow_tree(index: Path, name: str, reader: Reader) -> str | None:
     tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
     if tree is None:
         return None
-    name = f"{FOLDER}-{reader.state().change}"
+    name = f"{FOLDER}-{reader.moment().change}"
     shutil.rmtree(index / name, ignore_errors=True)
     NumberedHierarchy(tree, numbers).save(index / name)
     return name
@@ -90,7 +90,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
         FormatError: `path` is an index that was made without a tree.
     """
     path, candidates = Path(path), [FOLDER, "."]
-    if (path / FILE).is_file():
+    if (path / STORE_FILE).is_file():
         named = Manifest.read(path).hierarchy
         if named is None:
             raise FormatError(f"{path}: this index carries no tree; index anew to get one")

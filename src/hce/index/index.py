@@ -24,7 +24,7 @@ from hce.index.drift import Drift, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
 from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, regrow_tree
-from hce.index.live import Live, VectorsKind, WordsKind
+from hce.index.live import EngineBuilder, Live, WordsBuilder
 from hce.index.manifest import IndexStatus, Manifest, size_on_disk
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
@@ -94,8 +94,8 @@ class Index:
         # With its own copy, adding thousands of documents does not keep a search waiting.
         self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
         self._store = Store(self.path, self.manifest.dim)
-        self._engine = Live(self._store, self._vectors_kind(self._engine_in_use(), self.manifest.dtype))
-        self._words = Live(self._store, WordsKind(self.manifest.language))
+        self._engine = Live(self._store, self._new_engine_builder(self._engine_in_use(), self.manifest.dtype))
+        self._words = Live(self._store, WordsBuilder(self.manifest.language))
         self._tree: NumberedHierarchy | None = None
 
     @classmethod
@@ -181,7 +181,8 @@ class Index:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.manifest.encoder}, {self._vectors.engine})"
+        engine = self._engine_builder.engine
+        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.manifest.encoder}, {engine})"
 
     # ------------------------------------------------------------------------------------------------- documents
 
@@ -264,7 +265,7 @@ class Index:
 
     def __len__(self) -> int:
         with self._store.reading() as reader:
-            return reader.state().documents
+            return reader.moment().documents
 
     def __iter__(self) -> Iterator[Document]:
         """Iterate over all documents, in the order in which they came, as they were when the iteration began."""
@@ -440,8 +441,8 @@ class Index:
             WriterBusyError: someone else is writing.
         """
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
-            self._engine.rebuild(writer, self._engine.kind)
-            self._words.rebuild(writer, self._words.kind)
+            self._engine.rebuild(writer, self._engine.builder)
+            self._words.rebuild(writer, self._words.builder)
 
     @property
     def encoder(self) -> Encoder:
@@ -461,20 +462,20 @@ class Index:
         """Return counts, sizes and names; loads neither encoder nor engine."""
         manifest = self.manifest
         with self._store.reading() as reader:
-            state, removed = reader.state(), reader.removed_up_to(manifest.documents)
+            moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
             pending = self._engine.pending(reader)
         return IndexStatus(
             path=str(self.path),
-            documents=state.documents,
-            added=state.documents - (manifest.documents - removed),
+            documents=moment.documents,
+            added=moment.documents - (manifest.documents - removed),
             removed=removed,
             created=manifest.created,
-            changed=state.at,
+            changed=moment.at,
             encoder=manifest.encoder,
             fingerprint=manifest.fingerprint,
             base_encoder=manifest.base_encoder,
             dim=manifest.dim,
-            engine=self._vectors.engine,
+            engine=self._engine_builder.engine,
             dtype=manifest.dtype,
             pending=pending,
             tree_levels=self.tree.hierarchy.depth if self.tree else 0,
@@ -533,12 +534,12 @@ class Index:
             known = Manifest.read(self.path)  # which another process may have changed
             delete_other_trees(self.path, known.hierarchy)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
-            engine = engine or (known.engine if known.engine in ENGINES else self._vectors.engine)
+            engine = engine or (known.engine if known.engine in ENGINES else self._engine_builder.engine)
             manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
             manifest.write(self.path)
             self.manifest, self._tree = manifest, None
-            self._engine.rebuild(writer, self._vectors_kind(manifest.engine, manifest.dtype))
-            self._words.rebuild(writer, WordsKind(manifest.language))
+            self._engine.rebuild(writer, self._new_engine_builder(manifest.engine, manifest.dtype))
+            self._words.rebuild(writer, WordsBuilder(manifest.language))
             delete_other_trees(self.path, grown)
 
     # ------------------------------------------------------------------------------------------------- internals
@@ -558,7 +559,7 @@ class Index:
         """Return the engine that the manifest names, or another where this version does not have that one any more."""
         named = self.manifest.engine
         with self._store.reading() as reader:
-            chosen = named if named in ENGINES else engine_for(reader.state().documents)
+            chosen = named if named in ENGINES else engine_for(reader.moment().documents)
         if chosen != named:
             logger.warning(
                 "%s was made with the engine %s, which is no more; %s searches in its place, and "
@@ -568,12 +569,12 @@ class Index:
         return chosen
 
     @property
-    def _vectors(self) -> VectorsKind:
-        """The kind of the present engine."""
-        return cast(VectorsKind, self._engine.kind)
+    def _engine_builder(self) -> EngineBuilder:
+        """How the present engine is built."""
+        return cast(EngineBuilder, self._engine.builder)
 
-    def _vectors_kind(self, engine: str, dtype: str) -> VectorsKind:
-        return VectorsKind(engine, dtype, self.manifest.dim, self._load_tree)
+    def _new_engine_builder(self, engine: str, dtype: str) -> EngineBuilder:
+        return EngineBuilder(engine, dtype, self.manifest.dim, self._load_tree)
 
     def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index

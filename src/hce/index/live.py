@@ -1,7 +1,7 @@
-"""Live: what is derived from the store, kept in step with it: the engine of the vectors, and the words of the texts.
+"""Live: a part of an index that is derived from its store, and kept up to date: the engine of vectors, or the words.
 
-A snapshot is such a part as it was at one change of the store. It can be deleted at any time: whatever is missing,
-damaged, outdated or of another store is read from the store instead.
+A snapshot is such a part on disk, as it was after one change of the store. It can be deleted at any time: where it is
+missing, damaged or of another store, the part is made anew from the store.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 
 
-class Kind(Protocol[Part]):
+class Builder(Protocol[Part]):
     """How one derived part of an index is made: the engine of its vectors, or the words of its texts.
 
     Attributes:
         folder: where its snapshots are, below the index.
-        facts: what a snapshot must be to stand in for the part.
+        identity: what a snapshot must be of to stand in for the part.
     """
 
     folder: ClassVar[str]
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What a snapshot must be to stand in for the part."""
+    def identity(self) -> dict[str, Any]:
+        """What a snapshot must be of to stand in for the part."""
         ...
 
     def build(self, reader: Reader) -> Part:
@@ -67,11 +67,11 @@ class Kind(Protocol[Part]):
 
 
 @dataclass(frozen=True)
-class VectorsKind:
-    """The engine of an index.
+class EngineBuilder:
+    """Makes the engine of an index.
 
     Attributes:
-        engine: its name.
+        engine: the name of the engine.
         dtype: what it keeps vectors in.
         dim: the length of a vector.
         tree: loads the tree of the index, where there is one.
@@ -84,8 +84,8 @@ class VectorsKind:
     folder: ClassVar[str] = "engine"
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """See `Kind`."""
+    def identity(self) -> dict[str, Any]:
+        """See `Builder`."""
         return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim}
 
     def build(self, reader: Reader) -> Engine:
@@ -110,15 +110,15 @@ class VectorsKind:
 
 
 @dataclass(frozen=True)
-class WordsKind:
-    """The words of an index, in a language."""
+class WordsBuilder:
+    """Makes the words of an index, in a language."""
 
     language: str
     folder: ClassVar[str] = "words"
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """See `Kind`."""
+    def identity(self) -> dict[str, Any]:
+        """See `Builder`."""
         return {"language": self.language, "words": Words.FORMAT}
 
     def build(self, reader: Reader) -> Words:
@@ -139,81 +139,81 @@ class WordsKind:
 class Live(Generic[Part]):
     """A derived part of an index: loaded when first needed, caught up before each use, shared by threads."""
 
-    def __init__(self, store: Store, kind: Kind[Part]) -> None:
+    def __init__(self, store: Store, builder: Builder[Part]) -> None:
         self.store = store
-        self.kind: Kind[Part] = kind
+        self.builder: Builder[Part] = builder
         self._lock = SharedLock()
         self._part: Part | None = None
-        self._state: Moment | None = None
+        self._moment: Moment | None = None
         self._behind = 0  # additions and removals that are not in the snapshot on disk
 
     @property
     def folder(self) -> Path:
         """The folder of the snapshots."""
-        return self.store.path.parent / self.kind.folder
+        return self.store.path.parent / self.builder.folder
 
     def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result | None:
         """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
-        state = reader.state()
+        moment = reader.moment()
         while True:
             with self._lock.shared():
-                if self._part is not None and self._state == state:
+                if self._part is not None and self._moment == moment:
                     return work(self._part)
             with self._lock.alone():
-                if self._state is not None and self._state.change > state.change:
+                if self._moment is not None and self._moment.change > moment.change:
                     return None
-                self._catch_up(reader, state)
+                self._catch_up(reader, moment)
 
     def load(self, reader: Reader) -> None:
         """Do now what the first search would have to wait for."""
-        state = reader.state()
+        moment = reader.moment()
         with self._lock.alone():
-            if self._state is None or self._state.change < state.change:
-                self._catch_up(reader, state)
+            if self._moment is None or self._moment.change < moment.change:
+                self._catch_up(reader, moment)
 
-    def rebuild(self, reader: Reader, kind: Kind[Part]) -> None:
-        """Make the part anew of all documents, of another kind if asked, and write a snapshot."""
+    def rebuild(self, reader: Reader, builder: Builder[Part]) -> None:
+        """Make the part anew of all documents, by another builder if asked, and write a snapshot."""
         with self._lock.alone():
-            self.kind = kind
-            self._part = self._state = None
-            self._part, self._state = kind.build(reader), reader.state()
+            self.builder = builder
+            self._part = self._moment = None
+            self._part, self._moment = builder.build(reader), reader.moment()
             self._save()
 
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals that are in the store and not in the snapshot on disk."""
         for _, known in self._usable_snapshots(reader):
-            return reader.state().last - known.last + len(reader.removed_since(known.change))
-        return reader.state().documents
+            return reader.moment().last - known.last + len(reader.removed_since(known.change))
+        return reader.moment().documents
 
-    def _catch_up(self, reader: Reader, state: Moment) -> None:
-        """Bring the part to the moment `state`; an interruption leaves none rather than half of one."""
-        part, known = self._part, self._state
-        self._part = self._state = None
+    def _catch_up(self, reader: Reader, moment: Moment) -> None:
+        """Bring the part to `moment`; an interruption leaves none rather than half of one."""
+        part, known = self._part, self._moment
+        self._part = self._moment = None
         if part is None or known is None:
             part, known = self._loaded(reader)
-        if known.change != state.change:
+        if known.change != moment.change:
             gone = reader.removed_since(known.change)
-            self._behind += self.kind.add(part, reader, known.last) + len(gone)
+            self._behind += self.builder.add(part, reader, known.last) + len(gone)
             if len(gone):
                 part.remove(gone)
-        self._part, self._state = part, state
+        self._part, self._moment = part, moment
         if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(part)):
             self._try_to_save()
 
     def _loaded(self, reader: Reader) -> tuple[Part, Moment]:
         """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
-        for folder, state in self._usable_snapshots(reader):
+        for folder, moment in self._usable_snapshots(reader):
             try:
-                part = self.kind.load(folder)
+                part = self.builder.load(folder)
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)
                 continue
             self._behind = 0
-            return part, state
-        state = reader.state()
-        self._behind = state.documents
-        return self.kind.build(reader), state
+            return part, moment
+        moment = reader.moment()
+        self._behind = moment.documents
+        return self.builder.build(reader), moment
 
     # ------------------------------------------------------------------------------------------------- on disk
 
@@ -221,16 +221,16 @@ class Live(Generic[Part]):
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots of this kind and of this store's past, the newest first, with their moments."""
+        """Yield the snapshots that stand in for the part, the newest first, with their moments of this store."""
         for folder in sorted(self._snapshots(), reverse=True):
             try:
-                facts = read_json(folder / "snapshot.json")
-                is_of_this_kind = self.kind.facts.items() <= facts.items()
-                state = reader.state_at(facts["change"], facts["token"]) if is_of_this_kind else None
+                saved = read_json(folder / "snapshot.json")
+                is_the_same = self.builder.identity.items() <= saved.items()
+                moment = reader.moment_at(saved["change"], saved["token"]) if is_the_same else None
             except (FormatError, KeyError):
                 continue
-            if state is not None:
-                yield folder, state
+            if moment is not None:
+                yield folder, moment
 
     def _try_to_save(self) -> None:
         """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
@@ -241,14 +241,15 @@ class Live(Generic[Part]):
             logger.debug("no snapshot was written: %s", error)
 
     def _save(self) -> None:
-        part, state = self._part, self._state
-        if part is None or state is None:
+        part, moment = self._part, self._moment
+        if part is None or moment is None:
             return
-        target = self.folder / f"{state.change:012d}"
+        target = self.folder / f"{moment.change:012d}"
         self._delete([target])
         with new_folder(target) as folder:
             part.save(folder)
-            write_json(folder / "snapshot.json", {**self.kind.facts, "change": state.change, "token": state.token})
+            saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
+            write_json(folder / "snapshot.json", saved)
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
 

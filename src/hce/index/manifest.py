@@ -15,7 +15,7 @@ from hce.files import read_json, write_json
 from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 1
-FILE = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Put the manifest into the index's folder, atomically."""
-        write_json(folder / FILE, asdict(self))
+        write_json(folder / MANIFEST_FILE, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -67,15 +67,15 @@ class Manifest:
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
         """
-        if not (folder / FILE).is_file():
-            raise FormatError(f"{folder}: no index there ({FILE} is missing); 'hce index' makes one")
-        values = read_json(folder / FILE)
+        if not (folder / MANIFEST_FILE).is_file():
+            raise FormatError(f"{folder}: no index there ({MANIFEST_FILE} is missing); 'hce index' makes one")
+        values = read_json(folder / MANIFEST_FILE)
         try:
             if values["format"] > FORMAT:
                 raise FormatError(f"{folder}: the index was written by a newer version of hce; upgrade to open it")
             return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
         except (TypeError, KeyError) as error:
-            raise FormatError(f"{folder}: not an index, or a damaged one ({FILE}: {error})") from error
+            raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
 
 
 @dataclass(frozen=True)

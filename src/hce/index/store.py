@@ -26,7 +26,7 @@ from hce.data.documents import Document
 from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.filters import Filter, compile_filter
 
-FILE = "documents.sqlite"
+STORE_FILE = "documents.sqlite"
 SECONDS_TO_WAIT = 5.0  # for another writer
 
 # Pages of 16 KB waste little around vectors of a few KB. A write-ahead log of up to 64 MB keeps the copying of pages
@@ -38,7 +38,7 @@ LOG_PAGES = 64 * 2**20 // PAGE
 CACHE_KILOBYTES = 4096
 
 PARAMETERS_AT_ONCE = 4096
-ROWS_AT_ONCE = 8192
+ROWS_PER_FETCH = 8192
 SCHEMA = """
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY,
@@ -87,7 +87,7 @@ class Store:
     """One SQLite file, read and written from any number of threads and processes; one writes at a time."""
 
     def __init__(self, folder: str | Path, dim: int) -> None:
-        self.path = Path(folder) / FILE
+        self.path = Path(folder) / STORE_FILE
         self.dim = dim
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
@@ -165,7 +165,7 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.is_file():
-            raise FormatError(f"{self.path.parent}: the index is incomplete ({FILE} is missing); index anew")
+            raise FormatError(f"{self.path.parent}: the index is incomplete ({STORE_FILE} is missing); index anew")
         connection = sqlite3.connect(
             self.path, timeout=SECONDS_TO_WAIT, isolation_level=None, check_same_thread=False, cached_statements=64
         )
@@ -189,7 +189,9 @@ class Store:
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
         except sqlite3.DatabaseError as error:
-            raise FormatError(f"{folder}: {FILE} is damaged ({error}); restore it from a copy or index anew") from error
+            raise FormatError(
+                f"{folder}: {STORE_FILE} is damaged ({error}); restore it from a copy or index anew"
+            ) from error
 
 
 class Reader:
@@ -199,11 +201,11 @@ class Reader:
         self._connection = connection
         self.dim = dim
 
-    def state(self) -> Moment:
-        """Return the moment that is seen."""
+    def moment(self) -> Moment:
+        """Return the moment that this reader sees."""
         return Moment(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
 
-    def state_at(self, change: int, token: str) -> Moment | None:
+    def moment_at(self, change: int, token: str) -> Moment | None:
         """Return an earlier moment of this store; None where the store never was in it."""
         query = "SELECT change, token, at, documents, last FROM changes WHERE change = ? AND token = ?"
         row = self._one(query, (change, token))
@@ -238,11 +240,11 @@ class Reader:
         count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
         numbers, vectors = np.empty(count, np.int64), np.empty((count, self.dim), np.float32)
         rows = self._connection.execute("SELECT number, vector FROM vectors WHERE number > ? ORDER BY number", (after,))
-        for start in range(0, count, ROWS_AT_ONCE):
-            part = rows.fetchmany(ROWS_AT_ONCE)
-            numbers[start : start + len(part)] = [number for number, _ in part]
-            joined = np.frombuffer(b"".join([vector for _, vector in part]), dtype="<f4")
-            vectors[start : start + len(part)] = joined.reshape(len(part), self.dim)
+        for start in range(0, count, ROWS_PER_FETCH):
+            fetched = rows.fetchmany(ROWS_PER_FETCH)
+            numbers[start : start + len(fetched)] = [number for number, _ in fetched]
+            joined = np.frombuffer(b"".join([vector for _, vector in fetched]), dtype="<f4")
+            vectors[start : start + len(fetched)] = joined.reshape(len(fetched), self.dim)
         return numbers, vectors
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
@@ -288,8 +290,8 @@ class Reader:
 
     def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         values = iter(values)
-        while part := list(islice(values, PARAMETERS_AT_ONCE)):
-            yield from self._connection.execute(query.format(", ".join("?" * len(part))), part)
+        while some := list(islice(values, PARAMETERS_AT_ONCE)):
+            yield from self._connection.execute(query.format(", ".join("?" * len(some))), some)
 
 
 class Writer(Reader):
@@ -297,7 +299,7 @@ class Writer(Reader):
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
         super().__init__(connection, dim)
-        self._before = self.state()
+        self._before = self.moment()
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
 
