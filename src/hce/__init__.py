@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hce.errors import HceError
     from hce.evaluation.evaluate import Report, evaluate
     from hce.index.index import Hit, Index
+    from hce.training.co_training import TrainResult
     from hce.training.recipe import Recipe
     from hce.training.train import train
     from hce.tree.hierarchy import Hierarchy
@@ -32,6 +33,7 @@ _HOME = {
     "Query": "data.judgments",
     "Recipe": "training.recipe",
     "Report": "evaluation.evaluate",
+    "TrainResult": "training.co_training",
     "evaluate": "evaluation.evaluate",
     "train": "training.train",
 }
@@ -50,6 +52,7 @@ __all__ = [
     "Query",
     "Recipe",
     "Report",
+    "TrainResult",
     "__version__",
     "evaluate",
     "train",
