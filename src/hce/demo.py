@@ -1,4 +1,4 @@
-"""`hce demo`: the main job on real text, told in one screen; every number in it is measured while you watch."""
+"""`hce demo`: train, measure, index and search the docstrings of the standard library, on one screen."""
 
 from __future__ import annotations
 
@@ -77,25 +77,21 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = Recipe.for_encoder(static=untrained.is_static, documents=len(corpus), seed=seed)
+    by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
         "BM25": BM25Searcher.index(corpus.ids, corpus.texts()),
-        "untrained": _dense(untrained, dataset),
+        "untrained": by_untrained,
+        "untrained and words": HybridSearcher.of(by_untrained, corpus.texts()),
     }
-    searchers["untrained and words"] = HybridSearcher.of(_dense(untrained, dataset), corpus.texts())
     if untrained.is_static:
-        searchers["fitted, not trained"] = _dense(untrained.fitted_to(corpus), dataset)
+        searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["trained without the tree"] = _dense(plain.encoder, dataset)
+    searchers["trained without the tree"] = DenseSearcher.of(plain.encoder, corpus)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
-    searchers["hce, meaning alone"] = _dense(result.encoder, dataset)
-    searchers["hce"] = HybridSearcher.of(_dense(result.encoder, dataset), corpus.texts())
-    return searchers
-
-
-def _dense(encoder: Encoder, dataset: Dataset) -> DenseSearcher:
-    return DenseSearcher(encoder, dataset.corpus.ids, encoder.encode(list(dataset.corpus.texts())))
+    by_trained = DenseSearcher.of(result.encoder, corpus)
+    return {**searchers, "hce, meaning alone": by_trained, "hce": HybridSearcher.of(by_trained, corpus.texts())}
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
