@@ -24,7 +24,7 @@ from hce.training.co_training import cluster_corpus
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
-from hce.training.steps import Progress, Trainer
+from hce.training.steps import Counters, Trainer
 from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.rows import run_all
@@ -40,10 +40,10 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> dict[str, obj
     vectors = encode_corpus(encoder, corpus)
     trainer = Trainer(corpus, encoder, Sources(None, InverseCloze(corpus, lengths=(4,))), recipe)
     trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
-    progress = Progress()
+    counters = Counters()
     losses = []
-    for values, _ in trainer.steps(progress):
-        progress.record(values)
+    for values, _ in trainer.steps(counters):
+        counters.record(values)
         losses.append(values)
         if len(losses) == 2:
             break

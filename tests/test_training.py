@@ -30,8 +30,8 @@ from hce.training.heldout import DevSet, mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources, prepare
-from hce.training.steps import Progress, Trainer
+from hce.training.sources import Sources, sources_and_devset
+from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
 
@@ -179,7 +179,7 @@ def test_level_losses_unless_questions_are_pointed_or_training_is_long(concept_c
         (topics, long, 2),
     ):
         recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
-        sources, _ = prepare(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
+        sources, _ = sources_and_devset(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
         assert len(trainer.objective.centroids) == expected
@@ -206,7 +206,7 @@ def test_a_joint_step_is_the_weighted_sum_of_its_parts(concept_corpus, static_en
         recipe = replace(SMALL, alpha=alpha, levels=1, negatives="none")
         trainer = Trainer(concept_corpus, copy.deepcopy(static_encoder), Sources(*sources), recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
-        return next(trainer.steps(Progress()))[0]["total"]
+        return next(trainer.steps(Counters()))[0]["total"]
 
     supervised, unsupervised = first_loss(0.5, pairs), first_loss(0.5, None, spans)
     assert first_loss(0.5, pairs, spans) == pytest.approx(supervised + 0.5 * unsupervised)
@@ -302,7 +302,7 @@ def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, stat
     trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     vectors[:] = float("nan")
     before = static_encoder.fingerprint
-    values, _ = next(trainer.steps(Progress()))
+    values, _ = next(trainer.steps(Counters()))
     assert np.isnan(values["total"])
     assert static_encoder.fingerprint == before
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hce.evaluation.evaluate import DenseSearcher, Report, Searcher
     from hce.evaluation.runs import Run, Scored
     from hce.evaluation.significance import Corrected
-    from hce.index.index import Index, Mode
+    from hce.index.index import Index, SearchMode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     measures: list[str]
     depth: int
     drop_self: bool
-    mode: Mode
+    mode: SearchMode
 
 
 class Measured(NamedTuple):
@@ -97,7 +97,9 @@ def evaluate(
     _check_options(model, run_file, against, against_run, by_level)
     _check_outputs(run, per_query)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
-    asked = _load(dataset, split, bool(model or against), list(map(str, parsed)), depth, drop_self, cast("Mode", mode))
+    asked = _load(
+        dataset, split, bool(model or against), list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode)
+    )
     given = [(model, run_file), (against, against_run)]
     sources = [_open(*each) for each in given if any(each)]  # all of them first: a wrong one is found before the work
     systems = [_measured(asked, *source) for source in sources]
@@ -139,7 +141,7 @@ def _check_outputs(run: Path | None, per_query: Path | None) -> None:
 
 
 def _load(
-    folder: Path, split: str, searches: bool, measures: list[str], depth: int, drop_self: bool, mode: Mode
+    folder: Path, split: str, searches: bool, measures: list[str], depth: int, drop_self: bool, mode: SearchMode
 ) -> Asked:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, find_queries, find_split, read_queries

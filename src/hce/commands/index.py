@@ -12,7 +12,7 @@ from hce.commands.common import IndexArgument, JsonOption, SeedOption, interrupt
 
 if TYPE_CHECKING:
     from hce.index.drift import Drift
-    from hce.index.index import Hit, Mode
+    from hce.index.index import Hit, SearchMode
     from hce.index.manifest import IndexStatus
 
 SNIPPET = 160  # characters
@@ -152,7 +152,7 @@ def search(
         text = "\n".join(line.text for line in read_lines(STDIN))
     conditions = parse_clauses(where) if where else None
     with Index.open(index) as opened:
-        hits = opened.search(text, k, conditions, cast("Mode", mode))
+        hits = opened.search(text, k, conditions, cast("SearchMode", mode))
     if as_json:
         print_json({"query": text, "hits": [hit.as_dict() for hit in hits]})
         return

@@ -30,7 +30,7 @@ except ImportError as error:
     ) from error
 
 K1, B = 1.5, 0.75
-WORD = r"(?u)\b\w+\b"
+BM25_WORD = r"(?u)\b\w+\b"
 
 
 class BM25Searcher:
@@ -99,7 +99,7 @@ def _words(texts: Iterable[str]) -> list[list[str]]:
     found: list[list[str]] = bm25s.tokenize(
         list(texts),
         stopwords=None,
-        token_pattern=WORD,
+        token_pattern=BM25_WORD,
         stemmer=lambda words: [stem(word) for word in words],
         return_ids=False,
         show_progress=False,

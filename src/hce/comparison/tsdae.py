@@ -27,7 +27,7 @@ from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.pairs import batch_count
 from hce.training.recipe import Recipe
-from hce.training.sources import prepare
+from hce.training.sources import sources_and_devset
 from hce.training.weights import load_best_mix, weights_of
 
 DELETED = 0.6
@@ -37,7 +37,7 @@ MAX_GRADIENT = 1.0
 def build_tsdae(task: Task) -> Built:
     """Denoise, then keep the best mix of the first and the trained weights."""
     encoder = task.load_encoder()
-    dev = prepare(task.corpus, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
+    dev = sources_and_devset(task.corpus, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)

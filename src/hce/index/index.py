@@ -36,7 +36,7 @@ from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["hybrid", "dense", "words"]
+SearchMode = Literal["hybrid", "dense", "words"]
 
 
 class Hit(NamedTuple):
@@ -292,18 +292,18 @@ class Index:
 
     @overload
     def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 10, filter: Filter | None = None, mode: Mode = "hybrid"
+        self, queries: str, k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid"
     ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None, mode: Mode = "hybrid"
+        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid"
     ) -> list[list[Hit]]: ...
     def search(
         self,
         queries: str | Sequence[str],
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
-        mode: Mode = "hybrid",
+        mode: SearchMode = "hybrid",
     ) -> list[Hit] | list[list[Hit]]:
         """Find the k best documents for a text, best first, or for each of several texts.
 
@@ -351,11 +351,11 @@ class Index:
         vectors: np.ndarray | None,
         k: int,
         filter: Filter | None,  # noqa: A002
-        mode: Mode,
+        mode: SearchMode,
     ) -> list[list[Hit]]:
         """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none."""
-        if mode not in get_args(Mode):
-            raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(Mode))}")
+        if mode not in get_args(SearchMode):
+            raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
         while True:
             with self._store.reading() as reader:
                 allowed = None if filter is None else reader.numbers_where(filter)
@@ -371,7 +371,7 @@ class Index:
         vectors: np.ndarray | None,
         k: int,
         allowed: np.ndarray | None,
-        mode: Mode,
+        mode: SearchMode,
     ) -> list[Fused] | None:
         """Rank documents for each query; None where a part has gone on to a later moment."""
         if vectors is None or mode == "words":
@@ -400,7 +400,7 @@ class Index:
 
         return self._words.use(reader, fused)
 
-    def _hits(self, reader: Reader, texts: Sequence[str], ranked: list[Fused], mode: Mode) -> list[list[Hit]]:
+    def _hits(self, reader: Reader, texts: Sequence[str], ranked: list[Fused], mode: SearchMode) -> list[list[Hit]]:
         """Turn numbers into the documents that they stand for."""
         wanted = {number for each in ranked for number in each.numbers.tolist()}
         documents = reader.documents(wanted)
@@ -586,7 +586,7 @@ class InMode:
     """An index that is searched in one mode, for whoever measures it."""
 
     index: Index
-    mode: Mode
+    mode: SearchMode
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Find the k best documents of each query, best first."""

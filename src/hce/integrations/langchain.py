@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hce.errors import MissingPackageError
-from hce.index.index import Index, Mode
+from hce.index.index import Index, SearchMode
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -32,7 +32,7 @@ class HceRetriever(BaseRetriever):
     index: Index
     k: int = 10
     filter: dict[str, Any] | None = None
-    mode: Mode = "hybrid"
+    mode: SearchMode = "hybrid"
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hce.errors import MissingPackageError
 from hce.index.filters import Filter
-from hce.index.index import Index, Mode
+from hce.index.index import Index, SearchMode
 
 try:
     from llama_index.core.retrievers import BaseRetriever
@@ -24,7 +24,7 @@ class HceRetriever(BaseRetriever):
         mode: by words and meaning ("hybrid"), or one of them ("words", "dense").
     """
 
-    def __init__(self, index: Index, k: int = 10, filter: Filter | None = None, mode: Mode = "hybrid") -> None:  # noqa: A002
+    def __init__(self, index: Index, k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid") -> None:  # noqa: A002
         self.index, self.k, self.filter, self.mode = index, k, filter, mode
         super().__init__()
 

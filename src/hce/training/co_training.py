@@ -82,29 +82,29 @@ def co_train(
         progress: show a bar.
         on_epoch: called with each `Epoch` as it is finished.
     """
-    first = weights_of(encoder)
+    start_weights = weights_of(encoder)
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = resume(trainer, checkpoints)
     if run is None:
         run = _begin(trainer, dev, checkpoints)
         run.save()
         on_epoch(run.history[0])
-    while run.progress.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
-        start = time.perf_counter()
+    while run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
+        began = time.perf_counter()
         if not _optimise(run, progress):
             encoder.model.load_state_dict(run.best)  # the present ones may be broken
             break
-        losses, accuracy = run.progress.close_epoch()
-        epoch = Epoch(run.progress.epoch, _measure(dev, encoder), losses, accuracy)
+        losses, accuracy = run.counters.close_epoch()
+        epoch = Epoch(run.counters.epoch, _measure(dev, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
             run.best, run.best_metric = weights_of(encoder), epoch.metric
             needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
-            if recipe.cotrain and needs_vectors and run.progress.epoch < recipe.epochs:
+            if recipe.cotrain and needs_vectors and run.counters.epoch < recipe.epochs:
                 epoch = _recluster(run, epoch)
-        run.history.append(replace(epoch, seconds=round(time.perf_counter() - start, 3)))
+        run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
         run.save()
         on_epoch(run.history[-1])
-    return _finish(run, first, dev)
+    return _finish(run, start_weights, dev)
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
@@ -117,11 +117,11 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch:
 
 def _begin(trainer: Trainer, dev: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
     """Encode, cluster, measure."""
-    start = time.perf_counter()
+    began = time.perf_counter()
     vectors, tree = _encode_and_cluster(trainer, checkpoints, epoch=0)
     trainer.use_tree(tree, vectors)
     dev_measures = _measure(dev, trainer.encoder, vectors)
-    epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - start, 3))
+    epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - began, 3))
     best = weights_of(trainer.encoder)
     return TrainingRun(trainer, tree, vectors, best, epoch.metric, [epoch], checkpoints=checkpoints)
 
@@ -129,19 +129,19 @@ def _begin(trainer: Trainer, dev: DevSet, checkpoints: CheckpointFolder | None) 
 def _optimise(run: TrainingRun, progress: bool) -> bool:
     """Take the rest of an epoch's steps; return False when the loss is no number any more, which ends training."""
     saved = time.monotonic()
-    trainer, state = run.trainer, run.progress
-    title, pairs = f"epoch {state.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
+    trainer, counters = run.trainer, run.counters
+    title, pairs = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
     with progress_bar(title, pairs, "pairs", show=progress) as advance:
-        advance(min(pairs, state.batch * trainer.recipe.batch_size))
-        for losses, count in trainer.steps(state):
+        advance(min(pairs, counters.batch * trainer.recipe.batch_size))
+        for losses, count in trainer.steps(counters):
             if not np.isfinite(losses["total"]):
                 logger.warning(
                     "the loss is %s at step %d (epoch %d): training stops and keeps the best encoder so far; "
                     "try a lower learning_rate",
-                    *(losses["total"], state.step + 1, state.epoch + 1),
+                    *(losses["total"], counters.step + 1, counters.epoch + 1),
                 )
                 return False
-            state.record(losses)
+            counters.record(losses)
             advance(count)
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 run.save()
@@ -158,7 +158,7 @@ def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
     return replace(epoch, reclustered=True, churn=round(churn, 4))
 
 
-def _finish(run: TrainingRun, first: dict[str, Tensor], dev: DevSet) -> TrainResult:
+def _finish(run: TrainingRun, start_weights: dict[str, Tensor], dev: DevSet) -> TrainResult:
     """Choose the weights to return, and grow the tree that belongs to them.
 
     Mixed with F0 are the best epoch's weights, or, where none beat F0, the last ones: part of the way may be better
@@ -167,7 +167,7 @@ def _finish(run: TrainingRun, first: dict[str, Tensor], dev: DevSet) -> TrainRes
     encoder, recipe, before = run.trainer.encoder, run.trainer.recipe, run.history[0]
     trained = run.best if run.best_metric > before.metric else weights_of(encoder)
     trained_epoch = max(run.history, key=lambda epoch: epoch.metric).epoch or run.history[-1].epoch
-    mix, measured = load_best_mix(encoder, first, trained, dev, recipe)
+    mix, measured = load_best_mix(encoder, start_weights, trained, dev, recipe)
     after = measured if mix else before.dev
     tree = run.tree
     if run.tree_epoch != _epoch_of(mix, trained_epoch):  # the present tree is of other weights

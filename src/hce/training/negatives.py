@@ -44,7 +44,7 @@ class Negatives:
         tree: the present tree.
         vectors: the documents' as clustering saw them, of shape (N, n); may be a memory map, rows are read as drawn.
         held_out: positions of documents kept for measuring: as negatives, training would only ever push them away.
-        levels: M, how many levels have a level loss; each of the L − M document losses has negatives of its own.
+        loss_levels: M, how many levels have a level loss; each of the L − M document losses has negatives of its own.
         recipe: the settings.
     """
 
@@ -52,7 +52,7 @@ class Negatives:
     tree: Hierarchy
     vectors: np.ndarray
     held_out: np.ndarray
-    levels: int
+    loss_levels: int
     recipe: Recipe
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
@@ -77,7 +77,7 @@ class SiblingNegatives(Negatives):
         if not self.recipe.tree:
             return super().draw(batch, seed)
         rng, own = np.random.default_rng(seed), batch.positions
-        levels = range(self.levels + 1, self.tree.depth + 1)
+        levels = range(self.loss_levels + 1, self.tree.depth + 1)
         drawn = [self.tree.sample_siblings(own, self.recipe.negative_count, rng, level) for level in levels]
         positions = np.concatenate(drawn, axis=1)
         return np.where((positions < 0) | np.isin(positions, self.held_out), own[:, None], positions)
@@ -100,10 +100,10 @@ class MinedNegatives(Negatives):
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
         """Choose some of the nearest for each document loss, at random."""
-        count = self.recipe.negative_count * (self.tree.depth - self.levels)
+        count = self.recipe.negative_count * (self.tree.depth - self.loss_levels)
         among = max(MINED_FROM, count)
-        depth = min(among + batch.known.shape[1] + len(self.held_out), len(self.vectors))
-        found, _ = nearest(queries.float().cpu().numpy(), self.vectors, depth)
+        candidates = min(among + batch.known.shape[1] + len(self.held_out), len(self.vectors))
+        found, _ = nearest(queries.float().cpu().numpy(), self.vectors, candidates)
         wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
         wrong &= np.cumsum(wrong, axis=1) <= among
         rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])

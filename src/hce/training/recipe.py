@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hce.errors import InputError
 
-Mode = Literal["auto", "unsupervised", "supervised", "joint"]
+Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 Pseudo = Literal["ict", "simcse"]
 Sampling = Literal["siblings", "fresh-siblings", "mined", "none"]
 Optimizer = Literal["adamw", "adafactor"]
@@ -30,7 +30,9 @@ def _positive(default: Any, text: str) -> Any:
 class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
-    mode: Mode = _option("auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised")
+    mode: Supervision = _option(
+        "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
+    )
     epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
         0,

@@ -22,7 +22,7 @@ from hce.errors import InputError
 from hce.files import new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
 from hce.training.heldout import mean_over_kinds
-from hce.training.steps import Progress, Trainer
+from hce.training.steps import Counters, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
@@ -76,7 +76,7 @@ class TrainingRun:
         best: the weights that were best on dev.
         best_metric: how good they were.
         history: an entry for each finished epoch.
-        progress: how far the present epoch has come.
+        counters: how far the run has come.
         checkpoints: where the state and the vectors are kept; None keeps them in memory only.
     """
 
@@ -86,7 +86,7 @@ class TrainingRun:
     best: dict[str, Tensor]
     best_metric: float
     history: list[Epoch]
-    progress: Progress = field(default_factory=Progress)
+    counters: Counters = field(default_factory=Counters)
     checkpoints: CheckpointFolder | None = None
 
     @property
@@ -101,9 +101,9 @@ class TrainingRun:
             InputError: the checkpoint cannot be written.
         """
         if self.checkpoints is not None and is_first_process():
-            self.checkpoints.save(self._state(self.checkpoints))
+            self.checkpoints.save(self._checkpoint(self.checkpoints))
 
-    def _state(self, checkpoints: CheckpointFolder) -> Checkpoint:
+    def _checkpoint(self, checkpoints: CheckpointFolder) -> Checkpoint:
         trainer, levels = self.trainer, self.tree.levels
         optimizer = _optimizer_state(trainer.optimizer, "optimizer")
         centroid_optimizer = _optimizer_state(trainer.centroid_optimizer, "centroid_optimizer")
@@ -119,7 +119,7 @@ class TrainingRun:
         }
         facts = {
             "history": [asdict(epoch) for epoch in self.history],
-            "progress": asdict(self.progress),
+            "progress": asdict(self.counters),
             "best_metric": self.best_metric,
             "vectors": checkpoints.vectors(self.tree_epoch).name,
             "tree": {"mean_cosines": self.tree.mean_cosines, "facts": self.tree.facts},
@@ -135,10 +135,10 @@ def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRu
     Raises:
         InputError: the unfinished run has another identity.
     """
-    state = checkpoints.load() if checkpoints is not None else None
-    if checkpoints is None or state is None:
+    checkpoint = checkpoints.load() if checkpoints is not None else None
+    if checkpoints is None or checkpoint is None:
         return None
-    tensors, facts = state
+    tensors, facts = checkpoint
     trainer.encoder.model.load_state_dict(_under("weights", tensors))
     tree = _tree(tensors, facts["tree"])
     vectors = np.load(checkpoints.folder / facts["vectors"] / "vectors.npy", mmap_mode="c", allow_pickle=False)
@@ -149,8 +149,8 @@ def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRu
     _restore(trainer.centroid_optimizer, _under("centroid_optimizer", tensors), facts["centroid_optimizer"])
     best = {name: tensor.to(trainer.encoder.device) for name, tensor in _under("best", tensors).items()}
     history = [Epoch(**epoch) for epoch in facts["history"]]
-    progress = Progress(**facts["progress"])
-    return TrainingRun(trainer, tree, vectors, best, facts["best_metric"], history, progress, checkpoints)
+    counters = Counters(**facts["progress"])
+    return TrainingRun(trainer, tree, vectors, best, facts["best_metric"], history, counters, checkpoints)
 
 
 class Checkpoint(NamedTuple):
@@ -175,34 +175,34 @@ class CheckpointFolder:
         """Name the folder for the documents' vectors by an epoch's weights."""
         return self.folder / f"vectors-{epoch}"
 
-    def save(self, state: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; when this returns, it survives a crash.
 
         Raises:
             InputError: it cannot be written, and the one before it is still there.
         """
         try:
-            self._save(state)
+            self._save(checkpoint)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(
                 f"{self.folder}: the state of the run cannot be written ({reason}); make room and go on with --resume"
             ) from error
 
-    def _save(self, state: Checkpoint) -> None:
+    def _save(self, checkpoint: Checkpoint) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         previous = self._last()
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
         shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named
         with new_folder(self.folder / name) as folder:
             # Copies: two names may share one tensor here, which safetensors refuses.
-            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.tensors.items()}
+            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in checkpoint.tensors.items()}
             save_file(tensors, folder / "tensors.safetensors")
-            write_json(folder / "facts.json", {"identity": self.identity, **state.facts})
+            write_json(folder / "facts.json", {"identity": self.identity, **checkpoint.facts})
         with open_atomically(self.folder / "LAST") as file:
             file.write(name)
         for folder in [*self.folder.glob("state-*"), *self.folder.glob("vectors-*")]:
-            if folder.name not in (name, state.facts["vectors"]):
+            if folder.name not in (name, checkpoint.facts["vectors"]):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
@@ -233,14 +233,14 @@ class CheckpointFolder:
 
 def _optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
     """Flatten an optimiser's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY; no optimiser has none."""
-    state = Checkpoint({}, {})
+    checkpoint = Checkpoint({}, {})
     for number, values in optimizer.state_dict()["state"].items() if optimizer is not None else ():
         for key, value in values.items():
             if isinstance(value, Tensor):
-                state.tensors[f"{prefix}.{number}.{key}"] = value
+                checkpoint.tensors[f"{prefix}.{number}.{key}"] = value
             elif value is not None:
-                state.facts[f"{number}.{key}"] = value
-    return state
+                checkpoint.facts[f"{number}.{key}"] = value
+    return checkpoint
 
 
 def _restore(optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -266,5 +266,5 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    dotted = f"{prefix}."
+    return {name.removeprefix(dotted): tensor for name, tensor in tensors.items() if name.startswith(dotted)}

@@ -49,7 +49,7 @@ class Sources:
             raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
 
 
-def prepare(
+def sources_and_devset(
     corpus: Corpus, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
     """Return pairs to train on and queries to measure by, which have nothing in common; arguments as of `hce.train`."""

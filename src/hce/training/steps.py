@@ -32,7 +32,7 @@ TURNS = 8  # through the pairs in an epoch, at most
 
 
 @dataclass
-class Progress:
+class Counters:
     """How far a run has come.
 
     Attributes:
@@ -63,7 +63,7 @@ class Progress:
         return means, accuracy
 
 
-class _Part(NamedTuple):
+class _SourceBatch(NamedTuple):
     """One source's batch in a step: how much its loss weighs, its pairs, and the negatives drawn for them."""
 
     weight: float
@@ -147,29 +147,29 @@ class Trainer:
             gather_across_devices=process_count() > 1,
         ).to(self.encoder.device)
 
-    def steps(self, progress: Progress) -> Iterator[tuple[dict[str, float], int]]:
+    def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
         self.encoder.model.train()
-        streams = [(weight, self._endless(source, progress.step)) for weight, source in self.weighted]
-        for batch in range(progress.batch, self.steps_per_epoch):
-            self._set_learning_rate(progress.step)
-            seed_step(self.recipe.seed, progress.step)  # dropout, so that a continued run draws what it would have
-            parts = [
-                self._part(weight, next(stream), [self.recipe.seed, progress.epoch, batch, index])
+        streams = [(weight, self._endless(source, counters.step)) for weight, source in self.weighted]
+        for batch in range(counters.batch, self.steps_per_epoch):
+            self._set_learning_rate(counters.step)
+            seed_step(self.recipe.seed, counters.step)  # dropout, so that a continued run draws what it would have
+            batches = [
+                self._source_batch(weight, next(stream), [self.recipe.seed, counters.epoch, batch, index])
                 for index, (weight, stream) in enumerate(streams)
             ]
-            yield self._step(parts), len(parts[0].batch.queries) * process_count()
+            yield self._step(batches), len(batches[0].batch.queries) * process_count()
 
-    def _step(self, parts: list[_Part]) -> dict[str, float]:
-        columns = [column for part in parts for column in self._columns(part)]
+    def _step(self, batches: list[_SourceBatch]) -> dict[str, float]:
+        columns = [column for each in batches for column in self._columns(each)]
         self.optimizer.zero_grad(set_to_none=True)
         if self.centroid_optimizer:
             self.centroid_optimizer.zero_grad(set_to_none=True)
         found: list[HCETerms] = []
 
         def loss_of(embeddings: Tensor) -> Tensor:
-            found[:] = self._terms(parts, columns, embeddings)
-            return torch.stack([part.weight * terms.total for part, terms in zip(parts, found, strict=True)]).sum()
+            found[:] = self._terms(batches, columns, embeddings)
+            return torch.stack([each.weight * terms.total for each, terms in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -200,25 +200,25 @@ class Trainer:
         ]
         return backward_in_chunks(embed, chunks, loss_of)
 
-    def _part(self, weight: float, batch: Batch, seed: list[int]) -> _Part:
+    def _source_batch(self, weight: float, batch: Batch, seed: list[int]) -> _SourceBatch:
         """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
         drawn = self.negatives.draw(batch, seed)
-        share = own_share(len(batch.positions))
-        return _Part(weight, batch.rows(share), drawn[share])
+        own = own_share(len(batch.positions))
+        return _SourceBatch(weight, batch.rows(own), drawn[own])
 
-    def _columns(self, part: _Part) -> list[_Column]:
-        """List a part's queries, documents and, where they are encoded anew, negatives."""
+    def _columns(self, each: _SourceBatch) -> list[_Column]:
+        """List a source's queries, documents and, where they are encoded anew, negatives."""
         return [
-            _Column("query", part.batch.queries),
-            _Column("document", part.batch.documents),
-            _Column("document", self.negatives.texts(part.drawn)),
+            _Column("query", each.batch.queries),
+            _Column("document", each.batch.documents),
+            _Column("document", self.negatives.texts(each.drawn)),
         ]
 
-    def _terms(self, parts: list[_Part], columns: list[_Column], embeddings: Tensor) -> list[HCETerms]:
-        """Return the objective of each part, from the embeddings of all columns one below another."""
+    def _terms(self, batches: list[_SourceBatch], columns: list[_Column], embeddings: Tensor) -> list[HCETerms]:
+        """Return the objective of each source, from the embeddings of all columns one below another."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
-        for _, batch, drawn in parts:
+        for _, batch, drawn in batches:
             queries, documents, encoded = next(blocks), next(blocks), next(blocks)
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
             rows = np.concatenate([batch.positions[:, None], chosen.positions, batch.known], axis=1)
@@ -228,9 +228,9 @@ class Trainer:
 
     def _endless(self, source: PairSource, step: int) -> Iterator[Batch]:
         """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
-        turns, first = divmod(step, batch_count(len(source), self.recipe.batch_size))
+        turns, first_batch = divmod(step, batch_count(len(source), self.recipe.batch_size))
         return chain.from_iterable(
-            source.batches(turn, self.recipe.batch_size, first if turn == turns else 0) for turn in count(turns)
+            source.batches(turn, self.recipe.batch_size, first_batch if turn == turns else 0) for turn in count(turns)
         )
 
     def _set_learning_rate(self, step: int) -> None:

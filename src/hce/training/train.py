@@ -25,9 +25,9 @@ from hce.processes import is_first_process, process_count
 from hce.training.co_training import TrainResult, co_train
 from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
 from hce.training.model_folder import DevQuery, save_model
-from hce.training.recipe import Mode, Precision, Recipe
+from hce.training.recipe import Precision, Recipe, Supervision
 from hce.training.run import CheckpointFolder, Epoch
-from hce.training.sources import prepare
+from hce.training.sources import sources_and_devset
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
@@ -72,19 +72,19 @@ def train(
     recipe = _settled(recipe, corpus, encoder, pairs or generated)
     _refuse_what_cannot_work(corpus, encoder, recipe)
     _warn_of_what_hardly_will(corpus, recipe)
-    sources, devset = prepare(corpus, pairs, generated, dev, recipe)
+    sources, devset = sources_and_devset(corpus, pairs, generated, dev, recipe)
     with _at_work(encoder, recipe):
         scores = devset.scores(encoder)
         given = means(scores)
-        first = start_encoder(corpus, encoder, devset, given, recipe)
+        start = start_encoder(corpus, encoder, devset, given, recipe)
     checkpoints = None
     if output is not None:
-        checkpoints = CheckpointFolder(unfinished(output), _identity(corpus, first, pairs, generated, dev, recipe))
-    with _at_work(first, recipe):
+        checkpoints = CheckpointFolder(unfinished(output), _identity(corpus, start, pairs, generated, dev, recipe))
+    with _at_work(start, recipe):
         result = co_train(
-            corpus, first, sources, devset, recipe, checkpoints=checkpoints, progress=progress, on_epoch=on_epoch
+            corpus, start, sources, devset, recipe, checkpoints=checkpoints, progress=progress, on_epoch=on_epoch
         )
-        is_unchanged = first is encoder and not result.mix
+        is_unchanged = start is encoder and not result.mix
         result = replace(result, before=given, after=given if is_unchanged else result.after)
         if output is not None and checkpoints is not None and is_first_process():
             if result.hierarchy.levels:
@@ -112,8 +112,8 @@ def improvement(result: TrainResult) -> str:
         )
     if result.mix == 0:
         return f"{result.metric}: {before:.4f} → {after:.4f} by fitting the table alone; training did not add to it"
-    share = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
-    return f"{result.metric}: {before:.4f} → {after:.4f}{share}"
+    way = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
+    return f"{result.metric}: {before:.4f} → {after:.4f}{way}"
 
 
 def _require_place(output: str | Path, resume: bool) -> None:
@@ -126,10 +126,10 @@ def _require_place(output: str | Path, resume: bool) -> None:
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
     """Return the recipe with everything decided that was left open."""
     recipe = recipe or Recipe.for_encoder(static=encoder.is_static, documents=len(corpus))
-    return replace(recipe, mode=_mode(recipe, labels), precision=_precision(recipe, encoder))
+    return replace(recipe, mode=_supervision(recipe, labels), precision=_precision(recipe, encoder))
 
 
-def _mode(recipe: Recipe, labels: Labels | None) -> Mode:
+def _supervision(recipe: Recipe, labels: Labels | None) -> Supervision:
     if recipe.mode == "auto":
         return "unsupervised" if labels is None else "joint"
     if recipe.mode != "unsupervised" and labels is None:

@@ -1,7 +1,7 @@
 """How much of the trained weights to keep: F0·(1 − λ) + F′·λ, with the λ that held-out queries call best.
 
-Labelled queries are taken at their word. Pseudo-queries are not what people ask, so they have to be clear: a gain that
-could be chance leaves the encoder as it was (docs/LOG.md has what came of believing them).
+A better mean on labelled queries is enough. Pseudo-queries are not what people ask, so they need a clear gain: one that
+could be chance leaves the encoder as it was (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ CLEAR = 2.0  # standard errors
 
 
 def load_best_mix(
-    encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet, recipe: Recipe
+    encoder: Encoder, start_weights: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet, recipe: Recipe
 ) -> tuple[float, dict[str, float]]:
-    """Set the encoder's weights to the best mix; return its λ, 0 for the first weights, and its dev measures."""
-    load_mix(encoder, first, trained, 0.0)
-    chosen, start = 0.0, dev.scores(encoder)
-    best = start
+    """Set the encoder's weights to the best mix; return its λ, 0 for the start weights, and its dev measures."""
+    load_mix(encoder, start_weights, trained, 0.0)
+    chosen, unmixed = 0.0, dev.scores(encoder)
+    best = unmixed
     for mix in mixes(recipe, dev):
-        load_mix(encoder, first, trained, mix)
+        load_mix(encoder, start_weights, trained, mix)
         scores = dev.scores(encoder)
         if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
             chosen, best = mix, scores
-    if recipe.interpolate and not dev.is_labelled and not is_clear_gain(start, best):
-        chosen, best = 0.0, start
+    if recipe.interpolate and not dev.is_labelled and not is_clear_gain(unmixed, best):
+        chosen, best = 0.0, unmixed
     decided = of_the_first({"mix": chosen, **means(best)}, encoder.device)
     chosen = decided.pop("mix")
-    load_mix(encoder, first, trained, chosen)
+    load_mix(encoder, start_weights, trained, chosen)
     return chosen, decided
 
 
@@ -44,11 +44,11 @@ def mixes(recipe: Recipe, dev: DevSet) -> list[float]:
     return [mix for mix in MIXES if mix <= limit] if recipe.interpolate else [1.0]
 
 
-def load_mix(encoder: Encoder, first: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:
+def load_mix(encoder: Encoder, start_weights: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:
     """Set the encoder's weights to F0·(1 − λ) + F′·λ."""
     mixed = {}
-    for name, start in first.items():
-        mixed[name] = start.lerp(trained[name], mix) if start.is_floating_point() else start
+    for name, weight in start_weights.items():
+        mixed[name] = weight.lerp(trained[name], mix) if weight.is_floating_point() else weight
     encoder.model.load_state_dict(mixed)
     encoder.model.eval()
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive
-from hce.tree.kmeans import Mode, spherical_kmeans
+from hce.tree.kmeans import KMeansMode, spherical_kmeans
 from hce.tree.rows import chunk_ranges
 
 Names = list[list[list[str]]]
@@ -80,7 +80,7 @@ class Hierarchy:
         method: Literal["agglomerative", "divisive"] = "agglomerative",
         seed: int = 0,
         *,
-        mode: Mode = "auto",
+        mode: KMeansMode = "auto",
         device: torch.device | str | None = None,
     ) -> Hierarchy:
         """Grow the tree of `vectors`.

@@ -16,7 +16,7 @@ from hce.tree.rows import Rows, assign, fill_empty, member_sums, normalised, spa
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["auto", "exact", "fast"]
+KMeansMode = Literal["auto", "exact", "fast"]
 Init = Literal["points", "random"]
 
 
@@ -42,7 +42,7 @@ def spherical_kmeans(
     k: int,
     *,
     seed: int = 0,
-    mode: Mode = "auto",
+    mode: KMeansMode = "auto",
     init: Init = "points",
     max_rounds: int = 256,
     device: torch.device | str | None = None,
@@ -133,8 +133,8 @@ def _check(vectors: np.ndarray, k: int, mode: str, init: str, max_rounds: int) -
         raise InputError(
             f"k = {k!r} clusters of {len(vectors)} rows; choose a whole number from 1 to the number of rows."
         )
-    if mode not in get_args(Mode):
-        raise InputError(f"mode = {mode!r} is unknown; choose one of {', '.join(get_args(Mode))}.")
+    if mode not in get_args(KMeansMode):
+        raise InputError(f"mode = {mode!r} is unknown; choose one of {', '.join(get_args(KMeansMode))}.")
     if init not in get_args(Init):
         raise InputError(f"init = {init!r} is unknown; choose one of {', '.join(get_args(Init))}.")
     if max_rounds < 1:

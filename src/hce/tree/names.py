@@ -20,7 +20,7 @@ WORDS_IN_A_NAME = 3
 LARGEST_VOCABULARY = 50_000
 
 # Two letters or more, digits allowed after them: "covid19" is a word, "1995" is not.
-WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
+NAMING_WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
 
 
 def name_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME) -> Names:
@@ -32,7 +32,7 @@ def name_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN
         words: how many words a name has; fewer where a node's documents have no more.
     """
     try:
-        counter = CountVectorizer(stop_words="english", token_pattern=WORD, max_features=LARGEST_VOCABULARY)
+        counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
         counts = counter.fit_transform(texts)  # (N, vocabulary)
     except ValueError:  # not one word in all texts
         return [[[] for _ in level.parent] for level in hierarchy.levels]

@@ -19,7 +19,7 @@ from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
-from hce.index.index import Hit, Index, Mode
+from hce.index.index import Hit, Index, SearchMode
 from hce.training.model_folder import read_training
 from hce.web.background import DriftWatch, Lane, Together
 from hce.web.guard import Rules
@@ -117,7 +117,9 @@ async def search(
     q: Text,
     k: K = 10,
     where: Where = [],  # noqa: B006
-    mode: Annotated[Mode, Query(description="by words and meaning, by meaning alone, or by words alone")] = "hybrid",
+    mode: Annotated[
+        SearchMode, Query(description="by words and meaning, by meaning alone, or by words alone")
+    ] = "hybrid",
     compare: bool = False,
 ) -> Json:
     """Find documents by words and meaning, or one of them; with `compare`, also as the untrained encoder ranks them."""
@@ -221,7 +223,7 @@ def _check(documents: Iterable[Document]) -> None:
 
 
 def _search_answer(
-    site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], mode: Mode, compare: bool
+    site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], mode: SearchMode, compare: bool
 ) -> SearchAnswer:
     """Search by the query's vector, of shape (n,); compare with the untrained encoder's ranking once that is ready."""
     start = time.perf_counter()

@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 PASSAGE_CHARACTERS = 320
 READ_CHARACTERS = 20_000  # of a document; what comes later is not looked through
 MOST_MARKS = 200
-WORD = re.compile(r"\w+")
+ANY_WORD = re.compile(r"\w+")
 ENDING = r"\w{0,3}"  # "thread" marks "threads" and "threaded"
 
 Mark = tuple[int, int]
@@ -40,7 +40,7 @@ class Passage(NamedTuple):
 
 def query_words(query: str) -> re.Pattern[str] | None:
     """Return a pattern of the words to mark; words that stand in every text only if there is no other."""
-    words = list(dict.fromkeys(word.casefold() for word in WORD.findall(query)))
+    words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
     telling = [word for word in words if word not in ENGLISH_STOP_WORDS and len(word) > 1] or words
     if not telling:
         return None
