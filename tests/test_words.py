@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hce.data.terms import spelled_out
 from hce.errors import FormatError, InputError
-from hce.search.words import Words, spelled_out
+from hce.search.words import Words
 
 TEXTS = ["red shoes for running", "blue hats", "a red hat and a blue coat", "shoes, shoes and more shoes", "nothing"]
 

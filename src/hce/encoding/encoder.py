@@ -20,12 +20,15 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from sentence_transformers.util import load_file_path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, quiet_transformers
+from hce.encoding.side_by_side import SideBySide, is_made_of_ours
 from hce.encoding.static import WordMemo, document_frequencies, fit_table
+from hce.encoding.word_table import WordTable
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.progress import progress_bar
@@ -112,6 +115,43 @@ class Encoder:
     def is_static(self) -> bool:
         """Whether the encoder is a token table and nothing else."""
         return isinstance(self.model[0], StaticEmbedding)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the encoder sums rows of tables and does nothing that takes long."""
+        return all(isinstance(part.model[0], StaticEmbedding | WordTable) for part in self.parts)
+
+    @property
+    def parts(self) -> list[Encoder]:
+        """The encoders whose vectors stand side by side in this one's: itself, where it has no companion."""
+        first = self.model[0]
+        if not isinstance(first, SideBySide):
+            return [self]
+        names = [self.name, *(f"{self.name}, part {number}" for number in range(2, len(first.parts) + 1))]
+        return [
+            Encoder(part, name, device=self.device, dtype=self.dtype)
+            for name, part in zip(names, first.parts, strict=True)
+        ]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How much each of the `parts` counts in an inner product; they add up to 1."""
+        first = self.model[0]
+        return first.shares if isinstance(first, SideBySide) else (1.0,)
+
+    @classmethod
+    def of_words(cls, table: WordTable, *, device: torch.device) -> Encoder:
+        """Make an encoder of a table of words alone."""
+        model = SentenceTransformer(modules=[table, Normalize()], device="cpu")
+        return cls(model, "words of the corpus", device=device, dtype=torch.float32)
+
+    def beside(self, companions: Sequence[Encoder], shares: Sequence[float]) -> Encoder:
+        """Return one encoder of this one and its companions, each with its share of an inner product."""
+        parts = [self.model, *(each.model for each in companions)]
+        prompts = dict(self.model.prompts)
+        model = SentenceTransformer(modules=[SideBySide(parts, shares), Normalize()], prompts=prompts, device="cpu")
+        model.default_prompt_name = self.model.default_prompt_name
+        return Encoder(model, self.name, device=self.device, dtype=self.dtype)
 
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
@@ -208,6 +248,9 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
+        if len(self.parts) > 1:
+            parts = [list(self.shares), [part.fingerprint for part in self.parts]]
+            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         digest = hashlib.sha256()
         prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
         limit = self.model.max_seq_length
@@ -241,7 +284,7 @@ class Encoder:
 
     def _batches(self, texts: Sequence[str], kind: Kind) -> Iterator[np.ndarray]:
         """Yield row numbers, texts of like length together, about the same number of tokens each time."""
-        budget = STATIC_TOKENS if self.is_static else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
+        budget = STATIC_TOKENS if self.is_table else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
         for start in range(0, len(texts), SORT_WINDOW):
             lengths = self._token_counts(texts[start : start + SORT_WINDOW], kind)
             order = np.argsort(-lengths, kind="stable")
@@ -254,7 +297,7 @@ class Encoder:
 
     def _token_counts(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
         tokenizer = self.model.tokenizer
-        if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_static:
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_table:
             return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
         prompt = self.prompt(kind) or ""
         limit = self.model.max_seq_length or tokenizer.model_max_length
@@ -281,7 +324,9 @@ def _load_model(spec: str) -> SentenceTransformer:
         raise InputError(f"{spec} is a folder without a model (no modules.json, no config.json)")
     try:
         with quiet_transformers():
-            return SentenceTransformer(spec, device="cpu", local_files_only=is_folder)
+            modules = load_file_path(spec, "modules.json", local_files_only=is_folder)
+            own = modules is not None and is_made_of_ours(Path(modules))
+            return SentenceTransformer(spec, device="cpu", local_files_only=is_folder, trust_remote_code=own)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         bundled = " or ".join(f"'{name}'" for name in BUNDLED)

@@ -16,6 +16,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.data.terms import checked_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
@@ -28,7 +29,6 @@ from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
 from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
-from hce.search.words import checked_language
 from hce.training.model_folder import ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
 

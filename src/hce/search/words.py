@@ -12,32 +12,19 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tantivy
 
-from hce.errors import FormatError, InputError
+from hce.data.terms import analyzer, checked_language, spelled_out, terms
+from hce.errors import FormatError
 
-LANGUAGES = (
-    *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
-    *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
-)
-"""The languages whose words are stemmed; "none" matches words as they are written."""
-
+WORD = re.compile(r"\w+")
 BODY, NUMBER, ANALYZER = "body", "number", "words"
 HEAP = 64 << 20
 SPARE = 8  # hits beyond k, so that ties at the last place are settled by number
-LONGEST_WORD = 255  # bytes; what is longer is no word
-
-WORD = re.compile(r"\w+")
-# From the beginning of a word only: tried at each letter, it took most of the time of a search.
-IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z])\w*")
-PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
-# Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Hiragana, Katakana, Han.
-UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 
 
 class Matches(NamedTuple):
@@ -52,24 +39,6 @@ class Matches(NamedTuple):
     scores: np.ndarray
 
 
-def spelled_out(text: str) -> str:
-    """Prepare a text for a tokenizer that knows words between spaces only.
-
-    An identifier is followed by its parts; a run of a script without spaces becomes its pairs of characters.
-
-    >>> spelled_out("call getUserName or parse_url")
-    'call getUserName get User Name or parse_url parse url'
-    >>> spelled_out("東京都 in Japan")
-    ' 東京 京都  in Japan'
-    """
-    text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
-    return UNSPACED.sub(lambda found: f" {' '.join(_pairs(found[0]))} ", text)
-
-
-def _pairs(run: str) -> list[str]:
-    return [run] if len(run) == 1 else [run[place : place + 2] for place in range(len(run) - 1)]
-
-
 NOTHING = Matches(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
@@ -81,7 +50,7 @@ class Words:
         language: whose endings are cut off, one of `LANGUAGES` or "none".
     """
 
-    FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 1"  # type: ignore[attr-defined]
+    FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 2"  # type: ignore[attr-defined]
 
     def __init__(self, folder: Path, language: str, private: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.language = checked_language(language)
@@ -134,10 +103,6 @@ class Words:
             gone = tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
             writer.delete_documents_by_query(gone)
 
-    def terms(self, text: str) -> list[str]:
-        """Return the terms of a text in order, as documents are indexed by: lower case, without endings."""
-        return list(_analyzer(self.language).analyze(spelled_out(text)))
-
     def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> Matches:
         """Return the k documents with the highest scores that share a word with the query, ties in order of number.
 
@@ -173,16 +138,16 @@ class Words:
 
     def matched(self, query: str, texts: Iterable[str]) -> list[tuple[str, ...]]:
         """Return for each text the words of a query, as the query spells them, that the text has in any form."""
-        words = {word: set(self.terms(word)) for word in WORD.findall(query)}
-        found = (set(self.terms(text)) for text in texts)
-        return [tuple(word for word, terms in words.items() if terms & there) for there in found]
+        words = {word: set(terms(word, self.language)) for word in WORD.findall(query)}
+        found = (set(terms(text, self.language)) for text in texts)
+        return [tuple(word for word, forms in words.items() if forms & there) for there in found]
 
     def _asked(self, query: str) -> Any:
         """Build tantivy's query: any of the words, a repeated one counting as often as it stands there."""
-        terms = self.terms(query)
         schema = self._index.schema
         each = [
-            (tantivy.Occur.Should, tantivy.Query.term_query(schema, BODY, term, index_option="freq")) for term in terms
+            (tantivy.Occur.Should, tantivy.Query.term_query(schema, BODY, term, index_option="freq"))
+            for term in terms(query, self.language)
         ]
         return tantivy.Query.boolean_query(each) if each else None
 
@@ -218,24 +183,6 @@ def _private_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hce-words-")
 
 
-def checked_language(language: str) -> str:
-    """Return a language whose words can be stemmed.
-
-    Raises:
-        InputError: there is no stemmer for it.
-    """
-    if language not in (*LANGUAGES, "none"):
-        raise InputError(f"language {language!r}: choose one of {', '.join(LANGUAGES)}, or none")
-    return language
-
-
-@cache
-def _analyzer(language: str) -> Any:
-    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+"))
-    builder = builder.filter(tantivy.Filter.remove_long(LONGEST_WORD)).filter(tantivy.Filter.lowercase())
-    return (builder if language == "none" else builder.filter(tantivy.Filter.stemmer(language))).build()
-
-
 def _opened(folder: Path, language: str, *, new: bool = False) -> Any:
     if new:
         schema = tantivy.SchemaBuilder()
@@ -244,5 +191,5 @@ def _opened(folder: Path, language: str, *, new: bool = False) -> Any:
         index = tantivy.Index(schema.build(), str(folder))
     else:
         index = tantivy.Index.open(str(folder))
-    index.register_tokenizer(ANALYZER, _analyzer(language))
+    index.register_tokenizer(ANALYZER, analyzer(language))
     return index

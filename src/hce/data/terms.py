@@ -1,0 +1,71 @@
+"""Terms: the words of a text as they are matched and counted, in lower case and without endings, in any script."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import tantivy
+
+from hce.errors import InputError
+
+LANGUAGES = (
+    *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
+    *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
+)
+"""The languages whose words are stemmed; "none" matches words as they are written."""
+
+LONGEST_WORD = 255  # bytes; what is longer is no word
+
+# From the beginning of a word only: tried at each letter, it took most of the time of a search.
+IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2})\w*")
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
+# Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Hiragana, Katakana, Han.
+UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
+
+
+def terms(text: str, language: str) -> list[str]:
+    """Return the terms of a text in order.
+
+    >>> terms("Parsing URLs by parse_url", "english")
+    ['pars', 'url', 'by', 'parse_url', 'pars', 'url']
+    """
+    return list(analyzer(language).analyze(spelled_out(text)))
+
+
+def spelled_out(text: str) -> str:
+    """Prepare a text for a tokenizer that knows words between spaces only.
+
+    An identifier is followed by its parts; a run of a script without spaces becomes its pairs of characters.
+
+    >>> spelled_out("call getUserName or parse_url")
+    'call getUserName get User Name or parse_url parse url'
+    >>> spelled_out("東京都 in Japan")
+    ' 東京 京都  in Japan'
+    """
+    text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
+    return UNSPACED.sub(lambda found: f" {' '.join(_pairs(found[0]))} ", text)
+
+
+def _pairs(run: str) -> list[str]:
+    return [run] if len(run) == 1 else [run[place : place + 2] for place in range(len(run) - 1)]
+
+
+def checked_language(language: str) -> str:
+    """Return a language whose words can be stemmed.
+
+    Raises:
+        InputError: there is no stemmer for it.
+    """
+    if language not in (*LANGUAGES, "none"):
+        raise InputError(f"language {language!r}: choose one of {', '.join(LANGUAGES)}, or none")
+    return language
+
+
+@cache
+def analyzer(language: str) -> Any:
+    """Return tantivy's analyzer of texts that were `spelled_out`."""
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+"))
+    builder = builder.filter(tantivy.Filter.remove_long(LONGEST_WORD)).filter(tantivy.Filter.lowercase())
+    return (builder if language == "none" else builder.filter(tantivy.Filter.stemmer(language))).build()

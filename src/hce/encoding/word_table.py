@@ -1,0 +1,152 @@
+"""A table of the corpus's own words, by latent semantic analysis: no training, and no other corpus's opinion of them.
+
+A token table knows pieces of words from other people's text. Which words go together in *this* corpus is in its own
+matrix of documents and terms: the right singular vectors of that matrix, weighted as BM25 weights terms, give each
+term a vector, and a text the sum of its terms' vectors. Each of the two tables alone is mediocre; side by side they
+are level with BM25 (docs/LOG.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import sparse
+from sentence_transformers.sentence_transformer.modules import InputModule
+from sklearn.utils.extmath import randomized_svd
+from torch import Tensor
+
+from hce.data.corpus import Corpus
+from hce.data.terms import checked_language, terms
+from hce.encoding.static import inverse_document_frequency
+from hce.errors import InputError
+from hce.files import read_json, write_json
+
+DIMENSIONS = 256
+LEAST_DOCUMENTS = 2  # that a word has to be in: one that stands alone goes together with nothing
+MOST_WORDS = 50_000  # the most frequent ones; the rest are in too few documents to say much
+MOST_DOCUMENTS = 100_000  # a random sample of more gives nearly the same vectors, in bounded memory
+ROUNDS = 4  # power iterations of the randomised SVD: the usual number for a slowly decaying spectrum
+
+WORDS, TABLE = "words.json", "model.safetensors"
+
+
+class WordTable(InputModule):
+    """One vector for each word of a corpus; a text is the sum over its words, each weighted by 1 + log(occurrences).
+
+    Attributes:
+        words: the terms that have a vector, in the order of the table's rows.
+        language: whose endings are cut off.
+        table: of shape (words, n); a row's length has the word's idf in it.
+    """
+
+    save_in_root = False
+    tokenizer = None
+    table: Tensor
+
+    def __init__(self, words: Sequence[str], table: Tensor, language: str) -> None:
+        super().__init__()
+        self.words = list(words)
+        self.language = checked_language(language)
+        self.register_buffer("table", table)
+        self._row = {word: row for row, word in enumerate(self.words)}
+
+    @classmethod
+    def fit(cls, corpus: Corpus, *, language: str = "english", dim: int = DIMENSIONS, seed: int = 0) -> WordTable:
+        """Learn the words of a corpus.
+
+        Raises:
+            InputError: hardly a word is in two documents, so that there is nothing to learn.
+        """
+        sample: Iterable[int] = range(len(corpus))
+        if len(corpus) > MOST_DOCUMENTS:
+            drawn = np.random.default_rng(seed).choice(len(corpus), MOST_DOCUMENTS, replace=False)
+            sample = np.sort(drawn).tolist()
+        bags = [Counter(terms(corpus[position].full_text, language)) for position in sample]
+        frequencies = Counter(chain.from_iterable(bags))
+        words = [word for word, count in frequencies.most_common(MOST_WORDS) if count >= LEAST_DOCUMENTS]
+        dim = min(dim, len(words) - 1, len(bags) - 1)
+        if dim < 1:
+            raise InputError(f"{corpus.name}: no two documents share enough words to learn from")
+        counts = np.array([frequencies[word] for word in words], dtype=np.float64)
+        idf = inverse_document_frequency(counts, len(bags))
+        matrix = term_matrix(bags, words, idf)
+        *_, axes = randomized_svd(matrix, dim, n_iter=ROUNDS, random_state=seed)  # (n, words)
+        table = (axes * idf).T.astype(np.float32)
+        return cls(words, torch.from_numpy(np.ascontiguousarray(table)), language)
+
+    def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        """Count the known words of each text; a prompt is not among what a text is about, and is left out."""
+        bags = [self._bag(text) for text in inputs]
+        lengths = np.array([len(bag) for bag in bags], dtype=np.int64)
+        rows = np.fromiter(chain.from_iterable(bags), dtype=np.int64, count=int(lengths.sum()))
+        weights = np.fromiter(chain.from_iterable(bag.values() for bag in bags), dtype=np.float32, count=len(rows))
+        return {
+            "input_ids": torch.from_numpy(rows),
+            "offsets": torch.from_numpy(np.cumsum(lengths) - lengths),
+            "weights": torch.from_numpy(weights),
+        }
+
+    def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
+        """Sum the rows of each text; a text without a known word is 0."""
+        features["sentence_embedding"] = torch.nn.functional.embedding_bag(
+            features["input_ids"],
+            self.table,
+            features["offsets"],
+            mode="sum",
+            per_sample_weights=features["weights"].to(self.table.dtype),
+        )
+        return features
+
+    def unknown_share(self, texts: Iterable[str]) -> float:
+        """Return the share of the texts' words that have no vector: how far a corpus has outgrown its table."""
+        counts = [(len(bag), sum(word not in self._row for word in bag)) for bag in map(self._terms, texts)]
+        total = sum(all_words for all_words, _ in counts)
+        return sum(unknown for _, unknown in counts) / total if total else 0.0
+
+    def get_embedding_dimension(self) -> int:
+        """The length n of a vector."""
+        return int(self.table.shape[1])
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the table is besides its vectors; part of an encoder's fingerprint."""
+        return {"language": self.language, "words": self.words}
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Write the words and their vectors into an existing folder."""
+        write_json(Path(output_path) / WORDS, self.get_config_dict())
+        save_file({"table": self.table.cpu().contiguous()}, Path(output_path) / TABLE)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> WordTable:
+        """Read what `save` wrote."""
+        folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, local_files_only=True))
+        facts = read_json(folder / WORDS)
+        return cls(facts["words"], load_file(folder / TABLE)["table"], facts["language"])
+
+    def _terms(self, text: str) -> list[str]:
+        return terms(text, self.language)
+
+    def _bag(self, text: str) -> dict[int, float]:
+        """Return the row of each known word of a text, and its weight."""
+        rows = Counter(self._row[word] for word in self._terms(text) if word in self._row)
+        return {row: 1 + math.log(count) for row, count in rows.items()}
+
+
+def term_matrix(bags: Sequence[Counter[str]], words: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
+    """Return documents × words: (1 + log tf)·idf, rows of length 1."""
+    row_of = {word: row for row, word in enumerate(words)}
+    known = [{row_of[word]: count for word, count in bag.items() if word in row_of} for bag in bags]
+    ends = np.cumsum([0, *map(len, known)])
+    columns = np.fromiter(chain.from_iterable(known), dtype=np.int64, count=int(ends[-1]))
+    counts = np.fromiter(chain.from_iterable(bag.values() for bag in known), dtype=np.float64, count=len(columns))
+    matrix = sparse.csr_matrix(((1 + np.log(counts)) * idf[columns], columns, ends), shape=(len(bags), len(words)))
+    lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
+    return (sparse.diags_array(1 / np.where(lengths > 0, lengths, 1)).tocsr() @ matrix).astype(np.float32)
