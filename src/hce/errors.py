@@ -1,4 +1,4 @@
-"""What can go wrong by the user's hand, as one sentence each; the command line prints exactly that sentence."""
+"""Errors that users can mend; each is one sentence, which the command line prints as it is."""
 
 
 class HceError(Exception):

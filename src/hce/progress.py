@@ -1,7 +1,4 @@
-"""How long work shows itself: a bar with rate and time left on a terminal, a plain line now and then elsewhere.
-
-All of it goes to stderr, so that stdout stays clean for results.
-"""
+"""Progress of long work, on stderr: a bar with rate and time left on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ Advance = Callable[[int], None]
 def progress_bar(description: str, total: int, unit: str, *, show: bool) -> Iterator[Advance]:
     """Yield a function to call with the number of items just done; silent when `show` is false.
 
-    What is done beyond `total` is not counted: some totals are estimates, and nobody has −0 seconds left.
+    What is done beyond `total` is not counted: some totals are estimates.
     """
     if not show:
         yield lambda count: None

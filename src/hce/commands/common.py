@@ -1,4 +1,4 @@
-"""What all commands share: where they print, the options that mean the same everywhere, Ctrl-C."""
+"""Consoles, common options and Ctrl-C, for all commands."""
 
 from __future__ import annotations
 

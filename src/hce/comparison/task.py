@@ -1,7 +1,7 @@
 """What a system of a comparison is: a name, what it needs, and a function from a task to something that searches.
 
 A task holds what all systems are given alike: the corpus, whatever labels there are, the encoder to start from, the
-budget and the seed. What it cost to get ready is part of the answer.
+budget and the seed. The time it took to get ready is reported with the searcher.
 """
 
 from __future__ import annotations

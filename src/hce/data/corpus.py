@@ -1,4 +1,4 @@
-"""Corpus: a collection of documents that is read once with care and then visited in any order.
+"""Corpus: a collection of documents, checked once when it is read, then accessed in any order.
 
 A corpus costs 16 bytes of memory a document, however long the documents are: the texts stay in a JSONL file (the
 user's own, or a temporary one that other formats are written to) and are fetched by their position in it.

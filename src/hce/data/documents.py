@@ -1,4 +1,4 @@
-"""What a document is, and how a record of any file becomes one or is refused."""
+"""Document, and how a record of a file is parsed into one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID_FIELDS = ("_id", "id")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with a name. `title` may be empty; `metadata` is whatever else the source said."""
+    """A text with an id. `title` may be empty; `metadata` holds all other fields of the source."""
 
     id: str
     text: str
@@ -28,7 +28,7 @@ class Document:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it to be found by."""
+        """Whether title and text are both empty."""
         return not self.full_text
 
     def to_json(self) -> str:

@@ -25,7 +25,7 @@ BEIR_HEADER = ("query-id", "corpus-id", "score")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question with a name."""
+    """The text of a query, with an id."""
 
     id: str
     text: str

@@ -1,7 +1,7 @@
 """Records from files: JSONL, CSV, TSV, Parquet, folders of text, standard input, and .gz of each text format.
 
-A record is a mapping of fields with the place it came from, so that whoever finds fault with it can name file and
-line. This module knows encodings and syntax; what a document or a query is, it does not know.
+A record is a mapping of fields with the file and line that it came from, for error messages. This module knows
+encodings and syntax, and nothing of documents or queries.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How good a search is, and where it goes astray."""
+"""Measures of a search, significance, and the levels of a tree at which queries go astray."""

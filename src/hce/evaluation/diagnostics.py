@@ -1,4 +1,4 @@
-"""What only a tree can tell: at which level a query's way down leaves the way to a relevant document.
+"""Diagnosis: at which level of the tree a query's way down leaves the way to a relevant document.
 
 A query goes down greedily: from the root to the child whose centroid it has the largest inner product with, and so on
 to a document. The paper supposes that the early levels choose well and the last one, whose siblings training only

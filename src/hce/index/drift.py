@@ -1,4 +1,4 @@
-"""Is it time to retrain? Documents that came after training, beside those that were trained on.
+"""Drift: how documents that came after training differ from those trained on, to tell when to retrain.
 
 An encoder and a tree that know the corpus treat a new document like an old one: the document lies as close to a leaf,
 a walk down the tree leads to that leaf, and a piece of the text finds the document as surely. What is compared is a

@@ -1,4 +1,4 @@
-"""The encoder that an index carries: loaded when a text has to be encoded, and never another than made its vectors."""
+"""The encoder that an index carries: loaded when needed, and checked to be the one that made its vectors."""
 
 from __future__ import annotations
 

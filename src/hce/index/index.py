@@ -1,7 +1,7 @@
 """Index: documents that come and go, found by words and by meaning.
 
-An encoder, a store that is the truth, and what is derived from the store: an engine of vectors, an index of words.
-Nothing here trains: a new document is encoded and is there, a removed one is gone.
+It holds an encoder, a store of the documents, and what is derived from the store: an engine of vectors, an index of
+words. Adding and removing documents needs no training.
 """
 
 from __future__ import annotations
@@ -583,7 +583,7 @@ class Index:
 
 @dataclass(frozen=True)
 class InMode:
-    """An index that is searched in one mode, for whoever measures it."""
+    """An index that is searched in one mode, as `evaluate` needs it."""
 
     index: Index
     mode: SearchMode

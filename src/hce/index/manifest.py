@@ -1,6 +1,6 @@
-"""The manifest of an index, and what there is to say of an index without searching it.
+"""Manifest: what an index is made of; and IndexStatus: its counts and sizes.
 
-The manifest says what an index is made of. It is written last, so that its presence means that the rest is there.
+The manifest is written last, so that its presence means that the rest is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What does not change from one document to the next.
+    """What an index is made of, whatever documents come and go.
 
     Attributes:
         created: when, in ISO 8601.
@@ -80,7 +80,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class IndexStatus:
-    """What there is to say of an index without searching it.
+    """Counts, sizes and names of an index.
 
     Attributes:
         path: its folder.

@@ -1,7 +1,6 @@
-"""Negatives: documents that a query is told apart from besides those of its batch, one class a way of choosing them.
+"""Negatives: documents, besides those of the batch, that a query is contrasted with; a class a way to choose them.
 
-Knows the tree and the vectors that it was grown from, and nothing of losses: which of the chosen documents are no true
-negatives is settled by the masks of `hce.training.objective`.
+Which of the chosen documents are false negatives is decided by the masks of `hce.training.objective`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Negatives:
-    """A way of choosing negatives, in three moments of a step. This one chooses none; the others change a moment.
+    """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. This one chooses none.
 
     Attributes:
         corpus: the documents.
@@ -84,7 +83,7 @@ class SiblingNegatives(Negatives):
 
 
 class FreshSiblingNegatives(SiblingNegatives):
-    """Documents under the same node, encoded anew with gradients: the paper's letter."""
+    """Documents under the same node, encoded anew with gradients, as in the paper."""
 
     def texts(self, drawn: np.ndarray) -> list[str]:
         """List the texts of all that were drawn."""

@@ -1,7 +1,7 @@
 """Recipe: every setting of a training run, documented once; the command line's help is made of it.
 
-One dial first: which encoder. A static table and a transformer want different learning rates, batches and spans, and
-`Recipe.for_encoder` knows what measured best for each (docs/LOG.md); everything can be set by hand.
+A static table and a transformer want different learning rates, batches and spans; `Recipe.for_encoder` has those that
+measured best for each (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Recipe:
     negatives: Sampling = _option(
         "siblings",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
-        "with gradients, the paper's letter; mined: the nearest wrong documents (ANCE); none: in-batch only",
+        "with gradients, as in the paper; mined: the nearest wrong documents (ANCE); none: in-batch only",
     )
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
     margin: float = _option(0.0, "documents with an inner product above this to the right one are no negatives; 0: off")

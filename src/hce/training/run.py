@@ -1,7 +1,7 @@
-"""A training run and its history; and its state, to disk and back: continued, it goes on as if it had never stopped.
+"""A training run, its history, and its checkpoints: a resumed run ends exactly as an uninterrupted one would have.
 
-Tensors go to safetensors, the rest to JSON, nothing is pickled. A state is written to a folder of its own and then
-named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a whole state.
+Tensors go to safetensors, the rest to JSON, nothing is pickled. A checkpoint is written to a folder of its own and then
+named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a whole checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a run trains on and what it is measured by: labelled pairs, generated queries, pseudo-queries, held-out queries.
-
-Whatever is measured by is not trained on.
-"""
+"""The pairs that a run trains on, and the held-out queries that measure it; what is held out is not trained on."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class Sources:
 def sources_and_devset(
     corpus: Corpus, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
-    """Return pairs to train on and queries to measure by, which have nothing in common; arguments as of `hce.train`."""
+    """Return the pairs to train on and the held-out queries to measure by; the arguments are those of `hce.train`."""
     if recipe.mode == "unsupervised":
         pairs = generated = None
     if pairs is not None:

@@ -1,7 +1,6 @@
-"""train(): from a corpus, and whatever labels there are, to a better encoder and a model folder.
+"""train(): adapts an encoder to a corpus, with labels or without, and writes a model folder.
 
-Tells the story from the settings to the folder; what is trained on and measured by is in `hce.training.sources`, the
-algorithm itself in `hce.training.co_training`.
+The pairs and the held-out queries come from `hce.training.sources`, the algorithm is in `hce.training.co_training`.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def train(
         _require_place(output, resume)
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     recipe = _settled(recipe, corpus, encoder, pairs or generated)
-    _refuse_what_cannot_work(corpus, encoder, recipe)
-    _warn_of_what_hardly_will(corpus, recipe)
+    _refuse_impossible(corpus, encoder, recipe)
+    _warn_of_poor_data(corpus, recipe)
     sources, devset = sources_and_devset(corpus, pairs, generated, dev, recipe)
     with _at_work(encoder, recipe):
         scores = devset.scores(encoder)
@@ -145,7 +144,7 @@ def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
     return "bfloat16" if is_fast else "float32"
 
 
-def _refuse_what_cannot_work(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None:
+def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None:
     if len(corpus) < 2:
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     recipe.require_documents(len(corpus))
@@ -154,7 +153,7 @@ def _refuse_what_cannot_work(corpus: Corpus, encoder: Encoder, recipe: Recipe) -
         raise InputError(f"{encoder.name} has no dropout, so SimCSE would show it the same text twice; use ict")
 
 
-def _warn_of_what_hardly_will(corpus: Corpus, recipe: Recipe) -> None:
+def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
     if recipe.mode == "supervised":
         return
     if len(corpus) < SMALL_CORPUS:
@@ -170,7 +169,7 @@ def _warn_of_what_hardly_will(corpus: Corpus, recipe: Recipe) -> None:
 
 @contextmanager
 def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
-    """Let an encoder read the same texts again and again, in the precision of the recipe."""
+    """Compute in the recipe's precision, and remember words: the same texts are encoded many times."""
     with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_words():
         yield
 
@@ -178,7 +177,7 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
 def _identity(
     corpus: Corpus, encoder: Encoder, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
 ) -> dict[str, object]:
-    """Return what a run is of, by which a continued one is told from another."""
+    """Return all that decides the outcome of a run; only a run with an equal identity is continued."""
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
@@ -191,7 +190,7 @@ def _identity(
 
 
 def _before_and_after(dev: DevSet, before: dict[str, np.ndarray], encoder: Encoder) -> list[DevQuery]:
-    """Measure each held-out query after training too, for whoever asks what changed."""
+    """Return the score of each held-out query before and after training."""
     after = dev.scores(encoder)
     return [
         DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))

@@ -1,4 +1,4 @@
-"""Who may ask for what, and how much of it: every request passes here before the application sees it.
+"""Checks that every request passes before the application sees it: host, origin, token, and limits.
 
 Three dangers of a server on one's own machine are met here. A page on another site can make a browser send requests
 to it (the Origin must be this site, and a body must say that it is JSON). A name that its owner lets point to

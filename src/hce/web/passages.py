@@ -1,6 +1,6 @@
 """What to show of a long document: the passage that holds most of the query's words, and where they stand in it.
 
-An encoder finds by meaning and not by words; marked words are a help to the eye and no explanation of the score.
+An encoder finds by meaning and not by words; the marked words do not explain the score.
 """
 
 from __future__ import annotations
