@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +14,25 @@ from hypothesis import strategies as st
 from small_static import small_static
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from hce.data.corpus import Corpus
+from hce.data.docstrings import python_docstrings
+from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import WordMemo, document_frequencies, fit_table, inverse_document_frequency
+from hce.encoding.static import (
+    PRIOR_DOCUMENTS,
+    WordMemo,
+    document_frequencies,
+    expected_frequencies,
+    fit_table,
+    inverse_document_frequency,
+)
 
 PIECES = st.sampled_from(["Heat", "transfer", " ", "  ", "\n", "\t", "\x1c", "́", "中", "naïve", "[PAD]", ",", "-", " "])
+
+
+@pytest.fixture(scope="module")
+def static() -> Encoder:
+    return Encoder.load("static")
 
 
 def test_document_frequencies_count_texts_and_not_occurrences():
@@ -32,19 +50,77 @@ def test_idf_by_hand():
     assert idf.min() > 0
 
 
+def test_expected_frequencies_by_hand():
+    # lengths 1 and 3, mean 2: e to the power of −6.5/2 and of −6.5·3/2; a token without a row is expected everywhere
+    np.testing.assert_allclose(expected_frequencies(np.array([[1.0, 0], [0, 3]])), np.exp([-3.25, -9.75]))
+    np.testing.assert_allclose(expected_frequencies(np.zeros((2, 4))), [1, 1])
+
+
 def test_rows_get_their_idf_as_length():
+    """Counts are those of the corpus and, as of PRIOR_DOCUMENTS more texts, those that the table makes expect."""
     rng = np.random.default_rng(0)
+    table = rng.normal(size=(300, 8)) * rng.uniform(0.1, 9, size=(300, 1))
     counts = rng.integers(1, 50, size=300).astype(float)
-    fitted = fit_table(rng.normal(size=(300, 8)) * rng.uniform(0.1, 9, size=(300, 1)), counts, 100)
-    np.testing.assert_allclose(np.linalg.norm(fitted, axis=1), inverse_document_frequency(counts, 100), rtol=1e-5)
+    fitted = fit_table(table, counts, 100)
+    together = counts + PRIOR_DOCUMENTS * expected_frequencies(table)
+    idf = inverse_document_frequency(together, 100 + PRIOR_DOCUMENTS)
+    np.testing.assert_allclose(np.linalg.norm(fitted, axis=1), idf, rtol=1e-5)
     assert fitted.dtype == np.float32
 
 
-def test_lengths_of_the_given_rows_do_not_matter():
+def test_lengths_of_the_given_rows_hardly_matter_beside_many_documents():
     rng = np.random.default_rng(0)
-    table, counts = rng.normal(size=(60, 5)), np.arange(60.0)
+    table, counts = rng.normal(size=(60, 5)), np.arange(1, 61) * 10_000.0
     scaled = table * rng.uniform(0.1, 9, size=(60, 1))
-    np.testing.assert_allclose(fit_table(table, counts, 100), fit_table(scaled, counts, 100), atol=1e-4)
+    np.testing.assert_allclose(fit_table(table, counts, 10**6), fit_table(scaled, counts, 10**6), atol=0.02)
+    few = counts / 10_000
+    assert np.abs(fit_table(table, few, 100) - fit_table(scaled, few, 100)).max() > 0.2
+
+
+def test_of_no_document_at_all_lengths_stay_in_order():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(60, 5)) * np.arange(1, 61)[:, None]
+    given, fitted = np.linalg.norm(table, axis=1), np.linalg.norm(fit_table(table, np.zeros(60), 0), axis=1)
+    assert np.isfinite(fitted).all()
+    assert np.array_equal(np.argsort(given), np.argsort(fitted))
+
+
+@pytest.fixture(scope="module")
+def docstrings() -> Dataset:
+    return python_docstrings()
+
+
+@pytest.fixture(scope="module")
+def reading_again() -> Iterator[Encoder]:
+    encoder = Encoder.load("static")
+    with encoder.remembering_words():
+        yield encoder
+
+
+@pytest.fixture(scope="module")
+def found_unfitted(reading_again: Encoder, docstrings: Dataset) -> float:
+    return share_found(reading_again, docstrings)
+
+
+@pytest.mark.parametrize("documents", [1, 2, 5, 10, 30, 100, 300, 1000, 3000])
+def test_an_index_that_starts_small_is_no_worse_for_it(documents, reading_again, docstrings, found_unfitted):
+    """Fitted to the first documents, which come from the same few modules, and searched among all of them."""
+    first = Corpus.from_documents(islice(docstrings.corpus, documents))
+    found = share_found(reading_again.fitted_to(first), docstrings)
+    assert found > found_unfitted - 0.01
+    if documents >= 1000:
+        assert found > found_unfitted + 0.05
+
+
+def share_found(encoder: Encoder, dataset: Dataset) -> float:
+    """The share of 500 queries whose document is among the first ten."""
+    queries = list(dataset.queries.values())[:: max(1, len(dataset.queries) // 500)]
+    vectors = encoder.encode(list(dataset.corpus.texts()))
+    places = {document.id: place for place, document in enumerate(dataset.corpus)}
+    right = [places[dataset.qrels.positives(query.id)[0]] for query in queries]
+    scores = encoder.encode([query.text for query in queries], "query") @ vectors.T
+    own = scores[np.arange(len(queries)), right]
+    return float(((scores > own[:, None]).sum(axis=1) < 10).mean())
 
 
 def test_a_common_direction_is_taken_out():
@@ -102,11 +178,6 @@ def test_a_table_is_fitted_where_that_is_better(static_encoder, planted_corpus, 
 
 
 # ------------------------------------------------------------------------------------------------- words
-
-
-@pytest.fixture(scope="module")
-def static() -> Encoder:
-    return Encoder.load("static")
 
 
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=600).map("".join)))

@@ -1,7 +1,8 @@
 """A static encoder: a table with one vector a token, fitted to a corpus with no training, and quick to tokenise for.
 
 A row's direction says what its token means, its length how much the token counts in a text. Distillation knows
-neither your corpus's vocabulary nor which of its words are common; both are counted here in one pass over it.
+neither your corpus's vocabulary nor which of its words are common; both are counted here in one pass over it. Few
+documents tell little of that, so what the table itself takes for common is counted in as if it had been seen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 TEXTS_AT_ONCE = 4096
+PRIOR_DOCUMENTS = 100  # what the table expects counts like so many documents (docs/LOG.md)
+PRIOR_IDF = 6.5  # of a row of mean length
 MOST_WORDS = 1 << 19  # some 150 MB; words met later are tokenised each time
 
 
@@ -38,6 +41,16 @@ def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
     return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
+def expected_frequencies(table: np.ndarray) -> np.ndarray:
+    """Tell from a table alone in which share of texts each token is to be expected, of shape (vocabulary,).
+
+    A row's length says how much its token counts: read as an idf, it says how rare the token is. Lengths have no unit,
+    so the mean one is taken for `PRIOR_IDF`.
+    """
+    lengths = np.linalg.norm(table, axis=1)
+    return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
+
+
 def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     """Fit a token table to a corpus: centre and whiten the directions, then give each row its idf as length.
 
@@ -45,15 +58,19 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     that no direction which merely "is common in this corpus" dominates every inner product. On scifact's and
     nfcorpus's train and dev queries whitening is worth more than the idf weights themselves (docs/LOG.md).
 
+    The counts are taken together with those that the table makes expect: of no document at all the outcome is a table
+    whitened by its own lights, and a thousand documents outweigh it.
+
     Args:
-        table: of shape (vocabulary, n); only the directions of its rows are used.
+        table: of shape (vocabulary, n).
         counts: the document frequency of each token, of shape (vocabulary,).
         total: the number of documents.
 
     Returns:
         The new table, float32, of shape (vocabulary, n).
     """
-    idf = inverse_document_frequency(counts, total)
+    counts = counts + PRIOR_DOCUMENTS * expected_frequencies(table)
+    idf = inverse_document_frequency(counts, total + PRIOR_DOCUMENTS)
     share = counts * idf**2
     share /= share.sum()
     directions = _unit(table.astype(np.float64))
