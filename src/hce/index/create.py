@@ -16,6 +16,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.data.language import warn_of_language
 from hce.data.terms import checked_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
@@ -44,12 +45,14 @@ class Start:
         fingerprint: of the encoder; computing it takes a while.
         folder: what `hce train` wrote the encoder to, where it comes from such a folder.
         facts: what that folder tells of the training.
+        fitted_documents: how many documents a table was fitted to here; None where none was.
     """
 
     encoder: Encoder
     fingerprint: str
     folder: Path | None = None
     facts: ModelFacts | None = None
+    fitted_documents: int | None = None
 
 
 def start_from(encoder: Encoder | str | Path, corpus: Corpus) -> Start:
@@ -63,7 +66,8 @@ def start_from(encoder: Encoder | str | Path, corpus: Corpus) -> Start:
     folder, fingerprint = Path(loaded.name), loaded.fingerprint
     facts = ModelFacts.find(folder)
     if facts is None or facts.fingerprint != fingerprint:
-        return Start(loaded, fingerprint)
+        fitted_here = not isinstance(encoder, Encoder) and str(encoder) == "static"
+        return Start(loaded, fingerprint, fitted_documents=len(corpus) if fitted_here else None)
     return Start(loaded, fingerprint, folder, facts)
 
 
@@ -94,6 +98,7 @@ def create_index(
     if hierarchy is None and engine == "tree":
         hierarchy = "grow"
     start = start_from(encoder, corpus)
+    warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{corpus.fingerprint[:12]}"
     vectors = encode_corpus(start.encoder, corpus, part, progress=progress)
@@ -138,6 +143,7 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
         dim=start.encoder.dim,
         encoder_files=file_stamps(folder / ENCODER_FOLDER),
         base_encoder=None if start.facts is None else start.facts.base_encoder,
+        fitted_documents=start.fitted_documents,
         engine=engine,
         dtype=dtype,
         hierarchy=hierarchy,

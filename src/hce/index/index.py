@@ -474,6 +474,7 @@ class Index:
             encoder=manifest.encoder,
             fingerprint=manifest.fingerprint,
             base_encoder=manifest.base_encoder,
+            fitted_documents=manifest.fitted_documents,
             dim=manifest.dim,
             engine=self._engine_builder.engine,
             dtype=manifest.dtype,

@@ -16,6 +16,7 @@ from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
+OUTGROWN = 4  # documents for each that a table was fitted to
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Manifest:
         hierarchy: the folder of the tree, where there is one.
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
+        fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -53,6 +55,7 @@ class Manifest:
     hierarchy: str | None
     language: str = "english"
     words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
+    fitted_documents: int | None = None
     format: int = FORMAT
     hce: str = __version__
 
@@ -92,6 +95,7 @@ class IndexStatus:
         encoder: the name of the encoder.
         fingerprint: of the encoder.
         base_encoder: what the encoder was trained from, where that is known.
+        fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
         dim: the length of a vector.
         engine: the name of the engine that searches.
         dtype: what the engine keeps vectors in.
@@ -110,6 +114,7 @@ class IndexStatus:
     encoder: str
     fingerprint: str
     base_encoder: str | None
+    fitted_documents: int | None
     dim: int
     engine: str
     dtype: str
@@ -117,6 +122,11 @@ class IndexStatus:
     tree_levels: int
     bytes: int
     format: int
+
+    @property
+    def has_outgrown_its_table(self) -> bool:
+        """Whether a table was fitted to so few of the documents there are now that fitting it to all would pay."""
+        return self.fitted_documents is not None and self.documents > OUTGROWN * self.fitted_documents
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""

@@ -16,6 +16,7 @@ import torch
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
+from hce.data.language import warn_of_language
 from hce.data.text import TOKEN
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
@@ -71,6 +72,7 @@ def train(
     recipe = _settled(recipe, corpus, encoder, pairs or generated)
     _refuse_impossible(corpus, encoder, recipe)
     _warn_of_poor_data(corpus, recipe)
+    warn_of_language(corpus, encoder.name)
     sources, devset = sources_and_devset(corpus, pairs, generated, dev, recipe)
     with _at_work(encoder, recipe):
         scores = devset.scores(encoder)
