@@ -9,8 +9,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from small_static import small_static
 
 import hce.cli
+from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.index.index import Index
 
@@ -221,3 +223,44 @@ def test_ctrl_c_while_the_engine_is_built_leaves_the_index(run, corpus_file, mod
     monkeypatch.undo()
     assert run("search", tmp_path / "new", "star red w3", "-k", "2").code == 0
     assert json.loads(run("status", tmp_path / "new", "--json").out)["documents"] == 240
+
+
+# ------------------------------------------------------------------------------------------------- fitted, foreign
+
+
+def test_a_table_that_was_fitted_to_few_documents_is_told_and_fitted_to_all(run, planted_corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path / "cache"))
+    small_static(tmp_path / "cache", planted_corpus.texts())
+    few, all_of_them = tmp_path / "few", tmp_path / "all"
+    Index.create(few, planted_corpus[:50], "static").close()
+    with Index.open(few) as opened:
+        assert opened.add(planted_corpus[50:200]) == 150
+    assert "fitted     to 50 documents\n" in run("status", few).out  # 200 are four times as many, and no more
+    with Index.open(few) as opened:
+        opened.add(planted_corpus[200:])
+    assert f"fitted     to 50 documents; hce index {few} -o NEW-INDEX fits it to all 240\n" in run("status", few).out
+    assert json.loads(run("status", few, "--json").out)["fitted_documents"] == 50
+
+    before = sorted(path.stat().st_mtime_ns for path in few.rglob("*.safetensors"))
+    assert run("index", few, "-o", all_of_them).code == 0
+    assert "fitted     to 240 documents\n" in run("status", all_of_them).out
+    assert sorted(path.stat().st_mtime_ns for path in few.rglob("*.safetensors")) == before
+    with Index.open(few) as old, Index.open(all_of_them) as new:
+        assert list(new) == list(old)
+        assert new.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
+
+
+def test_status_says_nothing_of_fitting_where_no_table_was(run, index):
+    assert "fitted" not in run("status", index).out
+    assert json.loads(run("status", index, "--json").out)["fitted_documents"] is None
+
+
+def test_indexing_german_with_an_english_encoder_says_so_once(run, tmp_path, monkeypatch, caplog):
+    text = "Die Katze schläft nicht, und der Hund ist auf dem Sofa, das in der Küche mit den Stühlen steht."
+    documents = [Document(str(number), f"{text} {number}") for number in range(20)]
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path / "cache"))
+    small_static(tmp_path / "cache", [document.text for document in documents])
+    (tmp_path / "german.jsonl").write_text("\n".join(document.to_json() for document in documents))
+    assert run("index", tmp_path / "german.jsonl", "-o", tmp_path / "index").code == 0
+    (line,) = [line for line in caplog.messages if "seem to be German" in line]
+    assert "--language german" in line

@@ -11,6 +11,7 @@ from rich.text import Text
 from hce.commands.common import IndexArgument, JsonOption, SeedOption, interruptible, out, print_json
 
 if TYPE_CHECKING:
+    from hce.data.corpus import Corpus
     from hce.index.drift import Drift
     from hce.index.index import Hit, SearchMode
     from hce.index.manifest import IndexStatus
@@ -25,7 +26,9 @@ ADVICE = {
 
 
 def index(
-    corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
+    corpus: Annotated[
+        Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, another index, or -")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what `hce train` wrote, or any encoder")
@@ -45,18 +48,18 @@ def index(
     """Encode a corpus and make a searchable index of it.
 
     The index holds all it needs: documents, vectors, a copy of the encoder, and the tree. Documents can be added and
-    removed later, without training.
+    removed later, without training. Of another index the documents are taken, and that index stays as it is.
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
       hce index docs.csv -o my-index --engine tree
+      hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
     """
-    from hce.data.corpus import Corpus
     from hce.index.create import create_index
     from hce.index.index import Index
 
-    documents = Corpus.load(corpus)
+    documents = _documents_of(corpus)
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
         create_index(
             *(output, documents, model, "grow" if tree else None),
@@ -213,6 +216,19 @@ def rebuild(
     _answer(line, found.as_dict(), as_json)
 
 
+def _documents_of(path: Path) -> Corpus:
+    """Load documents from whatever holds them, another index included."""
+    from hce.data.corpus import Corpus
+    from hce.index.index import Index
+    from hce.index.manifest import MANIFEST_FILE
+    from hce.index.store import STORE_FILE
+
+    if not ((path / STORE_FILE).is_file() and (path / MANIFEST_FILE).is_file()):
+        return Corpus.load(path)
+    with Index.open(path) as opened:
+        return Corpus.from_documents(opened, name=path.absolute().name)
+
+
 def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
     """Print a line for people, or all the facts as one JSON document."""
     if as_json:
@@ -241,12 +257,22 @@ def _status_lines(found: IndexStatus) -> dict[str, str]:
     return {
         "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
+        **_fitted_line(found),
         "engine": f"{found.engine}, {found.dtype}{pending}",
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,
         "changed": found.changed,
     }
+
+
+def _fitted_line(found: IndexStatus) -> dict[str, str]:
+    """Show how many documents a table was fitted to, and what to do where there are many more by now."""
+    if found.fitted_documents is None:
+        return {}
+    advice = f"; hce index {found.path} -o NEW-INDEX fits it to all {found.documents:,}"
+    documents = "document" if found.fitted_documents == 1 else "documents"
+    return {"fitted": f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"}
 
 
 def _drift_lines(drift: Drift) -> dict[str, str]:
