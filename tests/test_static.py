@@ -113,7 +113,7 @@ def test_an_index_that_starts_small_is_no_worse_for_it(documents, reading_again,
 
 
 def share_found(encoder: Encoder, dataset: Dataset) -> float:
-    """The share of 500 queries whose document is among the first ten."""
+    """The share of some 500 queries whose document is among the first ten."""
     queries = list(dataset.queries.values())[:: max(1, len(dataset.queries) // 500)]
     vectors = encoder.encode(list(dataset.corpus.texts()))
     places = {document.id: place for place, document in enumerate(dataset.corpus)}
