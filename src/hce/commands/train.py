@@ -83,10 +83,19 @@ def train(
     if not first:
         return
     if as_json:
-        print_json({"model": str(output), "before": result.before, "after": result.after, "mix": result.mix})
+        print_json(
+            {
+                "model": str(output),
+                "before": result.before,
+                "after": result.after,
+                "mix": result.mix,
+                "shares": result.encoder.shares,
+            }
+        )
     else:
         out.print(f"{result.recipe.mode} training; {improvement(result)}", soft_wrap=True)
-        out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}) loads it", soft_wrap=True)
+        trusted = "" if len(result.encoder.shares) == 1 else ", trust_remote_code=True"
+        out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it", soft_wrap=True)
 
 
 def report(

@@ -298,7 +298,8 @@ def _training_labels(
 
 def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Recipe:
     """Return what every trained system may spend: as given, or an epoch as long as the corpus and no larger batch."""
-    recipe = Recipe.for_encoder(static=static, documents=documents, **{"epoch_pairs": documents, **settings})
+    usual = {"epoch_pairs": documents, "train": "encoder"}  # the system `companion` has its own
+    recipe = Recipe.for_encoder(static=static, documents=documents, **{**usual, **settings})
     recipe.require_documents(documents)
     return recipe
 

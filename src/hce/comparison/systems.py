@@ -25,6 +25,7 @@ from hce.comparison.task import Built, System, Task, searched_by_vectors, traine
 from hce.comparison.tsdae import build_tsdae
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
+from hce.training.recipe import Recipe
 from hce.training.train import train
 
 
@@ -68,6 +69,13 @@ def trained(*, labels: bool = True, generated: bool = False, **settings: Any) ->
         return trained_encoder(result, task.corpus)
 
     return build
+
+
+def build_companion(task: Task) -> Built:
+    """Train what `hce train` trains unless told otherwise: companions beside the encoder, by their own budget."""
+    static = task.load_encoder().is_static
+    recipe = Recipe.for_encoder(static=static, documents=len(task.corpus), seed=task.recipe.seed)
+    return trained(train="auto")(replace(task, recipe=recipe))
 
 
 def with_words(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
@@ -115,7 +123,10 @@ SYSTEMS: dict[str, System] = {
     "hce-u": System("hce, unsupervised: no labels", trained(labels=False, mode="unsupervised"), ours=True),
     "hce-s": System("hce, supervised: labelled pairs alone", trained(mode="supervised"), "labels", ours=True),
     "hce": System("hce: joint where there are labels, else unsupervised", trained(), ours=True),
-    "hce-hybrid": System("hce and BM25, fused: what `hce search` does", with_words(trained()), ours=True),
+    "companion": System(
+        "companions of the corpus beside the encoder: what `hce train` does", build_companion, ours=True
+    ),
+    "hce-hybrid": System("companion and BM25, fused: what `hce search` does", with_words(build_companion), ours=True),
     "hce+qg": System("hce with generated queries", trained(generated=True), "generated", ours=True),
 }
 
@@ -133,6 +144,7 @@ DEFAULT = (
     "ct",
     "no-tree",
     "hce",
+    "companion",
     "hce-hybrid",
     "hce+qg",
 )

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import torch
@@ -89,20 +90,46 @@ def load_static() -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
+def load_table_of(model: SentenceTransformer, fingerprint: str) -> SentenceTransformer:
+    """Load the token table of any transformer's own tokenizer, distilled from it; the first call makes the table.
+
+    Args:
+        model: its first module is a transformer.
+        fingerprint: of the model, by which the table is found again.
+
+    Raises:
+        InputError: no token table can be made of this model.
+    """
+
+    def make(folder: Path) -> None:
+        transformer = model[0]
+        try:
+            table = _distilled("distill_from_model", transformer.auto_model, transformer.tokenizer)
+        except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise InputError(
+                f"no token table can be distilled from this model ({error}); train the encoder itself"
+            ) from error
+        SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
+
+    folder = _cached(f"table-{fingerprint[:16]}", "modules.json", make)
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
 def _make_static(folder: Path) -> None:
-    model = SentenceTransformer(modules=[_distil_static(), Normalize()], device="cpu")
-    model.save(str(folder), create_model_card=False)
+    table = _distilled("distill", str(verified_minilm_folder()))
+    SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
 
-def _distil_static() -> StaticEmbedding:
+def _distilled(function: str, *model: Any) -> StaticEmbedding:
+    """Have a function of model2vec make a token table of a model: a transformer's vector for each token by itself."""
     try:
-        from model2vec.distill import distill
+        from model2vec import distill
     except ImportError as error:
-        raise MissingPackageError(f"the encoder 'static' is distilled with model2vec; {INSTALL}") from error
-    logger.info("distilling the static encoder from all-MiniLM-L6-v2: once, about half a minute")
+        raise MissingPackageError(f"a token table is distilled with model2vec; {INSTALL}") from error
+    logger.info("distilling a token table from a transformer: once, about half a minute")
     with quiet_transformers(), redirect_stderr(sys.stderr if sys.stderr.isatty() else io.StringIO()):
-        table = distill(
-            str(verified_minilm_folder()),
+        table = getattr(distill, function)(
+            *model,
             device="cuda" if torch.cuda.is_available() else "cpu",
             pca_dims=None,
             sif_coefficient=SIF_COEFFICIENT,

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hce.data.corpus import Corpus
-from hce.encoding.bundled import load_minilm, load_static, quiet_transformers
+from hce.encoding.bundled import load_minilm, load_static, load_table_of, quiet_transformers
 from hce.encoding.side_by_side import SideBySide, is_made_of_ours
 from hce.encoding.static import WordMemo, document_frequencies, fit_table
 from hce.encoding.word_table import WordTable
@@ -44,6 +44,8 @@ SORT_WINDOW = 8192
 # Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
+NO_LIMIT = 10**9  # what tokenizers call a model that reads any length is above
+UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
 
 
 class Encoder:
@@ -122,6 +124,20 @@ class Encoder:
         return all(isinstance(part.model[0], StaticEmbedding | WordTable) for part in self.parts)
 
     @property
+    def window(self) -> int:
+        """How many tokens of a document's own the encoder reads at once; beside a companion, the fewer of the two's."""
+        if len(self.parts) > 1:
+            return min(part.window for part in self.parts)
+        tokenizer, limit = self.model.tokenizer, self.model.max_seq_length
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            limit = min(limit or math.inf, tokenizer.model_max_length)
+            prompt = len(tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"])
+            taken = tokenizer.num_special_tokens_to_add() + prompt
+        else:
+            limit, taken = (getattr(tokenizer, "truncation", None) or {}).get("max_length"), 0
+        return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
+
+    @property
     def parts(self) -> list[Encoder]:
         """The encoders whose vectors stand side by side in this one's: itself, where it has no companion."""
         first = self.model[0]
@@ -144,6 +160,17 @@ class Encoder:
         """Make an encoder of a table of words alone."""
         model = SentenceTransformer(modules=[table, Normalize()], device="cpu")
         return cls(model, "words of the corpus", device=device, dtype=torch.float32)
+
+    def token_table(self) -> Encoder:
+        """Return a static encoder of this transformer's own tokens: the bundled one for minilm, else one distilled now.
+
+        Raises:
+            InputError: no token table can be made of this model.
+        """
+        if self.name == "minilm":
+            return Encoder.load("static", device=self.device, dtype=torch.float32)
+        model = load_table_of(self.model, self.fingerprint)
+        return Encoder(model, f"table of {self.name}", device=self.device, dtype=torch.float32)
 
     def beside(self, companions: Sequence[Encoder], shares: Sequence[float]) -> Encoder:
         """Return one encoder of this one and its companions, each with its share of an inner product."""

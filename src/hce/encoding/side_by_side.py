@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
@@ -107,6 +108,21 @@ class SideBySide(InputModule):
             return cls([load_local(_folder(folder, number)) for number in range(len(shares))], shares)
         except (TypeError, ValueError, OSError) as error:
             raise FormatError(f"{folder}: damaged ({error}); train or copy the model again") from error
+
+
+def joined(parts: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
+    """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
+
+    Args:
+        parts: unit rows of shape (texts, nᵢ) each.
+        shares: of the parts.
+
+    Returns:
+        Unit rows of shape (texts, Σ nᵢ), float32.
+    """
+    rows = np.concatenate([np.float32(share**0.5) * part for share, part in zip(shares, parts, strict=True)], axis=1)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, np.where(lengths > 0, lengths, 1), out=rows)
 
 
 def load_local(folder: str | Path) -> SentenceTransformer:

@@ -59,17 +59,31 @@ class WordTable(InputModule):
         self._row = {word: row for row, word in enumerate(self.words)}
 
     @classmethod
-    def fit(cls, corpus: Corpus, *, language: str = "english", dim: int = DIMENSIONS, seed: int = 0) -> WordTable:
+    def fit(
+        cls,
+        corpus: Corpus,
+        *,
+        language: str = "english",
+        dim: int = DIMENSIONS,
+        without: np.ndarray | None = None,
+        seed: int = 0,
+    ) -> WordTable:
         """Learn the words of a corpus.
+
+        Args:
+            corpus: the documents.
+            language: whose endings are cut off.
+            dim: n, at most; fewer documents or words give fewer dimensions.
+            without: positions of documents that are not to be learnt from, since something is measured by them.
+            seed: same seed, same table.
 
         Raises:
             InputError: hardly a word is in two documents, so that there is nothing to learn.
         """
-        sample: Iterable[int] = range(len(corpus))
-        if len(corpus) > MOST_DOCUMENTS:
-            drawn = np.random.default_rng(seed).choice(len(corpus), MOST_DOCUMENTS, replace=False)
-            sample = np.sort(drawn).tolist()
-        bags = [Counter(terms(corpus[position].full_text, language)) for position in sample]
+        sample = np.setdiff1d(np.arange(len(corpus)), [] if without is None else without)
+        if len(sample) > MOST_DOCUMENTS:
+            sample = np.sort(np.random.default_rng(seed).choice(sample, MOST_DOCUMENTS, replace=False))
+        bags = [Counter(terms(corpus[position].full_text, language)) for position in sample.tolist()]
         frequencies = Counter(chain.from_iterable(bags))
         words = [word for word, count in frequencies.most_common(MOST_WORDS) if count >= LEAST_DOCUMENTS]
         dim = min(dim, len(words) - 1, len(bags) - 1)

@@ -99,7 +99,7 @@ class HybridSearcher:
         """Index the words of the texts that a dense searcher has the vectors of."""
         words = Words.new()
         words.add(enumerate(texts))
-        return cls(dense, words, STATIC_SHARE if dense.encoder.is_static else TRANSFORMER_SHARE)
+        return cls(dense, words, STATIC_SHARE if dense.encoder.is_table else TRANSFORMER_SHARE)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""

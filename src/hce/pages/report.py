@@ -12,7 +12,7 @@ import numpy as np
 from hce.evaluation.significance import compare_several
 from hce.pages.page import GREY, OURS, definitions, difference_bars, go, html_page, html_table, make_subplots, picture
 from hce.training.heldout import mean_over_kinds
-from hce.training.model_folder import DevQuery, ModelFolder
+from hce.training.model_folder import DevQuery, ModelFolder, what_was_learnt
 from hce.training.recipe import Recipe
 from hce.training.run import Epoch
 from hce.tree.hierarchy import Hierarchy
@@ -53,7 +53,8 @@ def report(model: ModelFolder) -> str:
 def command(model: ModelFolder) -> str:
     """Return the command that makes this model again: the settings that are not defaults are spelled out."""
     facts = model.facts
-    defaults = Recipe.for_encoder(static=facts.static).as_dict()
+    defaults = Recipe.for_encoder(static=facts.static, train=facts.recipe.get("train", "encoder")).as_dict()
+    defaults["train"] = "both" if facts.static else "companion"
     encoder = facts.base_encoder
     words = ["hce", "train", facts.corpus["name"], "-o", model.path.name, "--encoder", encoder]
     for name, value in facts.recipe.items():
@@ -125,7 +126,7 @@ def _about(model: ModelFolder) -> dict[str, str]:
         "corpus": f"{facts.corpus['name']}, {facts.corpus['documents']:,} documents",
         "encoder": facts.encoder,
         "training": f"{facts.recipe['mode']}, {max(len(model.history) - 1, 0)} epochs, {seconds:,.0f} s",
-        "weights": f"{facts.mix:.0%} of the way from the first to the trained ones",
+        "learnt": what_was_learnt(facts),
         "made by": f"hce {facts.hce}",
     }
 

@@ -8,8 +8,9 @@ lengths, a transformer on spans of up to 64 tokens; the other kinds show whether
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,34 @@ class DevQueries:
     variants: list[str] | None = None
 
 
+class DevVectors(NamedTuple):
+    """A dev set as an encoder sees it.
+
+    Attributes:
+        pool: the pool's documents, of shape (pool, n).
+        queries: for each kind, of shape (queries, n).
+        variants: for each kind, the answers as the queries' sources must not see them, of shape (queries, n), or None.
+    """
+
+    pool: np.ndarray
+    queries: list[np.ndarray]
+    variants: list[np.ndarray | None]
+
+
+def side_by_side(parts: Sequence[DevVectors], shares: Sequence[float]) -> DevVectors:
+    """Put the vectors of several encoders side by side, as `hce.encoding.side_by_side` does."""
+
+    def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([share**0.5 * array for share, array in zip(shares, arrays, strict=True)], axis=1)
+
+    queries = [joined(kind) for kind in zip(*(part.queries for part in parts), strict=True)]
+    variants = [
+        None if kind[0] is None else joined([array for array in kind if array is not None])
+        for kind in zip(*(part.variants for part in parts), strict=True)
+    ]
+    return DevVectors(joined([part.pool for part in parts]), queries, variants)
+
+
 @dataclass(frozen=True)
 class DevSet:
     """A pool of documents and the queries to find them by.
@@ -78,11 +107,22 @@ class DevSet:
             encoder: what is measured.
             vectors: the vectors of the whole corpus by this encoder, if someone has them already.
         """
+        return self.scores_of(self.encode(encoder, vectors))
+
+    def encode(self, encoder: Encoder, vectors: np.ndarray | None = None) -> DevVectors:
+        """Encode the pool and the queries; the arguments are those of `scores`."""
         if vectors is None:
             pool = encoder.encode([self.corpus[position].full_text for position in self.pool.tolist()])
         else:
             pool = np.asarray(vectors[self.pool])
-        return {queries.kind: _ndcg(encoder, pool, queries) for queries in self.panel}
+        queries = [encoder.encode(queries.texts, "query") for queries in self.panel]
+        variants = [None if each.variants is None else encoder.encode(each.variants) for each in self.panel]
+        return DevVectors(pool, queries, variants)
+
+    def scores_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
+        """Measure NDCG@10 for each query of each kind, of shape (queries,), by vectors that `encode` gave."""
+        each = zip(self.panel, encoded.queries, encoded.variants, strict=True)
+        return {queries.kind: _ndcg(encoded.pool, queries, asked, variants) for queries, asked, variants in each}
 
 
 def means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -148,10 +188,9 @@ def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> De
     )
 
 
-def _ndcg(encoder: Encoder, pool: np.ndarray, queries: DevQueries) -> np.ndarray:
-    asked = encoder.encode(queries.texts, "query")
-    if queries.variants is not None:
-        return _ndcg_of_variants(asked, encoder.encode(queries.variants), pool, np.concatenate(queries.answers))
+def _ndcg(pool: np.ndarray, queries: DevQueries, asked: np.ndarray, variants: np.ndarray | None) -> np.ndarray:
+    if variants is not None:
+        return _ndcg_of_variants(asked, variants, pool, np.concatenate(queries.answers))
     ranked, _ = nearest(asked, pool, CUTOFF)
     discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
     gains = [

@@ -45,13 +45,9 @@ tags:
 |---|---|---|
 {rows}
 
-{mix:.0%} of the way from the first weights to the trained ones. Fingerprint of the corpus: `{fingerprint}`.
+{learnt} Fingerprint of the corpus: `{fingerprint}`.
 
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("path/to/this/folder")
-```
+{usage}
 
 Settings:
 
@@ -59,6 +55,21 @@ Settings:
 {recipe}
 ```
 """
+
+USAGE = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+```"""
+USAGE_WITH_COMPANIONS = """The vectors of the encoder and of its companions stand side by side in one, by a module of
+`hce`, which has to be installed (`pip install hierarchical-corpus-encoder`). `trust_remote_code` lets
+sentence-transformers import that module from the installed package; no code is in this folder.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder", trust_remote_code=True)
+```"""
 
 Entry = TypeVar("Entry")
 
@@ -80,6 +91,7 @@ class ModelFacts:
         after: the same, of the encoder that came out.
         mix: how much of the trained weights is in it; 0 means that training did not help.
         held_out: ids of the documents that were kept for measuring.
+        shares: how much the encoder and each of its companions count in a score.
     """
 
     format: int
@@ -94,6 +106,7 @@ class ModelFacts:
     after: dict[str, float]
     mix: float
     held_out: list[str]
+    shares: list[float]
 
     @property
     def base_encoder(self) -> str:
@@ -111,7 +124,7 @@ class ModelFacts:
         if not path.is_file():
             raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
         try:
-            facts = {"held_out": [], **read_json(path)}  # the first versions did not write which were held out
+            facts = {"held_out": [], "shares": [1.0], **read_json(path)}  # the first versions did not write these
             if not isinstance(facts["format"], int) or facts["format"] <= FORMAT:
                 return cls(**{each.name: facts[each.name] for each in fields(cls)})
         except FormatError as error:
@@ -196,7 +209,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         format=FORMAT,
         hce=__version__,
         encoder=result.encoder.name,
-        static=result.encoder.is_static,
+        static=result.encoder.parts[0].is_static,
         fingerprint=result.encoder.fingerprint,
         corpus={"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
         recipe=result.recipe.as_dict(),
@@ -205,6 +218,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         after=result.after,
         mix=result.mix,
         held_out=[corpus[position].id for position in result.held_out.tolist()],
+        shares=list(result.encoder.shares),
     )
     with new_folder(path) as folder:
         result.encoder.save(folder / "model")
@@ -233,9 +247,19 @@ def model_card(name: str, facts: ModelFacts) -> str:
         mode=facts.recipe["mode"],
         metric=facts.metric,
         rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
-        mix=facts.mix,
+        learnt=what_was_learnt(facts),
+        usage=USAGE if len(facts.shares) == 1 else USAGE_WITH_COMPANIONS,
         recipe=json.dumps(facts.recipe, indent=2),
     )
+
+
+def what_was_learnt(facts: ModelFacts) -> str:
+    """Say how much of a score and of the weights is the corpus's own."""
+    of = "the companion table's" if facts.recipe.get("train") == "companion" else "the"
+    weights = f"{facts.mix:.0%} of the way from {of} first weights to the trained ones."
+    if len(facts.shares) == 1:
+        return weights
+    return f"{1 - facts.shares[0]:.0%} of a score from companions of the corpus's own. {weights}"
 
 
 def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
+from hce.data.terms import checked_language
 from hce.errors import InputError
 
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 Pseudo = Literal["ict", "simcse"]
 Sampling = Literal["siblings", "fresh-siblings", "mined", "none"]
 Optimizer = Literal["adamw", "adafactor"]
+Learner = Literal["auto", "companion", "encoder", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -33,6 +35,12 @@ class Recipe:
     mode: Supervision = _option(
         "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
     )
+    train: Learner = _option(
+        "auto",
+        "companion: tables of the corpus's tokens and words, beside the encoder as it is; encoder: the encoder itself; "
+        "both; auto: both for a static encoder, whose companion is the words, companion for a transformer",
+    )
+    language: str = _option("english", "whose word endings are cut off in the table of the corpus's words, or none")
     epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
@@ -96,6 +104,7 @@ class Recipe:
                 raise InputError(f"{setting.name} {value}: has to be above 0")
             if isinstance(value, int | float) and setting.name != "levels" and not value >= 0:
                 raise InputError(f"{setting.name} {value}: cannot be below 0")
+        checked_language(self.language)
         if self.branching == 1:
             raise InputError("branching 1: a node needs 2 children or more; 0 chooses")
         if not self.span_lengths or min(self.span_lengths) < 1:
@@ -106,7 +115,7 @@ class Recipe:
         """Return the measured defaults for a kind of encoder, with some settings replaced.
 
         Args:
-            static: whether it is a token table.
+            static: whether it is a token table; a transformer's companion, where that is trained in its place, is one.
             documents: how many there are; of few, a batch is no more than a quarter, unless its size is set.
             settings: fields of the recipe.
 
@@ -117,7 +126,8 @@ class Recipe:
         if unknown:
             known = ", ".join(each.name for each in fields(cls))
             raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
-        recipe = replace(cls() if static else cls(**TRANSFORMER), **settings)
+        trains_table = static or settings.get("train", "auto") in ("auto", "companion")
+        recipe = replace(cls() if trains_table else cls(**TRANSFORMER), **settings)
         if documents is None or "batch_size" in settings:
             return recipe
         return replace(recipe, batch_size=min(recipe.batch_size, max(2, documents // 4)))

@@ -6,10 +6,12 @@ The pairs and the held-out queries come from `hce.training.sources`, the algorit
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +20,17 @@ from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
 from hce.data.text import TOKEN
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder, fast_dtype
+from hce.encoding.side_by_side import joined
 from hce.errors import InputError
 from hce.files import require_new, unfinished
 from hce.processes import is_first_process, process_count
-from hce.training.co_training import TrainResult, co_train
-from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
+from hce.training.co_training import TrainResult, cluster_corpus, co_train
+from hce.training.companion import accompany, words_of
+from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means, pseudo_dev
 from hce.training.model_folder import DevQuery, save_model
-from hce.training.recipe import Precision, Recipe, Supervision
+from hce.training.recipe import TRANSFORMER, Learner, Precision, Recipe, Supervision
 from hce.training.run import CheckpointFolder, Epoch
 from hce.training.sources import sources_and_devset
 from hce.tree.names import name_nodes
@@ -69,30 +74,126 @@ def train(
     if output is not None:
         _require_place(output, resume)
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
+    encoder = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, encoder, pairs or generated)
     _refuse_impossible(corpus, encoder, recipe)
     _warn_of_poor_data(corpus, recipe)
     warn_of_language(corpus, encoder.name)
-    sources, devset = sources_and_devset(corpus, pairs, generated, dev, recipe)
+    place = None if output is None else unfinished(output)
+    labels = LabelledData(pairs, generated, dev)
+    learner = encoder.token_table() if recipe.train == "companion" else encoder
+    learnt = _learn(corpus, learner, labels, recipe, place, progress=progress, on_epoch=on_epoch)
+    if recipe.train != "encoder":
+        tables = [learnt.result.encoder] if recipe.train == "companion" else []
+        if recipe.train == "both" and not encoder.is_static:
+            of_table = _recipe_of_table(corpus, recipe)
+            table = _learn(
+                corpus, encoder.token_table(), labels, of_table, place and place / "table", progress=progress
+            )
+            tables = [table.result.encoder]
+        learnt = _with_companions(corpus, encoder, learnt, tables, place, progress=progress)
+    result = learnt.result
+    if output is not None and place is not None and is_first_process():
+        if result.hierarchy.levels:
+            result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts())
+        save_model(result, corpus, output, _before_and_after(learnt))
+        shutil.rmtree(place, ignore_errors=True)
+    return result
+
+
+class LabelledData(NamedTuple):
+    """The labelled queries that `train` is given: to train on, generated to train on, to measure by."""
+
+    pairs: Labels | None
+    generated: Labels | None
+    dev: Labels | None
+
+
+class Learnt(NamedTuple):
+    """What came of training an encoder, and each held-out query's score before and after."""
+
+    result: TrainResult
+    dev: DevSet
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+
+
+def _learn(
+    corpus: Corpus,
+    encoder: Encoder,
+    labels: LabelledData,
+    recipe: Recipe,
+    place: Path | None,
+    *,
+    progress: bool,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> Learnt:
+    """Train an encoder by HCE; the state of the run is kept in `place`, where there is one."""
+    sources, devset = sources_and_devset(corpus, *labels, recipe)
     with _at_work(encoder, recipe):
         scores = devset.scores(encoder)
         given = means(scores)
         start = start_encoder(corpus, encoder, devset, given, recipe)
-    checkpoints = None
-    if output is not None:
-        checkpoints = CheckpointFolder(unfinished(output), _identity(corpus, start, pairs, generated, dev, recipe))
+    checkpoints = None if place is None else CheckpointFolder(place, _identity(corpus, start, labels, recipe))
     with _at_work(start, recipe):
         result = co_train(
             corpus, start, sources, devset, recipe, checkpoints=checkpoints, progress=progress, on_epoch=on_epoch
         )
         is_unchanged = start is encoder and not result.mix
-        result = replace(result, before=given, after=given if is_unchanged else result.after)
-        if output is not None and checkpoints is not None and is_first_process():
-            if result.hierarchy.levels:
-                result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts())
-            save_model(result, corpus, output, _before_and_after(devset, scores, result.encoder))
-            checkpoints.remove()
-    return result
+        after = scores if is_unchanged else devset.scores(result.encoder)
+    return Learnt(replace(result, before=given, after=means(after)), devset, scores, after)
+
+
+def _with_companions(
+    corpus: Corpus, encoder: Encoder, learnt: Learnt, tables: list[Encoder], place: Path | None, *, progress: bool
+) -> Learnt:
+    """Put the token tables that were trained, and the corpus's words, beside the encoder, where dev prefers that.
+
+    The words to be measured are learnt without the documents that held-out queries were made of.
+    """
+    result, recipe = learnt.result, learnt.result.recipe
+    first = encoder if recipe.train == "companion" else result.encoder
+    dev = learnt.dev if first.is_static else _few_queries(learnt.dev, result.held_out, recipe)
+    vectors = encode_corpus(first, corpus, place and place / "encoded", progress=progress and not first.is_static)
+
+    def words(without: np.ndarray) -> list[Encoder]:
+        return words_of(corpus, first, language=recipe.language, without=without, seed=recipe.seed)
+
+    all_words, nobody = words(np.empty(0, dtype=np.int64)), not len(result.held_out)
+    companions, measured = [*tables, *all_words], [*tables, *(all_words if nobody else words(result.held_out))]
+    if len(companions) != len(measured):  # so few documents that some may not be left out
+        companions = measured = tables
+    chosen = accompany(first, companions, dev, measured=measured, vectors=vectors)
+    is_learner = first is result.encoder
+    if is_learner and chosen.encoder is first:
+        return learnt
+    before, after = learnt.before if is_learner else chosen.before, chosen.after
+    others = [encode_corpus(part, corpus) for part in chosen.encoder.parts[1:]]
+    vectors = joined([vectors, *others], chosen.encoder.shares)
+    result = replace(
+        result,
+        encoder=chosen.encoder,
+        hierarchy=cluster_corpus(vectors, recipe, first, recipe.epochs + 1),
+        before=means(before),
+        after=means(after),
+        metric=dev.name,
+    )
+    return Learnt(result, dev, before, after)
+
+
+def _few_queries(dev: DevSet, held_out: np.ndarray, recipe: Recipe) -> DevSet:
+    """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
+    few = TRANSFORMER["dev_queries"]
+    if dev.is_labelled or len(held_out) <= few:
+        return dev
+    some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(held_out, few, replace=False))
+    return pseudo_dev(dev.corpus, some, recipe.dev_pool, recipe.seed)
+
+
+def _recipe_of_table(corpus: Corpus, recipe: Recipe) -> Recipe:
+    """Return how a companion is trained beside a transformer that is trained too: measured by the same documents."""
+    settings = {name: getattr(recipe, name) for name in ("mode", "seed", "dev_queries", "language")}
+    return Recipe.for_encoder(static=True, documents=len(corpus), train="encoder", precision="float32", **settings)
 
 
 def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
@@ -105,16 +206,20 @@ def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str
 def improvement(result: TrainResult) -> str:
     """Say in one sentence what training did to the dev measure."""
     before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
-    if result.mix == 0 and result.after == result.before:
+    shares = result.encoder.shares
+    if result.after == result.before:
         clearly = "" if LABELLED in result.after else " clearly"
         return (
             f"training did not{clearly} beat the encoder it started from ({before:.4f}), "
             "so that one is returned unchanged"
         )
+    gain = f"{result.metric}: {before:.4f} → {after:.4f}"
+    if len(shares) > 1:
+        return f"{gain}, with {1 - shares[0]:.0%} of a score from companions of the corpus's own"
     if result.mix == 0:
-        return f"{result.metric}: {before:.4f} → {after:.4f} by fitting the table alone; training did not add to it"
+        return f"{gain} by fitting the table alone; training did not add to it"
     way = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
-    return f"{result.metric}: {before:.4f} → {after:.4f}{way}"
+    return gain + way
 
 
 def _require_place(output: str | Path, resume: bool) -> None:
@@ -127,7 +232,20 @@ def _require_place(output: str | Path, resume: bool) -> None:
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
     """Return the recipe with everything decided that was left open."""
     recipe = recipe or Recipe.for_encoder(static=encoder.is_static, documents=len(corpus))
-    return replace(recipe, mode=_supervision(recipe, labels), precision=_precision(recipe, encoder))
+    return replace(
+        recipe,
+        mode=_supervision(recipe, labels),
+        train=_learner(recipe, encoder),
+        precision=_precision(recipe, encoder),
+    )
+
+
+def _learner(recipe: Recipe, encoder: Encoder) -> Learner:
+    if recipe.train == "companion" and encoder.is_static:
+        raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
+    if recipe.train == "auto":
+        return "both" if encoder.is_static else "companion"
+    return recipe.train
 
 
 def _supervision(recipe: Recipe, labels: Labels | None) -> Supervision:
@@ -142,7 +260,8 @@ def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
     """Choose what to compute in; a token table has no products that would be faster in bfloat16."""
     if recipe.precision != "auto":
         return recipe.precision
-    is_fast = not encoder.is_static and fast_dtype(encoder.device) == torch.bfloat16
+    is_table = encoder.is_static or recipe.train in ("auto", "companion")
+    is_fast = not is_table and fast_dtype(encoder.device) == torch.bfloat16
     return "bfloat16" if is_fast else "float32"
 
 
@@ -151,6 +270,8 @@ def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     recipe.require_documents(len(corpus))
     has_dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
+    if recipe.train == "companion" and recipe.pseudo == "simcse":
+        raise InputError("a companion is a table and has no dropout; use ict, or train the encoder")
     if recipe.mode != "supervised" and recipe.pseudo == "simcse" and not has_dropout:
         raise InputError(f"{encoder.name} has no dropout, so SimCSE would show it the same text twice; use ict")
 
@@ -176,26 +297,23 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def _identity(
-    corpus: Corpus, encoder: Encoder, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
-) -> dict[str, object]:
-    """Return all that decides the outcome of a run; only a run with an equal identity is continued."""
+def _identity(corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Recipe) -> dict[str, object]:
+    """Return what a run is of, by which a continued one is told from another."""
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": pairs and pairs.digest,
-        "set of generated queries": generated and generated.digest,
-        "set of dev queries": dev and dev.digest,
+        "set of labelled pairs": labels.pairs and labels.pairs.digest,
+        "set of generated queries": labels.generated and labels.generated.digest,
+        "set of dev queries": labels.dev and labels.dev.digest,
         "number of processes": process_count(),
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
 
 
-def _before_and_after(dev: DevSet, before: dict[str, np.ndarray], encoder: Encoder) -> list[DevQuery]:
-    """Return the score of each held-out query before and after training."""
-    after = dev.scores(encoder)
+def _before_and_after(learnt: Learnt) -> list[DevQuery]:
+    """List the held-out queries with their scores, for whoever asks what changed."""
     return [
         DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))
-        for queries in dev.panel
-        for text, old, new in zip(queries.texts, before[queries.kind], after[queries.kind], strict=True)
+        for queries in learnt.dev.panel
+        for text, old, new in zip(queries.texts, learnt.before[queries.kind], learnt.after[queries.kind], strict=True)
     ]

@@ -1,0 +1,100 @@
+"""Companions: what stands beside an encoder in one vector, learnt from the corpus in the encoder's place.
+
+A transformer is strong and slow to train, and without labels training gains it little. A token table of the same
+tokenizer is weak and trained in a minute; a table of the corpus's own words is fitted in seconds. Beside the
+transformer, which stays as it is, both tell documents apart that the transformer has never learnt to (docs/LOG.md).
+How much they count is chosen on held-out queries, and 0, the encoder alone, is among the choices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
+from hce.encoding.word_table import WordTable
+from hce.errors import InputError
+from hce.processes import of_the_first
+from hce.training.heldout import DevSet, mean_over_kinds, means, side_by_side
+from hce.training.weights import is_clear_gain
+
+logger = logging.getLogger(__name__)
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""What companions may count in all, to choose from."""
+
+
+class Accompanied(NamedTuple):
+    """An encoder with the companions that held-out queries call good for it.
+
+    Attributes:
+        encoder: the encoder with its companions, or the encoder alone.
+        before: the score of each held-out query of each kind by the encoder alone.
+        after: the same, by what is returned.
+    """
+
+    encoder: Encoder
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+
+
+def accompany(
+    encoder: Encoder,
+    companions: Sequence[Encoder],
+    dev: DevSet,
+    *,
+    measured: Sequence[Encoder] | None = None,
+    vectors: np.ndarray | None = None,
+) -> Accompanied:
+    """Put companions beside an encoder, with the share that is best on held-out queries, equal among companions.
+
+    As for the mix of weights, a better mean on labelled queries is enough, and pseudo-queries need a clear gain.
+
+    Args:
+        encoder: stays as it is.
+        companions: none at all gives the encoder alone.
+        dev: what decides.
+        measured: the companions as they may be measured, where those to be used have seen the held-out documents.
+        vectors: the vectors of the whole corpus by the encoder, if someone has them already.
+    """
+    own = dev.encode(encoder, vectors)
+    before = best = dev.scores_of(own)
+    chosen = 0.0
+    if companions:
+        parts = [own, *(dev.encode(each) for each in measured or companions)]
+        for share in SHARES:
+            scores = dev.scores_of(side_by_side(parts, _shares(share, len(companions))))
+            if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
+                chosen, best = share, scores
+        if not dev.is_labelled and not is_clear_gain(before, best):
+            chosen, best = 0.0, before
+        chosen = of_the_first({"share": chosen}, encoder.device)["share"]
+    if not chosen:
+        return Accompanied(encoder, before, before)
+    return Accompanied(encoder.beside(companions, _shares(chosen, len(companions))), before, best)
+
+
+def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
+    """Learn the corpus's own words; none, where its documents do not share enough of them.
+
+    Args:
+        corpus: the documents.
+        encoder: whose companion the words become: they compute on the same device.
+        language: whose endings are cut off.
+        without: positions of documents that are not to be learnt from.
+        seed: same seed, same result.
+    """
+    try:
+        table = WordTable.fit(corpus, language=language, without=without, seed=seed)
+    except InputError as error:
+        logger.warning("%s; the encoder gets no words of the corpus", error)
+        return []
+    return [Encoder.of_words(table, device=encoder.device)]
+
+
+def _shares(share: float, companions: int) -> list[float]:
+    return [1 - share, *([share / companions] * companions)]
