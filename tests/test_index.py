@@ -660,7 +660,7 @@ def test_status_says_what_there_is(index, encoder):
     assert (status.encoder, status.dim, status.engine, status.dtype) == ("tiny static", 32, "flat", "float32")
     assert status.tree_levels == 3
     assert status.bytes == sum(path.stat().st_size for path in index.path.rglob("*") if path.is_file())
-    assert json.loads(json.dumps(status.as_dict()))["format"] == 1
+    assert json.loads(json.dumps(status.as_dict()))["format"] == 2
 
 
 # ------------------------------------------------------------------------------------------------- at the same time

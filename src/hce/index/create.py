@@ -25,6 +25,7 @@ from hce.files import new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
 from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.manifest import Manifest
+from hce.index.passages import Cutter, LongDocuments
 from hce.index.store import Store, Writer, now
 from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
@@ -93,16 +94,17 @@ def create_index(
     if words_share is not None and not 0 <= words_share <= 1:
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
-    if engine == "auto":
-        engine = engine_for(len(corpus))
-    if hierarchy is None and engine == "tree":
-        hierarchy = "grow"
     start = start_from(encoder, corpus)
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
+    long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
+    if engine == "auto":
+        engine = engine_for(len(long.corpus))
+    if hierarchy is None and engine == "tree":
+        hierarchy = "grow"
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
-    part = unfinished(path) / f"{start.fingerprint[:12]}-{corpus.fingerprint[:12]}"
-    vectors = encode_corpus(start.encoder, corpus, part, progress=progress)
-    tree = _tree(hierarchy, start, corpus, vectors)
+    part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
+    vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress)
+    tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)])
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
         if start.folder is not None:
@@ -110,10 +112,10 @@ def create_index(
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
-        default = STATIC_SHARE if start.encoder.is_static else TRANSFORMER_SHARE
+        default = STATIC_SHARE if start.encoder.is_table else TRANSFORMER_SHARE
         share = default if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share)
-        _fill_store(folder, corpus, vectors, progress)
+        _fill_store(folder, corpus, vectors, long, progress)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     shutil.rmtree(unfinished(path), ignore_errors=True)
@@ -141,6 +143,7 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
         encoder=start.encoder.name,
         fingerprint=start.fingerprint,
         dim=start.encoder.dim,
+        window=start.encoder.window,
         encoder_files=file_stamps(folder / ENCODER_FOLDER),
         base_encoder=None if start.facts is None else start.facts.base_encoder,
         fitted_documents=start.fitted_documents,
@@ -150,14 +153,16 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
     )
 
 
-def _fill_store(folder: Path, corpus: Corpus, vectors: np.ndarray, progress: bool) -> None:
-    """Write all documents with their vectors (N, n)."""
+def _fill_store(folder: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> None:
+    """Write all documents with their vectors, the first N rows, and long ones with their passages'."""
     store = Store.create(folder, vectors.shape[1])
     with progress_bar("writing", len(corpus), "documents", show=progress) as advance:
         done = 0
         for chunk in chunks_of([corpus]):
+            positions = range(done, done + len(chunk))
             with store.writing() as writer:
-                writer.insert(chunk, _shared_rows(writer, chunk, vectors[done : done + len(chunk)]))
+                rows = _shared_rows(writer, chunk, vectors[done : done + len(chunk)])
+                writer.insert(chunk, rows, long.of(positions, vectors))
             done += len(chunk)
             advance(len(chunk))
     store.close()

@@ -17,6 +17,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.data.passages import Passage
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.create import HierarchyChoice, create_index
@@ -24,13 +25,15 @@ from hce.index.drift import Drift, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
 from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, regrow_tree
-from hce.index.live import EngineBuilder, Live, WordsBuilder
-from hce.index.manifest import IndexStatus, Manifest, size_on_disk
+from hce.index.live import EngineBuilder, Live, PassagesBuilder, WordsBuilder
+from hce.index.manifest import FORMAT, IndexStatus, Manifest, size_on_disk
+from hce.index.passages import Cutter
 from hce.index.store import Entry, Reader, Store, Writer
-from hce.index.writing import checked, chunks_of, insert_documents, without_unchanged
+from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
 from hce.search.fusion import Fused, candidates_for, search_both
+from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 
@@ -49,6 +52,8 @@ class Hit(NamedTuple):
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         matched: the query's words that the document has, in any form.
+        passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
+            the document's own vector was nearer, and by words alone.
     """
 
     rank: int
@@ -61,6 +66,7 @@ class Hit(NamedTuple):
     from_meaning: float = 0.0
     from_words: float = 0.0
     matched: tuple[str, ...] = ()
+    passage: Passage | None = None
 
     @classmethod
     def of(cls, rank: int, number: int, document: Document, from_meaning: float, from_words: float = 0.0) -> Hit:
@@ -95,7 +101,9 @@ class Index:
         self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
         self._store = Store(self.path, self.manifest.dim)
         self._engine = Live(self._store, self._new_engine_builder(self._engine_in_use(), self.manifest.dtype))
+        self._passages = Live(self._store, self._new_passages_builder())
         self._words = Live(self._store, WordsBuilder(self.manifest.language))
+        self._cutter: Cutter | None = None
         self._tree: NumberedHierarchy | None = None
 
     @classmethod
@@ -208,7 +216,7 @@ class Index:
                         f"{self.path}: id {next(iter(known))!r} is there already; update replaces documents, "
                         "or leave it out"
                     )
-            insert_documents(writer, chunks_of(sound), self._encode_documents, advance)
+            insert_documents(writer, chunks_of(sound), self._encode_documents, self._document_cutter(), advance)
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -228,7 +236,7 @@ class Index:
                 )
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance)
-            insert_documents(writer, chunks, self._encode_documents, advance)
+            insert_documents(writer, chunks, self._encode_documents, self._document_cutter(), advance)
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -372,45 +380,62 @@ class Index:
         k: int,
         allowed: np.ndarray | None,
         mode: SearchMode,
-    ) -> list[Fused] | None:
+    ) -> list[_Ranked] | None:
         """Rank documents for each query; None where a part has gone on to a later moment."""
         if vectors is None or mode == "words":
             return self._words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
         candidates = k if mode == "dense" else candidates_for(k)
-        found = self._engine.use(reader, lambda engine: engine.search(vectors, candidates, allowed))
+        found = self._nearest(reader, vectors, candidates, allowed)
         if found is None:
             return None
-        rows = [(numbers[numbers >= 0], cosines[numbers >= 0]) for numbers, cosines in zip(*found, strict=True)]
+        nearest = [_NearestToOne.of(reader, vector, *row) for vector, *row in zip(vectors, *found, strict=True)]
         if mode == "dense":
-            return [Fused(numbers, cosines, np.zeros(len(numbers))) for numbers, cosines in rows]
-
-        def fused(words: Words) -> list[Fused]:
             return [
-                search_both(
-                    *(words, text, vector),
-                    numbers=numbers,
-                    cosines=cosines,
-                    vectors_at=reader.vectors_at,
-                    candidates=candidates,
-                    words_share=self.manifest.words_share,
-                    allowed=allowed,
-                ).best(k)
-                for text, vector, (numbers, cosines) in zip(texts, vectors, rows, strict=True)
+                _Ranked(Fused(each.numbers, each.cosines, np.zeros(len(each.numbers))), each.passages)
+                for each in nearest
+            ]
+
+        def fused(words: Words) -> list[_Ranked]:
+            return [
+                _Ranked(
+                    search_both(
+                        *(words, text, each.query),
+                        numbers=each.numbers,
+                        cosines=each.cosines,
+                        vectors_at=each.vectors_at,
+                        candidates=candidates,
+                        words_share=self.manifest.words_share,
+                        allowed=allowed,
+                    ).best(k),
+                    each.passages,
+                )
+                for text, each in zip(texts, nearest, strict=True)
             ]
 
         return self._words.use(reader, fused)
 
-    def _hits(self, reader: Reader, texts: Sequence[str], ranked: list[Fused], mode: SearchMode) -> list[list[Hit]]:
+    def _nearest(self, reader: Reader, vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> Nearest | None:
+        """Find the k nearest documents by meaning; None where a part has gone on to a later moment."""
+        whole = self._engine.use(reader, lambda engine: engine.search(vectors, k, allowed))
+        if whole is None or not reader.has_passages():
+            return whole and Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
+        return self._passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
+
+    def _hits(self, reader: Reader, texts: Sequence[str], ranked: list[_Ranked], mode: SearchMode) -> list[list[Hit]]:
         """Turn numbers into the documents that they stand for."""
-        wanted = {number for each in ranked for number in each.numbers.tolist()}
+        wanted = {number for each in ranked for number in each.fused.numbers.tolist()}
         documents = reader.documents(wanted)
         hits = [
             [
                 Hit.of(rank, number, documents[number], float(meaning), float(words))
-                for rank, (number, meaning, words) in enumerate(zip(*map(np.ndarray.tolist, each), strict=True), 1)
+                for rank, (number, meaning, words) in enumerate(
+                    zip(*map(np.ndarray.tolist, each.fused), strict=True), 1
+                )
             ]
             for each in ranked
         ]
+        if mode != "words" and reader.has_passages():
+            hits = [_with_passages(reader, row, each.passages) for row, each in zip(hits, ranked, strict=True)]
         if mode == "dense":
             return hits
 
@@ -432,16 +457,20 @@ class Index:
         self._for_queries.get()
         with self._store.reading() as reader:
             self._engine.load(reader)
+            if reader.has_passages():
+                self._passages.load(reader)
             self._words.load(reader)
 
     def build_engine(self) -> None:
-        """Build engine and words of the documents there are, and keep snapshots, so that who opens the index need not.
+        """Build engines and words of the documents there are, and keep snapshots, so that who opens the index need not.
 
         Raises:
             WriterBusyError: someone else is writing.
         """
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
             self._engine.rebuild(writer, self._engine.builder)
+            if writer.has_passages():
+                self._passages.rebuild(writer, self._passages.builder)
             self._words.rebuild(writer, self._words.builder)
 
     @property
@@ -518,7 +547,8 @@ class Index:
     def rebuild(self, engine: str | None = None, dtype: str | None = None) -> None:
         """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
 
-        Also gives the space of removed documents back. The documents stay as they are, and so does the encoder.
+        Also gives the space of removed documents back. The documents stay as they are, and so does the encoder. Of an
+        index of format 1, whose long documents were read from the beginning only, these are read in passages now.
 
         Args:
             engine: another engine from now on.
@@ -531,15 +561,19 @@ class Index:
             raise InputError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}")
         codec_of(dtype or self.manifest.dtype)
         self._store.compact()
+        window = self._read_in_passages()
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
             known = Manifest.read(self.path)  # which another process may have changed
             delete_other_trees(self.path, known.hierarchy)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
             engine = engine or (known.engine if known.engine in ENGINES else self._engine_builder.engine)
             manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
+            manifest = replace(manifest, window=window, format=FORMAT)
             manifest.write(self.path)
             self.manifest, self._tree = manifest, None
             self._engine.rebuild(writer, self._new_engine_builder(manifest.engine, manifest.dtype))
+            if writer.has_passages():
+                self._passages.rebuild(writer, self._new_passages_builder())
             self._words.rebuild(writer, WordsBuilder(manifest.language))
             delete_other_trees(self.path, grown)
 
@@ -555,6 +589,24 @@ class Index:
 
     def _encode_documents(self, texts: list[str]) -> np.ndarray:
         return self._for_documents.encode(texts, "document")
+
+    def _document_cutter(self) -> Cutter | None:
+        """Return what cuts long documents; None in an index of format 1, which an earlier version may open too."""
+        if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
+            self._cutter = Cutter(self._for_documents.get())
+        return self._cutter
+
+    def _read_in_passages(self) -> int:
+        """Have long documents read in passages where they are not yet; return the window."""
+        known = Manifest.read(self.path)
+        if known.window is not None:
+            return known.window
+        cutter = Cutter(self._for_documents.get())
+        with self._store.writing() as writer:
+            # From here on an earlier version, which knows nothing of passages, does not open the index.
+            replace(Manifest.read(self.path), format=FORMAT).write(self.path)
+            cut_documents(writer, self._encode_documents, cutter)
+        return cutter.window
 
     def _engine_in_use(self) -> str:
         """Return the engine that the manifest names, or another where this version does not have that one any more."""
@@ -577,6 +629,10 @@ class Index:
     def _new_engine_builder(self, engine: str, dtype: str) -> EngineBuilder:
         return EngineBuilder(engine, dtype, self.manifest.dim, self._load_tree)
 
+    def _new_passages_builder(self) -> PassagesBuilder:
+        present = self._engine_builder
+        return PassagesBuilder(present.engine, present.dtype, present.dim)
+
     def _load_tree(self) -> NumberedHierarchy | None:
         name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
         return NumberedHierarchy.load(self.path / name) if name else None
@@ -594,8 +650,72 @@ class InMode:
         return self.index.search(queries, k, mode=self.mode)
 
 
-def _by_words(found: Matches) -> Fused:
-    return Fused(found.numbers, np.zeros(len(found.numbers)), found.scores)
+class _Ranked(NamedTuple):
+    """Documents in order, and the number of the passage that each was found by; 0 is the document's own vector."""
+
+    fused: Fused
+    passages: dict[int, int]
+
+
+class _NearestToOne(NamedTuple):
+    """The documents nearest to one query by meaning.
+
+    Attributes:
+        reader: of the moment.
+        query: its vector, of shape (n,).
+        numbers: of the documents, best first, of shape (m,).
+        cosines: of these, of shape (m,).
+        passages: the number of the passage that was nearest, by document; 0 is the document's own vector.
+    """
+
+    reader: Reader
+    query: np.ndarray
+    numbers: np.ndarray
+    cosines: np.ndarray
+    passages: dict[int, int]
+
+    @classmethod
+    def of(
+        cls, reader: Reader, query: np.ndarray, numbers: np.ndarray, scores: np.ndarray, passages: np.ndarray
+    ) -> _NearestToOne:
+        """Take one row of what was found, without the places that nothing was found for."""
+        there = numbers >= 0
+        by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
+        return cls(reader, query, numbers[there], scores[there], by_document)
+
+    def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
+        """Return a vector for each of some other documents, of a long one that of its nearest passage; (m, n)."""
+        vectors = self.reader.vectors_at(numbers)
+        if not len(numbers) or not self.reader.has_passages():
+            return vectors
+        further = self.reader.passages_of(numbers.tolist())
+        cosines, own = further.vectors @ self.query, vectors @ self.query
+        rows = {number: row for row, number in enumerate(numbers.tolist())}
+        for passage in np.argsort(cosines, kind="stable").tolist():  # the nearest one last, which stays
+            document = int(further.documents[passage])
+            if cosines[passage] > own[rows[document]]:
+                vectors[rows[document]] = further.vectors[passage]
+                self.passages[document] = int(further.numbers[passage])
+        return vectors
+
+
+def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
+    """Tell of each hit that was found by a passage where that stands."""
+    places = reader.places(filter(None, (passages.get(hit.number) for hit in hits)))
+    found = [places.get(passages.get(hit.number, 0)) for hit in hits]
+    return [hit._replace(passage=place and _in_text(hit, place)) for hit, place in zip(hits, found, strict=True)]
+
+
+def _in_text(hit: Hit, place: Passage) -> Passage:
+    """Turn a place in the full text of a document, which begins with the title, into one in its text."""
+    joined = f"{hit.title} {hit.text}"
+    before = len(hit.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` has no white space at its ends
+    start, stop = (min(max(place - before, 0), len(hit.text)) for place in place)
+    return Passage(start, stop)
+
+
+def _by_words(found: Matches) -> _Ranked:
+    return _Ranked(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores), {})
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Live: a part of an index that is derived from its store, and kept up to date: the engine of vectors, or the words.
+"""Live: a part of an index that is derived from its store, and kept up to date: an engine of vectors, or the words.
 
 A snapshot is such a part on disk, as it was after one change of the store. It can be deleted at any time: where it is
 missing, damaged or of another store, the part is made anew from the store.
@@ -23,9 +23,10 @@ from hce.files import new_folder, read_json, write_json
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.store import Moment, Reader, Store
 from hce.search.engine import Engine, load_engine, new_engine
+from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
-Part = TypeVar("Part", Engine, Words)
+Part = TypeVar("Part", Engine, PassageEngine, Words)
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 
 
 class Builder(Protocol[Part]):
-    """How one derived part of an index is made: the engine of its vectors, or the words of its texts.
+    """How one derived part of an index is made: the engine of its documents, that of its passages, or its words.
 
     Attributes:
         folder: where its snapshots are, below the index.
@@ -107,6 +108,42 @@ class EngineBuilder:
         if len(numbers):
             part.add(numbers, vectors)
         return len(numbers)
+
+
+@dataclass(frozen=True)
+class PassagesBuilder:
+    """Makes the engine of the passages of an index's long documents.
+
+    Attributes:
+        engine: the name of the engine.
+        dtype: what it keeps vectors in.
+        dim: the length of a vector.
+    """
+
+    engine: str
+    dtype: str
+    dim: int
+    folder: ClassVar[str] = "passages"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Builder`."""
+        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim}
+
+    def build(self, reader: Reader) -> PassageEngine:
+        """Build the engine of all passages."""
+        return PassageEngine.build(self.engine, self.dim, *reader.passages(), self.dtype)
+
+    def load(self, folder: Path) -> PassageEngine:
+        """Read a snapshot of an engine of passages."""
+        return PassageEngine.load(self.engine, folder, self.dim)
+
+    def add(self, part: PassageEngine, reader: Reader, after: int) -> int:
+        """Add the passages of the documents above a number."""
+        passages = reader.passages(after)
+        if len(passages.numbers):
+            part.add(*passages)
+        return len(passages.numbers)
 
 
 @dataclass(frozen=True)

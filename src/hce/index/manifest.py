@@ -14,7 +14,7 @@ from hce.errors import FormatError
 from hce.files import read_json, write_json
 from hce.search.fusion import TRANSFORMER_SHARE
 
-FORMAT = 1
+FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
 OUTGROWN = 4  # documents for each that a table was fitted to
 
@@ -38,6 +38,8 @@ class Manifest:
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
         fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
+        window: how many tokens the encoder reads at once: a longer document is read in passages. None in an index
+            of format 1, which reads the beginning only, until it is rebuilt.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -56,6 +58,7 @@ class Manifest:
     language: str = "english"
     words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
     fitted_documents: int | None = None
+    window: int | None = None
     format: int = FORMAT
     hce: str = __version__
 

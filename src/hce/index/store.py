@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hce.data.documents import Document
+from hce.data.passages import Passage
 from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.filters import Filter, compile_filter
 
@@ -56,6 +57,13 @@ CREATE TABLE changes (
 CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
 """
 
+# Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
+PASSAGES_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS passages (number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, "
+    "start INTEGER NOT NULL, stop INTEGER NOT NULL, vector BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS passages_by_document ON passages (document)",
+)
+
 
 class Moment(NamedTuple):
     """A moment of a store.
@@ -81,6 +89,26 @@ class Entry(NamedTuple):
     number: int
     document: Document
     vector: np.ndarray
+
+
+class Passages(NamedTuple):
+    """The passages of a long document.
+
+    Attributes:
+        places: where each stands in the document's `full_text`, in order.
+        vectors: of shape (places, n).
+    """
+
+    places: Sequence[Passage]
+    vectors: np.ndarray
+
+
+class PassageVectors(NamedTuple):
+    """Passages by number: numbers, rising, and those of their documents, of shape (P,); vectors of shape (P, n)."""
+
+    numbers: np.ndarray
+    documents: np.ndarray
+    vectors: np.ndarray
 
 
 class Store:
@@ -269,6 +297,38 @@ class Reader:
                 found[wanted[content]] = np.frombuffer(vector, dtype="<f4")
         return found
 
+    def has_passages(self) -> bool:
+        """Tell whether a document here is long enough to be read in passages."""
+        return self._has_passage_table() and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
+
+    def passages(self, after: int = 0) -> PassageVectors:
+        """Read the passages of documents above `after`; where `has_passages`."""
+        query = "SELECT number, document, vector FROM passages WHERE document > ? ORDER BY number"
+        return self._passage_vectors(self._connection.execute(query, (after,)))
+
+    def passages_of(self, documents: Iterable[int]) -> PassageVectors:
+        """Read the passages of some documents; where `has_passages`."""
+        query = "SELECT number, document, vector FROM passages WHERE document IN ({})"
+        return self._passage_vectors(sorted(self._each_in(query, documents)))
+
+    def places(self, numbers: Iterable[int]) -> dict[int, Passage]:
+        """Return where passages stand in the `full_text` of their documents, by number; where `has_passages`."""
+        rows = self._each_in("SELECT number, start, stop FROM passages WHERE number IN ({})", numbers)
+        return {number: Passage(*place) for number, *place in rows}
+
+    def long_documents(self, numbers: Iterable[int]) -> set[int]:
+        """Return which of these documents have passages; where `has_passages`."""
+        query = "SELECT DISTINCT document FROM passages WHERE document IN ({})"
+        return {document for (document,) in self._each_in(query, numbers)}
+
+    def _has_passage_table(self) -> bool:
+        return bool(self._one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'passages'"))
+
+    def _passage_vectors(self, rows: Iterable[tuple[int, int, bytes]]) -> PassageVectors:
+        numbers, documents, blobs = list(zip(*rows, strict=True)) or ((), (), ())
+        vectors = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), self.dim)
+        return PassageVectors(np.array(numbers, np.int64), np.array(documents, np.int64), vectors)
+
     def removed_since(self, change: int) -> np.ndarray:
         """Return the numbers taken out by later writes than this one."""
         rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
@@ -303,8 +363,10 @@ class Writer(Reader):
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
 
-    def insert(self, documents: Sequence[Document], vectors: np.ndarray) -> None:
-        """Add documents with their vectors, of shape (B, n).
+    def insert(
+        self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, Passages] | None = None
+    ) -> None:
+        """Add documents with their vectors, of shape (B, n), and the passages of the long ones by their position.
 
         Raises:
             InputError: an id is there already.
@@ -319,13 +381,27 @@ class Writer(Reader):
             raise self._refused(documents) from error
         blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
         self._connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(numbers, blobs, strict=True))
+        for position, each in (passages or {}).items():
+            self.insert_passages(numbers[position], each)
         self._last += len(documents)
         self._documents += len(documents)
         self._touched |= bool(documents)
 
+    def insert_passages(self, number: int, passages: Passages) -> None:
+        """Add the passages of a document that has none yet."""
+        for statement in PASSAGES_SCHEMA:
+            self._connection.execute(statement)
+        blobs = map(bytes, np.ascontiguousarray(passages.vectors, dtype="<f4"))
+        rows = [(number, *place, blob) for place, blob in zip(passages.places, blobs, strict=True)]
+        self._connection.executemany("INSERT INTO passages (document, start, stop, vector) VALUES (?, ?, ?, ?)", rows)
+        self._touched = True
+
     def delete(self, numbers: Sequence[int]) -> None:
-        """Take documents out."""
-        for query in ("DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"):
+        """Take documents out, and their passages."""
+        queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
+        if self._has_passage_table():
+            queries.append("DELETE FROM passages WHERE document = ?")
+        for query in queries:
             self._connection.executemany(query, ((number,) for number in numbers))
         change = self._before.change + 1
         self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((change, number) for number in numbers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
-from hce.index.store import Writer, content_key
+from hce.index.passages import Cutter
+from hce.index.store import Passages, Writer, content_key
 from hce.progress import Advance
 
 DOCUMENTS_AT_ONCE = 2048
@@ -71,13 +73,16 @@ def without_unchanged(writer: Writer, chunks: Iterable[list[Document]], advance:
         yield changed + fresh
 
 
-def insert_documents(writer: Writer, chunks: Iterator[list[Document]], encode: Encode, advance: Advance) -> None:
+def insert_documents(
+    writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter | None, advance: Advance
+) -> None:
     """Encode here, and let another thread do all that SQLite has to do meanwhile.
 
     Args:
         writer: the transaction.
         chunks: the documents; drawn by the other thread.
         encode: from texts to vectors.
+        cutter: cuts long documents into passages; without one they are read as a whole.
         advance: told how many are done.
     """
     before: dict[str, np.ndarray] = {}  # vectors of the chunk before, which is not in the store yet
@@ -87,13 +92,39 @@ def insert_documents(writer: Writer, chunks: Iterator[list[Document]], encode: E
         while found := looking.result():
             looking = sqlite.submit(_next_chunk, writer, chunks)
             vectors = shared_vectors(found.texts, {**before, **found.known}, encode)
+            passages = read_passages(found.documents, encode, cutter)
             before = dict(zip(found.texts, vectors, strict=True))
             if inserting:
                 inserting.result()
-            inserting = sqlite.submit(writer.insert, found.documents, vectors)
+            inserting = sqlite.submit(writer.insert, found.documents, vectors, passages)
             advance(len(found.documents))
         if inserting:
             inserting.result()
+
+
+def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter | None) -> dict[int, Passages]:
+    """Cut the long ones among some documents into passages, and encode these; by position."""
+    cut = cutter.cut(documents) if cutter else {}
+    if cutter is None or not cut:
+        return {}
+    texts = [cutter.texts(documents[position], places) for position, places in cut.items()]
+    vectors = shared_vectors(list(chain.from_iterable(texts)), {}, encode)
+    stops = np.cumsum([len(places) for places in cut.values()]).tolist()
+    return {
+        position: Passages(places, vectors[stop - len(places) : stop])
+        for (position, places), stop in zip(cut.items(), stops, strict=True)
+    }
+
+
+def cut_documents(writer: Writer, encode: Encode, cutter: Cutter) -> None:
+    """Have the long ones among the documents that are there read in passages, except those that are already."""
+    last = 0
+    while entries := list(islice(writer.entries(after=last), DOCUMENTS_AT_ONCE)):
+        last = entries[-1].number
+        known = writer.long_documents(entry.number for entry in entries) if writer.has_passages() else set()
+        left = [entry for entry in entries if entry.number not in known]
+        for position, passages in read_passages([entry.document for entry in left], encode, cutter).items():
+            writer.insert_passages(left[position].number, passages)
 
 
 class _Chunk(NamedTuple):
