@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,8 @@ from hce.data import language, terms
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.language import MULTILINGUAL_ENCODER, WORDS_OF, Foreign, foreign_language, warn_of_language
+from hce.index.create import Start, create_index
+from hce.training.train import train
 
 TEXTS = {
     "english": "Plants take up water through their roots and carbon dioxide from the air. With the light of the sun "
@@ -131,3 +134,35 @@ def test_says_nothing_where_all_is_well(name, encoder, caplog):
     with caplog.at_level(logging.WARNING):
         warn_of_language(corpus_of(TEXTS[name]), encoder)
     assert not caplog.messages
+
+
+class StoppedError(Exception):
+    """What comes after the notice is of no interest here."""
+
+
+def stop(*arguments, **options):
+    raise StoppedError
+
+
+def test_training_says_so_too(static_encoder, monkeypatch, caplog):
+    monkeypatch.setattr("hce.training.train.sources_and_devset", stop)
+    static_encoder.name = "static"
+    with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
+        train(corpus_of(TEXTS["french"]), static_encoder)
+    assert any("seem to be French, and static was" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(("base", "said"), [("minilm", True), (MULTILINGUAL_ENCODER, False)])
+def test_indexing_goes_by_what_a_model_was_trained_from(base, said, static_encoder, monkeypatch, caplog, tmp_path):
+    start = Start(static_encoder, "0" * 64, tmp_path, SimpleNamespace(base_encoder=base))
+    monkeypatch.setattr("hce.index.create.start_from", lambda encoder, corpus: start)
+    monkeypatch.setattr("hce.index.create.encode_corpus", stop)
+    with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
+        create_index(
+            *(tmp_path / "index", corpus_of(TEXTS["russian"]), "my-model", None),
+            engine="flat",
+            dtype="float32",
+            language="russian",
+            progress=False,
+        )
+    assert any("seem to be Russian, and minilm was" in line for line in caplog.messages) is said
