@@ -86,7 +86,7 @@ def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     answer = json.loads(run("search", tmp_path / "index", "star red w3", "-k", "2", "--json").out)
     assert answer["query"] == "star red w3"
     assert [hit["rank"] for hit in answer["hits"]] == [1, 2]
-    shown = {"rank", "score", "id", "title", "text", "metadata", "from_meaning", "from_words", "matched"}
+    shown = {"rank", "score", "id", "title", "text", "metadata", "from_meaning", "from_words", "matched", "passage"}
     assert set(answer["hits"][0]) == shown
     assert "meaning + " in lines[0]
     dense = json.loads(run("search", tmp_path / "index", "star red w3", "--mode", "dense", "--json").out)["hits"][0]
@@ -148,6 +148,23 @@ def test_rebuild(run, index, model):
     assert answer.out == f"rebuilt {index}: 239 documents, 3 levels, flat engine\n"
     assert run("tree", index).out.startswith("239 documents, 3 levels")
     assert json.loads(run("rebuild", index, "--json").out)["dtype"] == "float16"
+
+
+def test_search_shows_the_passage_of_a_long_document(run, index, tmp_path):
+    filler = " ".join(f"w{i % 7} w{i % 5}." for i in range(3000))
+    sentence = "Law law ship ship star blue green red cell cell w180 w181 w182."
+    (tmp_path / "long.jsonl").write_text(Document("long", f"{filler} {sentence} {filler}", "A book").to_json())
+    assert run("add", index, tmp_path / "long.jsonl").code == 0
+    for mode in ("dense", "hybrid"):
+        shown = run("search", index, sentence, "-k", "300", "--mode", mode).out
+        (passage,) = [line for line in shown.splitlines() if sentence in line]
+        assert passage.startswith("     … w")
+        assert passage.endswith(" …")
+        assert len(passage) < 1000
+    found = json.loads(run("search", index, sentence, "-k", "300", "--json").out)["hits"]
+    (hit,) = [hit for hit in found if hit["id"] == "long"]
+    assert sentence in hit["text"][slice(*hit["passage"])]
+    assert json.loads(run("status", index, "--json", "--no-drift").out)["documents"] == 241
 
 
 def test_wrong_input_is_one_line_and_nothing_changes(run, index, tmp_path):

@@ -41,7 +41,7 @@ from hce.web import schemas as answers
 from hce.web.app import Server, create_app, listen, url_of
 from hce.web.background import BusyError, Together
 from hce.web.guard import LOOPBACK, Guard, Rules, refusal, rules_for
-from hce.web.passages import best_passage, marks_in, query_words
+from hce.web.snippets import best_snippet, marks_in, query_words
 
 HOME = "http://127.0.0.1:8080"
 ANYWHERE = "0.0.0.0"  # noqa: S104
@@ -103,10 +103,26 @@ def test_search_is_the_indexs(client, index):
     np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], [hit.score for hit in expected], rtol=1e-6)
     assert (answer["query"], answer["k"], answer["before"]) == ("w0 w5 w9", 7, None)
     for shown, hit in zip(answer["hits"], expected, strict=True):
-        assert hit.text.startswith(shown["passage"], shown["passage_start"])
-        words = {shown["passage"][start:end] for start, end in shown["passage_marks"]}
+        assert hit.text.startswith(shown["snippet"], shown["snippet_start"])
+        words = {shown["snippet"][start:end] for start, end in shown["snippet_marks"]}
         assert words <= {f"w{stem}{more}" for stem in (0, 5, 9) for more in ("", *range(1000))}
-        assert words >= {"w0", "w5", "w9"} & set(shown["passage"].split())
+        assert words >= {"w0", "w5", "w9"} & set(shown["snippet"].split())
+
+
+def test_of_a_long_document_the_passage_is_shown(client, index):
+    """Its words stand in the middle of other words, a long way beyond what is looked through for them."""
+    sentence = "Law law law ship ship star blue green red cell cell law ship blue."
+    filler = " ".join(f"w{i % 7} w{i % 5}." for i in range(5000))
+    text = f"{filler} {sentence} {filler}"
+    index.add([Document("long", text, "A book")])
+    answer = client.get("/api/search", params={"q": sentence, "k": 300, "mode": "dense"}).json()
+    (shown,) = [hit for hit in answer["hits"] if hit["id"] == "long"]
+    start, stop = shown["passage"]
+    assert sentence in shown["snippet"]
+    assert shown["snippet"] == text[start:stop]
+    assert (shown["snippet_start"], shown["snippet_is_whole"]) == (start, False)
+    assert {shown["snippet"][slice(*mark)] for mark in shown["snippet_marks"]} >= {"Law", "ship"}
+    assert all(hit["passage"] is None for hit in answer["hits"] if hit["id"] != "long")
 
 
 def test_search_with_conditions(client, index):
@@ -205,18 +221,18 @@ def until_off(client):
     raise AssertionError(readiness)
 
 
-# ----------------------------------------------------------------------------------------------------- passages
+# ----------------------------------------------------------------------------------------------------- snippets
 
 
-def test_the_passage_with_most_words():
+def test_the_snippet_with_most_words():
     text = "red " + "x " * 300 + "the red ship sails; " + "y " * 300
-    passage = best_passage(text, query_words("a red ship"), 80)
-    assert "red ship sails" in passage.text
-    assert text.startswith(passage.text, passage.start)
-    assert [passage.text[slice(*mark)] for mark in passage.marks] == ["red", "ship"]
-    assert not passage.whole
-    assert best_passage(text, query_words("nothing of it"), 80).start == 0
-    short = best_passage("Ships of Red", query_words("ship red"), 80)
+    snippet = best_snippet(text, query_words("a red ship"), 80)
+    assert "red ship sails" in snippet.text
+    assert text.startswith(snippet.text, snippet.start)
+    assert [snippet.text[slice(*mark)] for mark in snippet.marks] == ["red", "ship"]
+    assert not snippet.whole
+    assert best_snippet(text, query_words("nothing of it"), 80).start == 0
+    short = best_snippet("Ships of Red", query_words("ship red"), 80)
     assert (short.whole, short.marks) == (True, [(0, 5), (9, 12)])
 
 
@@ -229,11 +245,11 @@ def test_words_that_stand_everywhere_are_not_marked():
 
 @settings(max_examples=60, deadline=None)
 @given(st.text("ab 🦜\nÄ", max_size=200), st.text("ab 🦜Ä", max_size=12), st.integers(10, 60))
-def test_passages_are_parts_and_marks_are_in_them(text, query, length):
-    passage = best_passage(text, query_words(query), length)
-    assert text[passage.start :].startswith(passage.text)
-    assert len(passage.text) <= length or passage.whole
-    assert all(0 <= start < end <= len(passage.text) for start, end in passage.marks)
+def test_snippets_are_parts_and_marks_are_in_them(text, query, length):
+    snippet = best_snippet(text, query_words(query), length)
+    assert text[snippet.start :].startswith(snippet.text)
+    assert len(snippet.text) <= length or snippet.whole
+    assert all(0 <= start < end <= len(snippet.text) for start, end in snippet.marks)
 
 
 # ----------------------------------------------------------------------------------------------------- documents

@@ -289,6 +289,23 @@ def test_add_find_and_remove(site, visit):
     assert "mine" not in site.index
 
 
+def test_the_passage_of_a_long_document_is_marked(site, visit):
+    sentence = f"𝒜 {'w193 w194 w195 w196 w197 w198 w199 ' * 4}."
+    filler = " ".join(f"w{i % 7} 😀 w{i % 5}." for i in range(1500))
+    site.index.add([Document("long", f"{filler} {sentence} {filler}", "A book")])
+    page = visit(site.url)
+    search(page, sentence)
+    hit = page.locator("#hits .hit[data-id=long]")
+    expect(hit.locator(".snippet")).to_contain_text(sentence)
+    hit.click()
+    expect(page.locator("#document .text mark")).to_contain_text(sentence)
+    expect(page.locator("#document .text mark")).to_be_in_viewport()
+    page.keyboard.press("Escape")
+    hit.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#document .text mark")).to_contain_text(sentence)
+
+
 def test_a_hostile_document_is_only_text(site, visit):
     ident, title = f"id {HOSTILE}", f"title w190 {HOSTILE}"
     site.index.add([Document(ident, f"w190 w191 {HOSTILE}", title, {HOSTILE: HOSTILE, "list": [HOSTILE]})])
@@ -296,7 +313,7 @@ def test_a_hostile_document_is_only_text(site, visit):
     search(page, f"w190 w191 {HOSTILE}")
     hit = page.locator("#hits .hit").first
     expect(hit.locator("h3")).to_have_text(title)
-    expect(hit.locator(".passage")).to_have_text(f"w190 w191 {HOSTILE}")
+    expect(hit.locator(".snippet")).to_have_text(f"w190 w191 {HOSTILE}")
     expect(hit.locator(".mono")).to_have_text(ident)
     hit.click()
     expect(page.locator("#document .text")).to_have_text(f"w190 w191 {HOSTILE}")

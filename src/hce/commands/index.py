@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -138,8 +139,8 @@ def search(
 ) -> None:
     """Find the documents of an index that answer a text best, by words and by meaning.
 
-    Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning and what words
-    gave, which are shown beside it.
+    Of a long document the passage is shown that was found. Several --where conditions must all hold. In a hybrid
+    search the score is the sum of what meaning and what words gave, which are shown beside it.
 
     Examples:
       hce search my-index "how do plants make sugar" -k 5
@@ -238,16 +239,28 @@ def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _line(hit: Hit) -> Text:
-    """Show rank, score and its parts, id and title, and the beginning of the text below them."""
-    words = " ".join(hit.text.split())
-    snippet = words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …"
+    """Show rank, score and its parts, id and title; below them the passage that was found, or the text's beginning."""
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
     if hit.from_meaning and hit.from_words:
         line.append(f"= {hit.from_meaning:.2f} meaning + {hit.from_words:.2f} {' '.join(hit.matched)}  ", style="dim")
     line.append(hit.id, style="bold")
     if hit.title:
         line.append(f"  {' '.join(hit.title.split())}")
-    return line.append(f"\n     {snippet}", style="dim") if snippet else line
+    snippet = _snippet(hit)
+    return line.append("\n     ").append_text(snippet) if snippet else line
+
+
+def _snippet(hit: Hit) -> Text:
+    """Show the passage that a long document was found by, and in it the words it shares; else the text's beginning."""
+    if hit.passage is None:
+        words = " ".join(hit.text.split())
+        return Text(words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …", style="dim")
+    start, stop = hit.passage
+    words = " ".join(hit.text[start:stop].split())
+    passage = Text(f"{'… ' if start else ''}{words}{' …' if stop < len(hit.text) else ''}", style="dim")
+    if hit.matched:
+        passage.highlight_regex(rf"(?i)\b(?:{'|'.join(map(re.escape, hit.matched))})\w*", "bold not dim")
+    return passage
 
 
 def _status_lines(found: IndexStatus) -> dict[str, str]:

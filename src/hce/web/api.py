@@ -23,7 +23,6 @@ from hce.index.index import Hit, Index, SearchMode
 from hce.training.model_folder import read_training
 from hce.web.background import DriftWatch, Lane, Together
 from hce.web.guard import Rules
-from hce.web.passages import best_passage, marks_in, query_words
 from hce.web.schemas import (
     CHILDREN_AT_ONCE,
     CONDITION_CHARACTERS,
@@ -46,6 +45,7 @@ from hce.web.schemas import (
     WayAnswer,
     Written,
 )
+from hce.web.snippets import marks_in, query_words, snippet_of
 
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
@@ -245,22 +245,23 @@ def _search_answer(
 
 
 def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
-    """Show a hit by the passage that answers."""
-    passage = best_passage(hit.text, words)
+    """Show a hit by the passage that was found, or else by a snippet."""
+    snippet = snippet_of(hit.text, hit.passage, words)
     return Shown(
         rank=hit.rank,
         score=hit.score,
         id=hit.id,
         title=hit.title,
         title_marks=marks_in(hit.title, words),
-        passage=passage.text,
-        passage_start=passage.start,
-        passage_is_whole=passage.whole,
-        passage_marks=passage.marks,
+        snippet=snippet.text,
+        snippet_start=snippet.start,
+        snippet_is_whole=snippet.whole,
+        snippet_marks=snippet.marks,
         metadata=hit.metadata,
         from_meaning=hit.from_meaning,
         from_words=hit.from_words,
         matched=hit.matched,
+        passage=hit.passage,
     )
 
 

@@ -14,7 +14,7 @@ from hce.index.before import Readiness
 from hce.index.browse import Node, Way
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
-from hce.web.passages import Mark
+from hce.web.snippets import Mark
 
 # How much one request may ask for; more is refused with an answer that names the limit.
 QUERY_CHARACTERS = 2_000
@@ -55,9 +55,15 @@ class NewDocuments(BaseModel):
 
 @dataclass(frozen=True)
 class Shown:
-    """A document in a list: the passage that answers the query, and where the query's words stand, in code points.
+    """A document in a list: what is shown of it, and where the query's words stand in that, in code points.
 
     Attributes:
+        snippet: of a long document the passage that was found; else what holds most of the query's words.
+        snippet_start: where it begins in the text.
+        snippet_is_whole: whether it is all of the text.
+        snippet_marks: where words of the query begin and end in it.
+        passage: where the passage that a long document was found by begins and ends in its text; null where the
+            document was found as a whole.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         matched: the query's words that the document has, in any form.
@@ -69,14 +75,15 @@ class Shown:
     id: str
     title: str
     title_marks: list[Mark]
-    passage: str
-    passage_start: int
-    passage_is_whole: bool
-    passage_marks: list[Mark]
+    snippet: str
+    snippet_start: int
+    snippet_is_whole: bool
+    snippet_marks: list[Mark]
     metadata: dict[str, Any]
     from_meaning: float = 0.0
     from_words: float = 0.0
     matched: tuple[str, ...] = ()
+    passage: Mark | None = None
     before: int | None = None
 
 

@@ -1,12 +1,13 @@
 // A document in full, with its place and its removal; and a form for a new one.
 
 import { get, post, remove, token } from "./api.js";
-import { $, el, fill, plural, toast } from "./dom.js";
+import { $, el, fill, marked, plural, toast } from "./dom.js";
 import { stepsOf } from "./way.js";
 
 const address = (id) => `/api/documents/${encodeURIComponent(id)}`;
 
-export async function openDocument(page, id) {
+// The passage that a long document was found by is marked, and scrolled to.
+export async function openDocument(page, id, passage = null) {
   const dialog = $("document");
   let found;
   try {
@@ -23,7 +24,7 @@ export async function openDocument(page, id) {
     el("header", {}, el("h2", { id: "document-title" }, found.title || found.id), el("button", { "aria-label": "Close", onclick: close }, "Close")),
     el("div", { tabindex: "0" },
       found.title ? el("p", { class: "soft mono" }, found.id) : null,
-      el("p", { class: "text" }, found.text),
+      el("p", { class: "text" }, marked(found.text, passage ? [passage] : [])),
       rows.length ? el("table", {}, el("tbody", {}, rows)) : null,
       way),
     el("footer", {},
@@ -31,6 +32,7 @@ export async function openDocument(page, id) {
       el("span", { class: "grow" }),
       page.facts.writable ? removal(page, found.id, close) : null)));
   dialog.showModal();
+  dialog.querySelector(".text mark")?.scrollIntoView({ block: "center" });
   if (page.facts.index.tree_levels) showPlace(way, id, inTree);
 }
 

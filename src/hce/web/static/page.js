@@ -15,7 +15,7 @@ export const page = {
     const query = new URLSearchParams(parameters).toString();
     location.hash = query ? `${view}?${query}` : view;
   },
-  open: (id) => openDocument(page, id),
+  open: (id, passage) => openDocument(page, id, passage),
   async refresh(parameters = {}) {
     page.facts = await get("/api/status", parameters);
     $("name").textContent = page.facts.name;

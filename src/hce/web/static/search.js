@@ -164,7 +164,7 @@ function summaryOf(answer) {
 }
 
 function hitOf(hit, moved) {
-  const open = () => page.open(hit.id);
+  const open = () => page.open(hit.id, hit.passage);
   const inTree = (event) => { event.stopPropagation(); page.go("tree", { id: hit.id }); };
   const pieces = Object.entries(hit.metadata).slice(0, CHIPS).map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, spelled(value))));
   const place = page.facts && page.facts.index.tree_levels
@@ -177,7 +177,7 @@ function hitOf(hit, moved) {
         moved ? el("span", { class: `moved ${moved.kind}`, title: moved.title }, moved.text) : null,
         el("span", { class: "score", title: why(hit) }, bar(hit.score), hit.score.toFixed(3)),
         place),
-      el("p", { class: "passage" }, hit.passage_start ? "… " : null, marked(hit.passage, hit.passage_marks), hit.passage_is_whole ? null : " …"),
+      el("p", { class: "snippet" }, hit.snippet_start ? "… " : null, marked(hit.snippet, hit.snippet_marks), hit.snippet_is_whole ? null : " …"),
       hit.title || pieces.length || hit.from_words ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
   for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
     row.addEventListener(event, () => showTwins(hit.id, on));
@@ -239,7 +239,7 @@ export function key(event) {
     const row = other.children[Array.from(hit.parentNode.children).indexOf(hit)];
     if (row && row.offsetParent) row.focus();
   } else if (hit && event.key === "Enter" && event.target === hit) {
-    page.open(hit.dataset.id);
+    hit.click();
   } else if (hit && event.key === "t" && page.facts.index.tree_levels) {
     page.go("tree", { id: hit.dataset.id });
   } else {

@@ -1,4 +1,4 @@
-"""What to show of a long document: the passage that holds most of the query's words, and where they stand in it.
+"""What to show of a hit: the passage that was found; else the snippet that holds most of the query's words.
 
 An encoder finds by meaning and not by words; the marked words do not explain the score.
 """
@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-PASSAGE_CHARACTERS = 320
+from hce.data.passages import Passage
+
+SNIPPET_CHARACTERS = 320
+PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is
 READ_CHARACTERS = 20_000  # of a document; what comes later is not looked through
 MOST_MARKS = 200
 ANY_WORD = re.compile(r"\w+")
@@ -22,13 +25,13 @@ Mark = tuple[int, int]
 """Where a marked word begins and ends, in characters."""
 
 
-class Passage(NamedTuple):
-    """A part of a text.
+class Snippet(NamedTuple):
+    """What is shown of a text.
 
     Attributes:
         text: its characters, white space as in the document.
-        start: where the passage begins in the document.
-        whole: whether the passage is all of the document.
+        start: where the snippet begins in the document.
+        whole: whether the snippet is all of the document.
         marks: where the query's words stand in it.
     """
 
@@ -53,15 +56,23 @@ def marks_in(text: str, words: re.Pattern[str] | None) -> list[Mark]:
     return [match.span() for match, _ in zip(found, range(MOST_MARKS), strict=False)]
 
 
-def best_passage(text: str, words: re.Pattern[str] | None, length: int = PASSAGE_CHARACTERS) -> Passage:
-    """Find the passage with most different words of the query, the first of several; the beginning where none is."""
+def snippet_of(text: str, passage: Passage | None, words: re.Pattern[str] | None) -> Snippet:
+    """Show the passage that a document was found by; where it was found as a whole, its best snippet."""
+    if passage is None:
+        return best_snippet(text, words)
+    found = best_snippet(text[passage.start : passage.stop], words, PASSAGE_CHARACTERS)
+    return found._replace(start=passage.start + found.start, whole=len(found.text) == len(text))
+
+
+def best_snippet(text: str, words: re.Pattern[str] | None, length: int = SNIPPET_CHARACTERS) -> Snippet:
+    """Find the snippet with most different words of the query, the first of several; the beginning where none is."""
     if len(text) <= length:
-        return Passage(text, 0, True, marks_in(text, words))
+        return Snippet(text, 0, True, marks_in(text, words))
     marks = marks_in(text, words)
     start = _word_start(text, _best_start(text, marks, length))
     end = _word_end(text, start + length)
     inside = [(first - start, last - start) for first, last in marks if first >= start and last <= end]
-    return Passage(text[start:end], start, False, inside)
+    return Snippet(text[start:end], start, False, inside)
 
 
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
