@@ -303,8 +303,20 @@ class Reader:
 
     def passages(self, after: int = 0) -> PassageVectors:
         """Read the passages of documents above `after`; where `has_passages`."""
-        query = "SELECT number, document, vector FROM passages WHERE document > ? ORDER BY number"
-        return self._passage_vectors(self._connection.execute(query, (after,)))
+        (count,) = self._one("SELECT count(*) FROM passages WHERE document > ?", (after,))
+        numbers, documents = np.empty(count, np.int64), np.empty(count, np.int64)
+        vectors = np.empty((count, self.dim), np.float32)
+        # By way of the index, which leads to the last documents alone; numbers of passages rise with their documents'.
+        query = "SELECT number, document, vector FROM passages WHERE document > ? ORDER BY document, number"
+        rows = self._connection.execute(query, (after,))
+        for start in range(0, count, ROWS_PER_FETCH):
+            some = self._passage_vectors(rows.fetchmany(ROWS_PER_FETCH))
+            stop = start + len(some.numbers)
+            numbers[start:stop], documents[start:stop], vectors[start:stop] = some
+        if (np.diff(numbers) < 0).any():  # they do not where a rebuild was broken off
+            order = np.argsort(numbers)
+            return PassageVectors(numbers[order], documents[order], vectors[order])
+        return PassageVectors(numbers, documents, vectors)
 
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
         """Read the passages of some documents; where `has_passages`."""
