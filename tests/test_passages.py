@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -437,3 +439,32 @@ def test_a_corpus_is_the_same_by_rows(static_encoder, book):
     assert passages.vectors[:, 0].tolist() == list(range(6, len(texts)))
     assert len(passages.places) == len(passages.vectors)
     assert sum(ODD in text for text in texts[6:]) in (1, 2)
+
+
+KILLED = """
+import os, sys
+from hce.data.documents import Document
+from hce.index.index import Index
+from hce.index.store import Writer
+
+index = Index.open(sys.argv[1])
+Writer.record = lambda self: os.kill(os.getpid(), 9)  # all is written, and nothing is committed
+text = open(sys.argv[2]).read()
+if sys.argv[3] == "add":
+    index.add([Document("second", text)])
+else:
+    index.remove(["book"])
+"""
+
+
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_kill_9_leaves_a_document_with_all_of_its_passages_or_none(tmp_path, encoder, book, change):
+    with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
+        rows = passage_rows(index)
+    (tmp_path / "text").write_text(book.text)
+    command = [sys.executable, "-c", KILLED, tmp_path / "index", tmp_path / "text", change]
+    assert subprocess.run(command, check=False).returncode == -9
+    with Index.open(tmp_path / "index") as index:
+        assert passage_rows(index) == rows
+        check_found(index)
+        assert len(index) == 31
