@@ -36,7 +36,14 @@ from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
 
 SMALL = Recipe.for_encoder(
-    static=True, epochs=3, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=40, fit_static=False
+    static=True,
+    train="encoder",
+    epochs=3,
+    batch_size=32,
+    learning_rate=0.05,
+    span_lengths=(4,),
+    dev_queries=40,
+    fit_static=False,
 )
 
 

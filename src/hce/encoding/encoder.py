@@ -155,6 +155,12 @@ class Encoder:
         first = self.model[0]
         return first.shares if isinstance(first, SideBySide) else (1.0,)
 
+    @property
+    def centres(self) -> np.ndarray | None:
+        """What is subtracted from the first part's vectors, of shape (2, n₁): queries' and documents' mean."""
+        centres = self.model[0].centres if isinstance(self.model[0], SideBySide) else None
+        return None if centres is None else np.asarray(centres.cpu().numpy())
+
     @classmethod
     def of_words(cls, table: WordTable, *, device: torch.device) -> Encoder:
         """Make an encoder of a table of words alone."""
@@ -172,11 +178,20 @@ class Encoder:
         model = load_table_of(self.model, self.fingerprint)
         return Encoder(model, f"table of {self.name}", device=self.device, dtype=torch.float32)
 
-    def beside(self, companions: Sequence[Encoder], shares: Sequence[float]) -> Encoder:
-        """Return one encoder of this one and its companions, each with its share of an inner product."""
+    def beside(
+        self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
+    ) -> Encoder:
+        """Return one encoder of this one and its companions.
+
+        Args:
+            companions: what stands beside this encoder.
+            shares: how much this encoder and each companion count in an inner product; they add up to 1.
+            centres: the mean of queries and the mean of documents by this encoder, of shape (2, n), to subtract.
+        """
         parts = [self.model, *(each.model for each in companions)]
-        prompts = dict(self.model.prompts)
-        model = SentenceTransformer(modules=[SideBySide(parts, shares), Normalize()], prompts=prompts, device="cpu")
+        mean_vectors = None if centres is None else torch.from_numpy(centres.astype(np.float32))
+        modules = [SideBySide(parts, shares, mean_vectors), Normalize()]
+        model = SentenceTransformer(modules=modules, prompts=dict(self.model.prompts), device="cpu")
         model.default_prompt_name = self.model.default_prompt_name
         return Encoder(model, self.name, device=self.device, dtype=self.dtype)
 
@@ -276,7 +291,9 @@ class Encoder:
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
         if len(self.parts) > 1:
-            parts = [list(self.shares), [part.fingerprint for part in self.parts]]
+            centres = self.model[0].centres
+            of_centres = "" if centres is None else hashlib.sha256(centres.cpu().numpy().tobytes()).hexdigest()
+            parts = [list(self.shares), of_centres, [part.fingerprint for part in self.parts]]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         digest = hashlib.sha256()
         prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}

@@ -2,6 +2,9 @@
 
 The inner product of two such vectors is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩: each part has its share of the score. So an encoder that
 is not trained itself gets a companion that is: a token table trained on the corpus, and the corpus's own words.
+
+The first part may be centred: what all queries have in common, and what all documents have, says nothing about which
+document answers which query. The two means are not the same, so each side's own is subtracted.
 """
 
 from __future__ import annotations
@@ -13,14 +16,18 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import InputModule, Normalize
 from torch import Tensor, nn
 
+from hce.encoding.static import unit_rows
 from hce.errors import FormatError
 from hce.files import read_json, read_json_value, write_json
 
-CONFIG = "side_by_side.json"
+CONFIG, CENTRES = "side_by_side.json", "centres.safetensors"
+SIDES = ("query", "document")  # the order of the centres
 OURS = ("hce.encoding.side_by_side.SideBySide", "hce.encoding.word_table.WordTable")
 NORMALIZE = f"{Normalize.__module__}.Normalize"
 
@@ -31,18 +38,23 @@ class SideBySide(InputModule):
     Attributes:
         parts: the encoders, the one that was given first.
         shares: how much each part counts in an inner product; they add up to 1.
+        centres: what is subtracted from the first part's unit vectors, of shape (2, n₁): queries' and documents' mean.
     """
 
     save_in_root = False
     forward_kwargs: ClassVar[set[str]] = {"task"}
     parts: Sequence[SentenceTransformer]
+    centres: Tensor | None
 
-    def __init__(self, parts: Sequence[SentenceTransformer], shares: Sequence[float]) -> None:
+    def __init__(
+        self, parts: Sequence[SentenceTransformer], shares: Sequence[float], centres: Tensor | None = None
+    ) -> None:
         super().__init__()
         if len(parts) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
             raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(parts)} parts, 1 in all")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
+        self.register_buffer("centres", centres)
 
     @property
     def tokenizer(self) -> Any:
@@ -74,13 +86,18 @@ class SideBySide(InputModule):
             features.update({f"{number}.{name}": value for name, value in own.items()})
         return features
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Encode by each part, and put the vectors side by side."""
+    def forward(self, features: dict[str, Any], task: str | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Encode by each part, and put the vectors side by side; a text is a document unless called a query."""
         vectors: list[Tensor] = []
         for number, (part, share) in enumerate(zip(self.parts, self.shares, strict=True)):
             start = f"{number}."
             own = {name.removeprefix(start): value for name, value in features.items() if name.startswith(start)}
-            vectors.append(share**0.5 * F.normalize(part(own, **kwargs)["sentence_embedding"].float(), dim=1))
+            vector = F.normalize(part(own, task=task, **kwargs)["sentence_embedding"].float(), dim=1)
+            if number == 0 and self.centres is not None:
+                vector = F.normalize(
+                    vector - self.centres[SIDES.index("query" if task == "query" else "document")], dim=1
+                )
+            vectors.append(share**0.5 * vector)
         return {**features, "sentence_embedding": torch.cat(vectors, dim=1)}
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -90,6 +107,8 @@ class SideBySide(InputModule):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write each part into a folder of its own, below an existing one."""
         write_json(Path(output_path) / CONFIG, self.get_config_dict())
+        if self.centres is not None:
+            save_file({"centres": self.centres.cpu().contiguous()}, Path(output_path) / CENTRES)
         for number, part in enumerate(self.parts):
             part.save(str(_folder(output_path, number)), create_model_card=False)
 
@@ -105,24 +124,26 @@ class SideBySide(InputModule):
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, local_files_only=local, **hub))
         shares = read_json(folder / CONFIG).get("shares", [])
         try:
-            return cls([load_local(_folder(folder, number)) for number in range(len(shares))], shares)
-        except (TypeError, ValueError, OSError) as error:
+            centres = load_file(folder / CENTRES)["centres"] if (folder / CENTRES).is_file() else None
+            return cls([load_local(_folder(folder, number)) for number in range(len(shares))], shares, centres)
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise FormatError(f"{folder}: damaged ({error}); train or copy the model again") from error
 
 
-def joined(parts: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
+def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
     """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
 
     Args:
         parts: unit rows of shape (texts, nᵢ) each.
         shares: of the parts.
+        centre: what is subtracted from the rows of the first part, of shape (n₁,).
 
     Returns:
         Unit rows of shape (texts, Σ nᵢ), float32.
     """
-    rows = np.concatenate([np.float32(share**0.5) * part for share, part in zip(shares, parts, strict=True)], axis=1)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, np.where(lengths > 0, lengths, 1), out=rows)
+    first = parts[0] if centre is None else unit_rows(parts[0] - centre)
+    scaled = [np.float32(share**0.5) * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
+    return unit_rows(np.concatenate(scaled, axis=1))
 
 
 def load_local(folder: str | Path) -> SentenceTransformer:

@@ -3,7 +3,9 @@
 A transformer is strong and slow to train, and without labels training gains it little. A token table of the same
 tokenizer is weak and trained in a minute; a table of the corpus's own words is fitted in seconds. Beside the
 transformer, which stays as it is, both tell documents apart that the transformer has never learnt to (docs/LOG.md).
-How much they count is chosen on held-out queries, and 0, the encoder alone, is among the choices.
+How much they count is chosen on held-out queries, and 0, the encoder alone, is among the choices. With companions
+the transformer's vectors are centred: that alone changes little, and keeps companions from doing harm where the
+transformer is far ahead of them.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.processes import of_the_first
-from hce.training.heldout import DevSet, mean_over_kinds, means, side_by_side
+from hce.training.heldout import DevSet, DevVectors, mean_over_kinds, means, side_by_side
 from hce.training.weights import is_clear_gain
 
 logger = logging.getLogger(__name__)
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """What companions may count in all, to choose from."""
+MOST_WITHOUT_LABELS = 0.3
+"""Pseudo-queries are made of the documents' own words, and so call more of the words good than people do."""
 
 
 class Accompanied(NamedTuple):
@@ -64,10 +68,13 @@ def accompany(
     own = dev.encode(encoder, vectors)
     before = best = dev.scores_of(own)
     chosen = 0.0
+    centres = None if encoder.is_table else _centres(own, vectors)
     if companions:
         parts = [own, *(dev.encode(each) for each in measured or companions)]
         for share in SHARES:
-            scores = dev.scores_of(side_by_side(parts, _shares(share, len(companions))))
+            if share > MOST_WITHOUT_LABELS and not dev.is_labelled:
+                break
+            scores = dev.scores_of(side_by_side(parts, _shares(share, len(companions)), centres))
             if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
                 chosen, best = share, scores
         if not dev.is_labelled and not is_clear_gain(before, best):
@@ -75,7 +82,13 @@ def accompany(
         chosen = of_the_first({"share": chosen}, encoder.device)["share"]
     if not chosen:
         return Accompanied(encoder, before, before)
-    return Accompanied(encoder.beside(companions, _shares(chosen, len(companions))), before, best)
+    return Accompanied(encoder.beside(companions, _shares(chosen, len(companions)), centres), before, best)
+
+
+def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray:
+    """Return the mean of held-out queries, each kind counting alike, and that of documents, of shape (2, n)."""
+    query = np.mean([kind.mean(axis=0) for kind in own.queries], axis=0)
+    return np.stack([query, (own.pool if vectors is None else vectors).mean(axis=0)])
 
 
 def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:

@@ -19,6 +19,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Qrels, Query
 from hce.data.text import Span, cut_span
 from hce.encoding.encoder import Encoder
+from hce.encoding.side_by_side import joined
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
 from hce.training.pairs import equal_texts
@@ -61,18 +62,15 @@ class DevVectors(NamedTuple):
     variants: list[np.ndarray | None]
 
 
-def side_by_side(parts: Sequence[DevVectors], shares: Sequence[float]) -> DevVectors:
-    """Put the vectors of several encoders side by side, as `hce.encoding.side_by_side` does."""
-
-    def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([share**0.5 * array for share, array in zip(shares, arrays, strict=True)], axis=1)
-
-    queries = [joined(kind) for kind in zip(*(part.queries for part in parts), strict=True)]
+def side_by_side(parts: Sequence[DevVectors], shares: Sequence[float], centres: np.ndarray | None = None) -> DevVectors:
+    """Put the vectors of several encoders side by side, as `Encoder.beside` does."""
+    query_centre, document_centre = (None, None) if centres is None else centres
+    queries = [joined(kind, shares, query_centre) for kind in zip(*(part.queries for part in parts), strict=True)]
     variants = [
-        None if kind[0] is None else joined([array for array in kind if array is not None])
+        None if kind[0] is None else joined([array for array in kind if array is not None], shares, document_centre)
         for kind in zip(*(part.variants for part in parts), strict=True)
     ]
-    return DevVectors(joined([part.pool for part in parts]), queries, variants)
+    return DevVectors(joined([part.pool for part in parts], shares, document_centre), queries, variants)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,8 @@ def _with_companions(
         return learnt
     before, after = learnt.before if is_learner else chosen.before, chosen.after
     others = [encode_corpus(part, corpus) for part in chosen.encoder.parts[1:]]
-    vectors = joined([vectors, *others], chosen.encoder.shares)
+    centres = chosen.encoder.centres
+    vectors = joined([vectors, *others], chosen.encoder.shares, None if centres is None else centres[1])
     result = replace(
         result,
         encoder=chosen.encoder,

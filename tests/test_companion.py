@@ -1,0 +1,162 @@
+"""Companions: put beside an encoder where held-out queries call that better, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hce.encoding import bundled
+from hce.encoding.encoder import Encoder
+from hce.encoding.word_table import WordTable
+from hce.errors import InputError
+from hce.index.index import Index
+from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, words_of
+from hce.training.heldout import mean_over_kinds, means, pseudo_dev
+from hce.training.recipe import Recipe
+from hce.training.train import improvement, train
+
+QUICK = Recipe.for_encoder(
+    static=True, epochs=2, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=60, fit_static=False
+)
+
+
+@pytest.fixture
+def tables_are_at_hand(monkeypatch, static_encoder):
+    """A transformer's token table is distilled by model2vec, which takes long; here a random one stands in for it."""
+    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.model)
+
+
+@pytest.fixture
+def dev(concept_corpus):
+    return pseudo_dev(concept_corpus, np.arange(0, len(concept_corpus), 7), 400, 0)
+
+
+def words(corpus, without=()) -> Encoder:
+    table = WordTable.fit(corpus, dim=32, without=np.array(without, dtype=np.int64))
+    return Encoder.of_words(table, device=torch.device("cpu"))
+
+
+def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_encoder, dev):
+    companion = words(concept_corpus, range(0, len(concept_corpus), 7))
+    chosen = accompany(static_encoder, [companion], dev)
+    measured = {
+        share: mean_over_kinds(dev.measure(static_encoder.beside([companion], [1 - share, share])))
+        for share in SHARES
+        if share <= MOST_WITHOUT_LABELS
+    }
+    best = max(measured, key=lambda share: measured[share])
+    assert chosen.encoder.shares == pytest.approx((1 - best, best))
+    assert mean_over_kinds(means(chosen.after)) == pytest.approx(measured[best], abs=1e-9)
+    assert mean_over_kinds(means(chosen.before)) == pytest.approx(mean_over_kinds(dev.measure(static_encoder)))
+
+
+def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encoder, dev):
+    rubbish = words(concept_corpus)
+    rubbish.model[0].table = torch.randn_like(rubbish.model[0].table)
+    companion = words(concept_corpus, range(0, len(concept_corpus), 7))
+    good = static_encoder.beside([companion], [0.5, 0.5])
+    chosen = accompany(good, [rubbish], dev)
+    assert chosen.encoder is good and chosen.after is chosen.before
+
+
+def test_no_companion_is_the_encoder_alone(static_encoder, dev):
+    assert accompany(static_encoder, [], dev).encoder is static_encoder
+
+
+def test_documents_without_a_common_word_give_no_words(static_encoder, caplog):
+    from hce.data.corpus import Corpus
+    from hce.data.documents import Document
+
+    corpus = Corpus.from_documents([Document("a", "one two"), Document("b", "three four")])
+    found = words_of(corpus, static_encoder, language="english", without=np.empty(0, dtype=np.int64), seed=0)
+    assert found == [] and "gets no words" in caplog.text
+
+
+def test_a_static_encoder_is_trained_and_gets_the_words(concept_corpus, static_encoder, tmp_path):
+    result = train(concept_corpus, static_encoder, recipe=QUICK, output=tmp_path / "model")
+    assert result.recipe.train == "both" and len(result.encoder.shares) == 2
+    assert "of a score from companions" in improvement(result)
+    facts = json.loads((tmp_path / "model" / "hce.json").read_text())
+    assert facts["shares"] == list(result.encoder.shares) and facts["static"]
+    assert "trust_remote_code=True" in (tmp_path / "model" / "README.md").read_text()
+    assert not (tmp_path / "model.unfinished").exists()
+    again = Encoder.load(tmp_path / "model")
+    texts = list(concept_corpus.texts())[:9]
+    np.testing.assert_allclose(again.encode(texts), result.encoder.encode(texts), atol=1e-6)
+
+
+def test_the_tree_is_of_the_vectors_that_are_returned(concept_corpus, static_encoder):
+    result = train(concept_corpus, static_encoder, recipe=QUICK)
+    assert result.hierarchy.levels[0].centroids.shape[1] == result.encoder.dim
+    assert len(result.hierarchy) == len(concept_corpus)
+
+
+@pytest.mark.usefixtures("tables_are_at_hand")
+def test_a_transformer_stays_as_it_is_beside_a_trained_table(concept_corpus, bert_folder, tmp_path):
+    given = Encoder.load(bert_folder)
+    texts = list(concept_corpus.texts())[:9]
+    plain = given.encode(texts)
+    result = train(concept_corpus, given, recipe=QUICK, output=tmp_path / "model")
+    assert result.recipe.train == "companion"
+    first, *companions = result.encoder.parts
+    np.testing.assert_allclose(first.encode(texts), plain, atol=1e-6)
+    assert len(companions) == 2 and companions[0].is_static
+    assert mean_over_kinds(result.after) > mean_over_kinds(result.before)
+    index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
+    assert index.search(texts[0], 1)[0].id == concept_corpus[0].id
+    assert index.tree is not None and index.tree.hierarchy.levels[0].centroids.shape[1] == result.encoder.dim
+
+
+@pytest.mark.usefixtures("tables_are_at_hand")
+def test_a_transformer_may_be_trained_with_a_companion_or_without(concept_corpus, bert_folder):
+    settings = {"epochs": 1, "batch_size": 32, "dev_queries": 30, "span_lengths": (4,)}
+    alone = train(
+        concept_corpus, Encoder.load(bert_folder), recipe=Recipe.for_encoder(static=False, train="encoder", **settings)
+    )
+    assert alone.encoder.shares == (1.0,)
+    both = train(
+        concept_corpus, Encoder.load(bert_folder), recipe=Recipe.for_encoder(static=False, train="both", **settings)
+    )
+    assert both.recipe.train == "both" and len(both.encoder.shares) in (1, 3)
+
+
+@pytest.mark.usefixtures("tables_are_at_hand")
+def test_a_model_with_companions_is_trained_anew_from_its_first_part(concept_corpus, bert_folder, tmp_path):
+    train(concept_corpus, bert_folder, recipe=QUICK, output=tmp_path / "model")
+    result = train(concept_corpus, Encoder.load(tmp_path / "model"), recipe=QUICK)
+    assert len(result.encoder.shares) == 3
+
+
+def test_settings_that_cannot_be_are_refused(concept_corpus, static_encoder, bert_folder):
+    with pytest.raises(InputError, match="is a table itself"):
+        train(concept_corpus, static_encoder, recipe=Recipe.for_encoder(static=True, train="companion"))
+    with pytest.raises(InputError, match="language 'klingon'"):
+        Recipe(language="klingon")
+    with pytest.raises(InputError, match="has no dropout"):
+        train(concept_corpus, bert_folder, recipe=Recipe.for_encoder(static=False, pseudo="simcse", batch_size=32))
+
+
+def test_a_table_is_distilled_once(monkeypatch, tmp_path, bert_folder, static_encoder):
+    made = []
+
+    def distilled(function, *model):
+        made.append(function)
+        return static_encoder.model[0]
+
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path))
+    monkeypatch.setattr(bundled, "_distilled", distilled)
+    first, second = (Encoder.load(bert_folder).token_table() for _ in range(2))
+    assert made == ["distill_from_model"] and first.fingerprint == second.fingerprint and first.is_static
+
+
+def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_folder):
+    def fails(function, *model):
+        raise ValueError("no vocabulary")
+
+    monkeypatch.setenv("HCE_CACHE", str(tmp_path))
+    monkeypatch.setattr(bundled, "_distilled", fails)
+    with pytest.raises(InputError, match="no token table can be distilled from this model"):
+        Encoder.load(bert_folder).token_table()

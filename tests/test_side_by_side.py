@@ -1,0 +1,117 @@
+"""Encoders side by side: one vector, one folder, each part with its share of every inner product."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from hce.encoding.encoder import Encoder
+from hce.encoding.side_by_side import SideBySide, is_made_of_ours, joined
+from hce.encoding.word_table import WordTable
+from hce.errors import FormatError
+
+TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w10", "w11 w12 w13"]
+
+
+@pytest.fixture
+def both(bert_folder, static_encoder, concept_corpus) -> Encoder:
+    words = Encoder.of_words(WordTable.fit(concept_corpus, dim=8), device=torch.device("cpu"))
+    return Encoder.load(bert_folder).beside([static_encoder, words], [0.5, 0.3, 0.2])
+
+
+def test_an_inner_product_is_the_weighted_sum_of_the_parts_own(both):
+    vectors = both.encode(TEXTS)
+    expected = sum(
+        share * part.encode(TEXTS) @ part.encode(TEXTS).T for share, part in zip(both.shares, both.parts, strict=True)
+    )
+    np.testing.assert_allclose(vectors @ vectors.T, expected, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert both.dim == sum(part.dim for part in both.parts)
+
+
+def test_joined_by_hand_or_encoded_at_once_is_the_same(both):
+    apart = joined([part.encode(TEXTS) for part in both.parts], both.shares)
+    np.testing.assert_allclose(apart, both.encode(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["query", "document"])
+def test_each_side_is_centred_by_its_own_mean(both, tmp_path, kind):
+    first, *companions = both.parts
+    centres = np.stack([first.encode(TEXTS, "query").mean(axis=0), first.encode(TEXTS[:2]).mean(axis=0)])
+    centred = first.beside(companions, both.shares, centres)
+    expected = first.encode(TEXTS, kind) - centres[0 if kind == "query" else 1]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = centred.encode(TEXTS, kind)
+    np.testing.assert_allclose(found[:, : first.dim], 0.5**0.5 * expected, atol=1e-5)
+    apart = joined([part.encode(TEXTS, kind) for part in both.parts], both.shares, centres[0 if kind == "query" else 1])
+    np.testing.assert_allclose(found, apart, atol=1e-5)
+    centred.save(tmp_path / "model")
+    again = Encoder.load(tmp_path / "model")
+    assert again.fingerprint == centred.fingerprint != both.fingerprint
+    np.testing.assert_allclose(again.encode(TEXTS, kind), found, atol=1e-6)
+    plain = SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
+    encode = plain.encode_query if kind == "query" else plain.encode_document
+    np.testing.assert_allclose(encode(TEXTS), found, atol=1e-6)
+
+
+def test_one_folder_that_sentence_transformers_loads_to_the_same_vectors(both, tmp_path):
+    both.save(tmp_path / "model")
+    again = Encoder.load(tmp_path / "model")
+    np.testing.assert_allclose(again.encode(TEXTS), both.encode(TEXTS), atol=1e-6)
+    assert again.fingerprint == both.fingerprint and again.shares == both.shares
+    plain = SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(plain.encode(TEXTS), both.encode(TEXTS), atol=1e-6)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        SentenceTransformer(str(tmp_path / "model"), device="cpu")
+
+
+def test_another_share_is_another_encoder(both):
+    other = both.parts[0].beside(both.parts[1:], [0.4, 0.4, 0.2])
+    assert other.fingerprint != both.fingerprint
+
+
+def test_only_the_first_part_sees_a_prompt(bert_folder, static_encoder):
+    encoder = Encoder.load(bert_folder, prompts={"query": "w20 w21 "}).beside([static_encoder], [0.5, 0.5])
+    as_query, as_document = encoder.encode(["w1 w2"], "query")[0], encoder.encode(["w1 w2"])[0]
+    first = encoder.parts[0].dim
+    assert np.abs(as_query[:first] - as_document[:first]).max() > 1e-3
+    np.testing.assert_allclose(as_query[first:], as_document[first:], atol=1e-6)
+
+
+def test_a_table_with_companions_is_still_a_table(both, static_encoder):
+    assert static_encoder.beside(both.parts[2:], [0.5, 0.5]).is_table
+    assert not both.is_table and not both.is_static
+
+
+@pytest.mark.parametrize("shares", [[1.0], [0.5, 0.6], [1.0, 0.0], [1.2, -0.2]])
+def test_shares_have_to_fit(static_encoder, shares):
+    with pytest.raises(ValueError, match="shares"):
+        SideBySide([static_encoder.model, static_encoder.model], shares)
+
+
+def test_a_part_that_is_missing_is_one_clear_line(both, tmp_path):
+    both.save(tmp_path / "model")
+    (tmp_path / "model" / "0_SideBySide" / "part-1" / "tokenizer.json").unlink()
+    with pytest.raises(FormatError, match="damaged"):
+        Encoder.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("types", "trusted"),
+    [
+        (["hce.encoding.word_table.WordTable"], True),
+        (["hce.encoding.side_by_side.SideBySide", "sentence_transformers.base.modules.normalize.Normalize"], True),
+        (["sentence_transformers.base.modules.transformer.Transformer"], False),
+        (["hce.encoding.word_table.WordTable", "sentence_transformers.base.modules.transformer.Transformer"], False),
+        (["hce.encoding.word_table.WordTable", "evil.Module"], False),
+        (["evil.Module"], False),
+        ([], False),
+    ],
+)
+def test_nothing_but_our_own_modules_is_trusted(tmp_path, types, trusted):
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
+    assert is_made_of_ours(tmp_path / "modules.json") is trusted
