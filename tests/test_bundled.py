@@ -53,7 +53,7 @@ def test_static_is_made_once_and_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("HCE_CACHE", str(tmp_path / "cache"))
     calls = []
     tiny = StaticEmbedding(word_tokenizer(), embedding_dim=8)
-    monkeypatch.setattr(bundled, "_distil_static", lambda: calls.append(1) or tiny)
+    monkeypatch.setattr(bundled, "_distilled", lambda function, *model: calls.append(function) or tiny)
     first = Encoder.load("static", device="cpu")
     second = Encoder.load("static", device="cpu")
     assert len(calls) == 1

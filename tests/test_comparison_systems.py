@@ -29,7 +29,9 @@ from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
 from hce.training.run import TrainingRun
 
-SMALL = Recipe(epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05)
+SMALL = Recipe(
+    train="encoder", epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05
+)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +216,9 @@ def test_damage_deletes_three_in_five():
 
 
 def test_denoising_trains_the_encoder_the_same_way_twice(concept_corpus, bert_folder):
-    recipe = Recipe.for_encoder(static=False, epochs=1, epoch_pairs=48, batch_size=16, learning_rate=1e-3)
+    recipe = Recipe.for_encoder(
+        static=False, train="encoder", epochs=1, epoch_pairs=48, batch_size=16, learning_rate=1e-3
+    )
     encoders = [Encoder.load(bert_folder, device="cpu") for _ in range(2)]
     before = encoders[0].fingerprint
     for encoder in encoders:
@@ -249,7 +253,7 @@ def test_every_system_for_a_static_encoder_builds_and_searches(name, task):
 
 @pytest.mark.parametrize("name", ["simcse", "tsdae"])
 def test_systems_for_transformers(name, task, bert_folder):
-    recipe = Recipe.for_encoder(static=False, epochs=1, epoch_pairs=32, batch_size=16, dev_queries=24)
+    recipe = Recipe.for_encoder(static=False, train="encoder", epochs=1, epoch_pairs=32, batch_size=16, dev_queries=24)
     built = SYSTEMS[name].build(replace(task, encoder=str(bert_folder), recipe=recipe))
     assert len(built.searcher.search(["w1 w2"], 3)[0]) == 3
     assert 0 <= built.facts["mix"] <= 1
@@ -325,9 +329,11 @@ def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
 def test_the_choice_follows_the_data(task):
     bare = replace(task, pairs=None, dev=None, generated=None)
     assert choose([], bare, static=True) == [
-        *("bm25", "untrained", "fitted", "hybrid", "ct", "no-tree", "hce", "hce-hybrid")
+        *("bm25", "untrained", "fitted", "hybrid", "rrf", "ct", "no-tree", "hce", "companion", "hce-hybrid")
     ]
-    assert choose([], bare, static=False) == ["bm25", "untrained", "hybrid", "ct", "no-tree", "hce", "hce-hybrid"]
+    assert choose([], bare, static=False) == [
+        *("bm25", "untrained", "hybrid", "rrf", "ct", "no-tree", "hce", "companion", "hce-hybrid")
+    ]
     everything = choose([], task, static=True)
     assert set(DEFAULT) <= set(everything)
     assert "no-tree+qg" in everything

@@ -178,5 +178,6 @@ def test_a_launcher_starts_two_processes(folder):
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("the model is in") == 1  # one process speaks
     assert (folder / "model" / "hce.json").is_file()
-    assert Encoder.load(folder / "model", device="cpu").encode(["w1 w2"]).shape == (1, 32)
-    assert torch.isfinite(Encoder.load(folder / "model").model[0].embedding.weight).all()
+    encoder = Encoder.load(folder / "model", device="cpu")
+    assert encoder.encode(["w1 w2"]).shape == (1, encoder.dim)
+    assert torch.isfinite(encoder.parts[0].model[0].embedding.weight).all()

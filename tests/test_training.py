@@ -112,7 +112,9 @@ def test_an_unchanged_transformer_has_the_same_measures_before_and_after(concept
         "measure",
         lambda self, *given: {kind: value + 1e-3 for kind, value in original(self, *given).items()},
     )
-    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-12, dev_queries=24)
+    recipe = Recipe.for_encoder(
+        static=False, train="encoder", epochs=1, batch_size=32, learning_rate=1e-12, dev_queries=24
+    )
     result = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe)
     assert result.mix == 0
     assert result.after == result.before
@@ -222,7 +224,9 @@ def test_a_joint_step_is_the_weighted_sum_of_its_parts(concept_corpus, static_en
 
 
 def test_a_transformer_is_trained_in_bfloat16_if_asked_and_used_as_before(concept_corpus, bert_folder):
-    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
+    recipe = Recipe.for_encoder(
+        static=False, train="encoder", epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24
+    )
     losses = {}
     for precision in ("float32", "bfloat16"):
         encoder = Encoder.load(bert_folder, device="cpu")
@@ -236,7 +240,7 @@ def test_a_transformer_is_trained_in_bfloat16_if_asked_and_used_as_before(concep
 
 
 def test_precision_is_bfloat16_by_itself_where_it_is_fast(concept_corpus, bert_folder, static_encoder, monkeypatch):
-    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=24)
+    recipe = Recipe.for_encoder(static=False, train="encoder", epochs=1, batch_size=32, dev_queries=24)
     for fast in (torch.bfloat16, torch.float32):
         monkeypatch.setattr(hce.training.train, "fast_dtype", lambda device, fast=fast: fast)
         result = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe)
@@ -245,7 +249,9 @@ def test_precision_is_bfloat16_by_itself_where_it_is_fast(concept_corpus, bert_f
 
 
 def test_a_transformer_trains_with_simcse_and_ict(concept_corpus, bert_folder):
-    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
+    recipe = Recipe.for_encoder(
+        static=False, train="encoder", epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24
+    )
     for changes in ({"pseudo": "simcse"}, {"chunk_size": 8}):
         encoder = Encoder.load(bert_folder, device="cpu")
         before = weights_of(encoder)
@@ -257,7 +263,9 @@ def test_a_transformer_trains_with_simcse_and_ict(concept_corpus, bert_folder):
 
 
 def test_same_seed_same_weights(concept_corpus, bert_folder):
-    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24)
+    recipe = Recipe.for_encoder(
+        static=False, train="encoder", epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24
+    )
     first, second = (train(concept_corpus, Encoder.load(bert_folder, device="cpu"), recipe=recipe) for _ in range(2))
     assert [epoch.dev for epoch in first.history] == [epoch.dev for epoch in second.history]
     assert first.encoder.fingerprint == second.encoder.fingerprint

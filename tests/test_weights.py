@@ -42,7 +42,7 @@ def around(mean: float, spread: float) -> np.ndarray:
 
 
 def test_pseudo_queries_may_choose_up_to_the_limit_and_labelled_ones_all(concept_corpus):
-    recipe = Recipe.for_encoder(static=False)
+    recipe = Recipe.for_encoder(static=False, train="encoder")
     pseudo = pseudo_dev(concept_corpus, np.arange(40), 200, seed=0)
     labelled = labelled_dev(concept_corpus, {"q": Query("q", "w1")}, Qrels([Judgment("q", "d1", 1)]), 200, seed=0)
     assert mixes(recipe, pseudo) == [0.25, 0.5]

@@ -327,8 +327,8 @@ def compare(
     Labels of a train split are used by those that can. Finished systems are kept in the output folder, and the same
     command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures.
 
-    Systems: bm25, bm25+qg, untrained, fitted, hybrid, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-hybrid, hce+qg.
+    Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
+    pefa-xl, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, companion, hce-hybrid, hce+qg.
 
     Examples:
       hce compare scifact

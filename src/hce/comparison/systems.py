@@ -20,6 +20,7 @@ from typing import Any
 
 from hce.comparison.bm25 import build_bm25, build_bm25_with_queries
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
+from hce.comparison.rrf import build_rrf
 from hce.comparison.tas_b import build_tas_b
 from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae
@@ -101,6 +102,7 @@ SYSTEMS: dict[str, System] = {
     "untrained": System("the encoder as given", build_untrained, seeded=False),
     "fitted": System("its table fitted to the corpus, not trained", build_fitted, "static", seeded=False),
     "hybrid": System("BM25 and the encoder as given, fused", with_words(build_untrained), seeded=False),
+    "rrf": System("BM25 and the encoder as given, fused by reciprocal ranks", build_rrf, seeded=False),
     "ict": System(
         "spans of documents as queries, no tree, no labels", trained(labels=False, mode="unsupervised", tree=False)
     ),
@@ -136,6 +138,7 @@ DEFAULT = (
     "bm25+qg",
     "untrained",
     "hybrid",
+    "rrf",
     "fitted",
     "dpr",
     "tas-b",
