@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.data.terms import spelled_out
+from hce.data.terms import analyzer, spelled_out, terms
 from hce.errors import FormatError, InputError
 from hce.search.words import Words
 
@@ -78,6 +78,12 @@ def test_a_compound_is_a_word_like_any_other():
     """Its parts are left to the dense side: tantivy splits compounds only by a list of their parts."""
     words = of(["Die Donaudampfschifffahrt begann 1829.", "Ein Dampfschiff"], "german")
     assert numbers_of(words, "Donaudampfschifffahrten") == [1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("aB_ c,.1東京हिกाéİß\n\t-'"), max_size=30) | st.text(max_size=20))
+def test_the_terms_of_a_text_are_those_that_tantivy_finds_in_all_of_it(text):
+    assert terms(text, "english") == list(analyzer("english").analyze(spelled_out(text)))
 
 
 def test_spelled_out_leaves_plain_text_alone():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
+from itertools import chain
 from typing import Any
 
 import tantivy
@@ -17,6 +18,7 @@ LANGUAGES = (
 """The languages whose words are stemmed; "none" matches words as they are written."""
 
 LONGEST_WORD = 255  # bytes; what is longer is no word
+MOST_PIECES = 1 << 17  # that are remembered, some 30 MB
 
 # From the beginning of a word only: tried at each letter, it took most of the time of a search.
 IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2})\w*")
@@ -31,7 +33,13 @@ def terms(text: str, language: str) -> list[str]:
     >>> terms("Parsing URLs by parse_url", "english")
     ['pars', 'url', 'by', 'parse_url', 'pars', 'url']
     """
-    return list(analyzer(language).analyze(spelled_out(text)))
+    return list(chain.from_iterable(_terms_between_spaces(piece, language) for piece in text.split()))
+
+
+@lru_cache(maxsize=MOST_PIECES)
+def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
+    """Return the terms of what stands between two spaces; no term reaches across one, and most pieces come again."""
+    return tuple(analyzer(language).analyze(spelled_out(piece)))
 
 
 def spelled_out(text: str) -> str:
