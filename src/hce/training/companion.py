@@ -54,13 +54,13 @@ def accompany(
     measured: Sequence[Encoder] | None = None,
     vectors: np.ndarray | None = None,
 ) -> Accompanied:
-    """Put companions beside an encoder, with the share that is best on held-out queries, equal among companions.
+    """Put companions beside an encoder, with the share that is best on held-out queries.
 
     As for the mix of weights, a better mean on labelled queries is enough, and pseudo-queries need a clear gain.
 
     Args:
         encoder: stays as it is.
-        companions: none at all gives the encoder alone.
+        companions: a token table, the words of the corpus, or both in that order; none gives the encoder alone.
         dev: what decides.
         measured: the companions as they may be measured, where those to be used have seen the held-out documents.
         vectors: the vectors of the whole corpus by the encoder, if someone has them already.
@@ -110,4 +110,6 @@ def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.nda
 
 
 def _shares(share: float, companions: int) -> list[float]:
-    return [1 - share, *([share / companions] * companions)]
+    """Share out what companions count in all: of two, the token table counts twice what the words do."""
+    weights = [2, 1] if companions == 2 else [1] * companions
+    return [1 - share, *(share * weight / sum(weights) for weight in weights)]
