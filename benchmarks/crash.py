@@ -5,7 +5,8 @@
 Each trial forks a process that makes random changes to an index (add, update, remove, rebuild; in every tenth trial it
 makes the index itself), says on a pipe what it is about to do, and says so again when the call has returned. It is
 killed at a random moment. Then the index is opened: its documents must be those of all acknowledged changes, with or
-without the one under way, whole; every vector must be its text's, and searching must find what exact search finds.
+without the one under way, whole; every vector must be its text's, searching by meaning must find what exact search
+finds, and searching by words just the documents that have them.
 """
 
 from __future__ import annotations
@@ -186,6 +187,10 @@ def faults(path: Path, encoder: Encoder, allowed: list[Contents]) -> tuple[list[
             scores = [hit.score for hit in index.search("w1 w2 w3", 5, {"n": {"gte": 0}}, "dense")]
             if not np.allclose(scores, best, atol=1e-5):
                 wrong.append("searching does not find what exact search finds")
+        for word in ("w1", "w7", f"w{WORDS - 1}"):
+            having = {doc_id for doc_id, (text, _) in found.items() if word in text.split()}
+            if {hit.id for hit in index.search(word, max(1, len(found)), mode="words")} != having:
+                wrong.append(f"searching by words does not find the documents that have {word}")
         tree = index.tree
         if tree is not None and len(tree.numbers) != len(tree.hierarchy):
             wrong.append("the tree is damaged")

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.encoding import bundled
 from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import WordTable
@@ -67,9 +69,6 @@ def test_no_companion_is_the_encoder_alone(static_encoder, dev):
 
 
 def test_documents_without_a_common_word_give_no_words(static_encoder, caplog):
-    from hce.data.corpus import Corpus
-    from hce.data.documents import Document
-
     corpus = Corpus.from_documents([Document("a", "one two"), Document("b", "three four")])
     found = words_of(corpus, static_encoder, language="english", without=np.empty(0, dtype=np.int64), seed=0)
     assert found == [] and "gets no words" in caplog.text
@@ -160,3 +159,12 @@ def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_fo
     monkeypatch.setattr(bundled, "_distilled", fails)
     with pytest.raises(InputError, match="no token table can be distilled from this model"):
         Encoder.load(bert_folder).token_table()
+
+
+def test_drift_counts_the_words_that_the_table_does_not_have(concept_corpus, static_encoder, tmp_path):
+    train(concept_corpus, static_encoder, recipe=QUICK, output=tmp_path / "model")
+    index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
+    index.add([Document(f"new-{number}", f"w{number} zebra okapi") for number in range(60)])
+    drift = index.drift()
+    assert drift.old is not None and drift.old.unknown == pytest.approx(0, abs=0.05)
+    assert drift.new is not None and drift.new.unknown == pytest.approx(2 / 3, abs=0.05)

@@ -195,6 +195,14 @@ class Encoder:
         model.default_prompt_name = self.model.default_prompt_name
         return Encoder(model, self.name, device=self.device, dtype=self.dtype)
 
+    def unknown_share(self, texts: Sequence[str]) -> float | None:
+        """Return the share of the texts' words that a table of the corpus's words has no vector for; None without one.
+
+        Such words still count by their pieces, in the other parts.
+        """
+        tables = [part.model[0] for part in self.parts if isinstance(part.model[0], WordTable)]
+        return tables[0].unknown_share(texts) if tables else None
+
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 

@@ -46,6 +46,8 @@ class Population(NamedTuple):
             of old documents only those count that training held out (it has seen pieces of the others); None where
             there are too few.
         asked: how many pieces were tried.
+        unknown: the share of words that the encoder's table of the corpus's words does not have (they count by their
+            pieces until the next training); None where it has no such table.
     """
 
     documents: int
@@ -54,6 +56,7 @@ class Population(NamedTuple):
     astray: float
     found: float | None
     asked: int
+    unknown: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ def measure_drift(
     held_out: np.ndarray,
     texts: Callable[[np.ndarray], Sequence[str]],
     encode: Callable[[Sequence[str], Kind], np.ndarray],
+    unknown_share: Callable[[Sequence[str]], float | None] = lambda texts: None,
     seed: int = 0,
 ) -> Drift:
     """Compare the documents that came after training with the others.
@@ -103,6 +107,7 @@ def measure_drift(
         held_out: rows of old documents that were not trained on either.
         texts: returns the texts of some rows.
         encode: encodes texts of a kind to unit rows, as the vectors were.
+        unknown_share: returns the share of the words of some texts that the encoder has no vector for, or None.
         seed: of the samples.
     """
     rng = np.random.default_rng(seed)
@@ -119,7 +124,8 @@ def measure_drift(
         asked = np.sort(rng.choice(unread, min(len(unread), SPANS), replace=False))
         found = _found(asked, texts(asked), vectors, pool, encode, rng) if len(asked) >= LEAST else None
         cosines = float(cosine.mean()), float(cosine.std())
-        return Population(len(rows), *cosines, float(astray.mean()), found, len(asked)), leaf
+        unknown = unknown_share(texts(sample[:SPANS]))
+        return Population(len(rows), *cosines, float(astray.mean()), found, len(asked), unknown), leaf
 
     old, _ = look_at(old_rows, held_out)
     new, leaf = look_at(new_rows, new_rows)

@@ -541,6 +541,7 @@ class Index:
                 ),
                 texts,
                 self._for_documents.encode,
+                self._for_documents.get().unknown_share,
                 seed,
             )
 
