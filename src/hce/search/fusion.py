@@ -16,7 +16,7 @@ import numpy as np
 from hce.search.words import Words
 
 CANDIDATES = 200  # of each kind, at the least
-STATIC_SHARE, TRANSFORMER_SHARE = 0.4, 0.25  # of words: a static encoder knows less by itself
+STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
 
 
 class Fused(NamedTuple):
