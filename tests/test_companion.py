@@ -110,14 +110,17 @@ def test_a_transformer_stays_as_it_is_beside_a_trained_table(concept_corpus, ber
 
 
 @pytest.mark.usefixtures("tables_are_at_hand")
-def test_a_transformer_may_be_trained_with_a_companion_or_without(concept_corpus, bert_folder):
-    settings = {"epochs": 1, "batch_size": 32, "dev_queries": 30, "span_lengths": (4,)}
+def test_a_transformer_may_be_trained_with_a_companion_or_without(concept_corpus, bert_folder, tmp_path):
+    settings = {"epochs": 1, "batch_size": 32, "dev_queries": 120, "span_lengths": (4,)}
     alone = train(
         concept_corpus, Encoder.load(bert_folder), recipe=Recipe.for_encoder(static=False, train="encoder", **settings)
     )
     assert alone.encoder.shares == (1.0,)
     both = train(
-        concept_corpus, Encoder.load(bert_folder), recipe=Recipe.for_encoder(static=False, train="both", **settings)
+        concept_corpus,
+        Encoder.load(bert_folder),
+        recipe=Recipe.for_encoder(static=False, train="both", **settings),
+        output=tmp_path / "model",
     )
     assert both.recipe.train == "both" and len(both.encoder.shares) in (1, 3)
 
@@ -141,18 +144,18 @@ def test_settings_that_cannot_be_are_refused(concept_corpus, static_encoder, ber
 def test_a_table_is_distilled_once(monkeypatch, tmp_path, bert_folder, static_encoder):
     made = []
 
-    def distilled(function, *model):
-        made.append(function)
+    def distilled(function, *model, pooling):
+        made.append((function, pooling))
         return static_encoder.model[0]
 
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled, "_distilled", distilled)
     first, second = (Encoder.load(bert_folder).token_table() for _ in range(2))
-    assert made == ["distill_from_model"] and first.fingerprint == second.fingerprint and first.is_static
+    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_static
 
 
 def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_folder):
-    def fails(function, *model):
+    def fails(function, *model, pooling):
         raise ValueError("no vocabulary")
 
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))

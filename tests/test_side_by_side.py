@@ -10,7 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from hce.encoding.encoder import Encoder
-from hce.encoding.side_by_side import SideBySide, is_made_of_ours, joined
+from hce.encoding.side_by_side import SideBySide, joined, load_ours
 from hce.encoding.word_table import WordTable
 from hce.errors import FormatError
 
@@ -101,17 +101,44 @@ def test_a_part_that_is_missing_is_one_clear_line(both, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("types", "trusted"),
+    "types",
     [
-        (["hce.encoding.word_table.WordTable"], True),
-        (["hce.encoding.side_by_side.SideBySide", "sentence_transformers.base.modules.normalize.Normalize"], True),
-        (["sentence_transformers.base.modules.transformer.Transformer"], False),
-        (["hce.encoding.word_table.WordTable", "sentence_transformers.base.modules.transformer.Transformer"], False),
-        (["hce.encoding.word_table.WordTable", "evil.Module"], False),
-        (["evil.Module"], False),
-        ([], False),
+        ["sentence_transformers.base.modules.transformer.Transformer"],
+        ["hce.encoding.word_table.WordTable", "sentence_transformers.base.modules.transformer.Transformer"],
+        ["hce.encoding.word_table.WordTable", "evil.Module"],
+        ["evil.Module"],
+        [],
     ],
 )
-def test_nothing_but_our_own_modules_is_trusted(tmp_path, types, trusted):
+def test_what_is_not_all_ours_is_left_to_sentence_transformers(tmp_path, types):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
-    assert is_made_of_ours(tmp_path / "modules.json") is trusted
+    assert load_ours(tmp_path, local=True) is None
+
+
+def test_no_code_in_a_folder_is_run(both, tmp_path):
+    """Another model type would have sentence-transformers look for a network, with code that the folder brings."""
+    both.save(tmp_path / "model")
+    for folder in (tmp_path / "model", tmp_path / "model" / "0_SideBySide" / "part-2"):
+        settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+        (folder / "config_sentence_transformers.json").write_text(
+            json.dumps({**settings, "model_type": "CrossEncoder"})
+        )
+        (folder / "config.json").write_text(json.dumps({"model_type": "x", "auto_map": {"AutoConfig": "evil.Config"}}))
+        (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    again = Encoder.load(tmp_path / "model")
+    np.testing.assert_allclose(again.encode(TEXTS), both.encode(TEXTS), atol=1e-6)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_text_that_a_companion_does_not_know_is_the_same_by_both_routes(both):
+    texts = ["w1 w2", "nothing known", ""]
+    apart = [part.encode(texts, zeros=number > 0) for number, part in enumerate(both.parts)]
+    np.testing.assert_allclose(joined(apart, both.shares), both.encode(texts), atol=1e-6)
+    assert not apart[2][1].any()
+
+
+def test_prompts_given_at_loading_reach_the_first_part_and_the_fingerprint(both, tmp_path):
+    both.save(tmp_path / "model")
+    prompted = Encoder.load(tmp_path / "model", prompts={"query": "w20 "})
+    assert prompted.fingerprint != both.fingerprint
+    assert prompted.parts[0].prompt("query") == "w20 " == prompted.prompt("query")

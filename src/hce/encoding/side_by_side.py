@@ -20,15 +20,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import InputModule, Normalize
+from sentence_transformers.util import load_file_path
 from torch import Tensor, nn
 
 from hce.encoding.static import unit_rows
+from hce.encoding.word_table import WordTable
 from hce.errors import FormatError
 from hce.files import read_json, read_json_value, write_json
 
 CONFIG, CENTRES = "side_by_side.json", "centres.safetensors"
 SIDES = ("query", "document")  # the order of the centres
-OURS = ("hce.encoding.side_by_side.SideBySide", "hce.encoding.word_table.WordTable")
 NORMALIZE = f"{Normalize.__module__}.Normalize"
 
 
@@ -50,8 +51,10 @@ class SideBySide(InputModule):
         self, parts: Sequence[SentenceTransformer], shares: Sequence[float], centres: Tensor | None = None
     ) -> None:
         super().__init__()
-        if len(parts) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        if not shares or len(parts) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
             raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(parts)} parts, 1 in all")
+        if centres is not None and centres.shape != (len(SIDES), parts[0].get_embedding_dimension()):
+            raise ValueError(f"centres of shape {tuple(centres.shape)} are not two vectors of the first part's")
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
         self.register_buffer("centres", centres)
@@ -86,13 +89,13 @@ class SideBySide(InputModule):
             features.update({f"{number}.{name}": value for name, value in own.items()})
         return features
 
-    def forward(self, features: dict[str, Any], task: str | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
         """Encode by each part, and put the vectors side by side; a text is a document unless called a query."""
         vectors: list[Tensor] = []
         for number, (part, share) in enumerate(zip(self.parts, self.shares, strict=True)):
             start = f"{number}."
             own = {name.removeprefix(start): value for name, value in features.items() if name.startswith(start)}
-            vector = F.normalize(part(own, task=task, **kwargs)["sentence_embedding"].float(), dim=1)
+            vector = F.normalize(part(own, task=task)["sentence_embedding"].float(), dim=1)
             if number == 0 and self.centres is not None:
                 vector = F.normalize(
                     vector - self.centres[SIDES.index("query" if task == "query" else "document")], dim=1
@@ -125,7 +128,7 @@ class SideBySide(InputModule):
         shares = read_json(folder / CONFIG).get("shares", [])
         try:
             centres = load_file(folder / CENTRES)["centres"] if (folder / CENTRES).is_file() else None
-            return cls([load_local(_folder(folder, number)) for number in range(len(shares))], shares, centres)
+            return cls([_load_part(_folder(folder, number)) for number in range(len(shares))], shares, centres)
         except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise FormatError(f"{folder}: damaged ({error}); train or copy the model again") from error
 
@@ -134,7 +137,7 @@ def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndar
     """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
 
     Args:
-        parts: unit rows of shape (texts, nᵢ) each.
+        parts: unit rows of shape (texts, nᵢ) each; 0 where a part knows nothing of a text.
         shares: of the parts.
         centre: what is subtracted from the rows of the first part, of shape (n₁,).
 
@@ -146,23 +149,41 @@ def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndar
     return unit_rows(np.concatenate(scaled, axis=1))
 
 
-def load_local(folder: str | Path) -> SentenceTransformer:
-    """Load a sentence-transformers folder, with modules of hce where it has some."""
-    own = is_made_of_ours(Path(folder) / "modules.json")
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True, trust_remote_code=own)
+def load_ours(spec: str | Path, *, local: bool) -> SentenceTransformer | None:
+    """Load a model that consists of a module of this package and a Normalize; None where `spec` is something else.
 
+    sentence-transformers imports modules that are not its own only for who trusts the model with all it may bring. So
+    the model is put together here: of what it names, nothing but these two modules is looked at, and no code is run.
 
-def is_made_of_ours(modules: Path) -> bool:
-    """Tell whether a model consists of modules of this package, and perhaps a Normalize, and of nothing else.
-
-    sentence-transformers imports a module that is not its own only for who trusts the model with all it may bring. We
-    trust ourselves, and no model in which something else could take advantage of that.
+    Args:
+        spec: a folder or a hub id.
+        local: whether to stay off the hub.
     """
-    if not modules.is_file():
-        return False
-    entries = read_json_value(modules)
+    modules = load_file_path(str(spec), "modules.json", local_files_only=local)
+    entries = None if modules is None else read_json_value(Path(modules))
     types = [entry.get("type") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return bool(types) and types[0] in OURS and set(types[1:]) <= {NORMALIZE}
+    if not types or types[0] not in OURS or not set(types[1:]) <= {NORMALIZE}:
+        return None
+    ours = OURS[types[0]]
+    module = ours.load(str(spec), subfolder=f"0_{ours.__name__}", local_files_only=local)
+    settings = load_file_path(str(spec), "config_sentence_transformers.json", local_files_only=local)
+    prompts = {} if settings is None else read_json(Path(settings))
+    return SentenceTransformer(
+        modules=[module, Normalize()],
+        prompts=prompts.get("prompts"),
+        default_prompt_name=prompts.get("default_prompt_name"),
+        device="cpu",
+    )
+
+
+OURS: dict[str, type[SideBySide] | type[WordTable]] = {
+    "hce.encoding.side_by_side.SideBySide": SideBySide,
+    "hce.encoding.word_table.WordTable": WordTable,
+}
+
+
+def _load_part(folder: Path) -> SentenceTransformer:
+    return load_ours(folder, local=True) or SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 def _folder(parent: str | Path, number: int) -> Path:

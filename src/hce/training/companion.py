@@ -30,6 +30,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """What companions may count in all, to choose from."""
 MOST_WITHOUT_LABELS = 0.3
 """Pseudo-queries are made of the documents' own words, and so call more of the words good than people do."""
+LEAST_TO_CENTRE = 100  # queries that a mean is taken of
 
 
 class Accompanied(NamedTuple):
@@ -70,7 +71,7 @@ def accompany(
     chosen = 0.0
     centres = None if encoder.is_table else _centres(own, vectors)
     if companions:
-        parts = [own, *(dev.encode(each) for each in measured or companions)]
+        parts = [own, *(dev.encode(each, zeros=True) for each in (companions if measured is None else measured))]
         for share in SHARES:
             if share > MOST_WITHOUT_LABELS and not dev.is_labelled:
                 break
@@ -85,10 +86,15 @@ def accompany(
     return Accompanied(encoder.beside(companions, _shares(chosen, len(companions)), centres), before, best)
 
 
-def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray:
-    """Return the mean of held-out queries, each kind counting alike, and that of documents, of shape (2, n)."""
+def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
+    """Return the mean of held-out queries, each kind counting alike, and that of documents, of shape (2, n).
+
+    The mean of a few queries would be about those; then there is none.
+    """
+    if sum(map(len, own.queries)) < LEAST_TO_CENTRE:
+        return None
     query = np.mean([kind.mean(axis=0) for kind in own.queries], axis=0)
-    return np.stack([query, (own.pool if vectors is None else vectors).mean(axis=0)])
+    return np.stack([query, (own.pool if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
 
 
 def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:

@@ -107,14 +107,16 @@ class DevSet:
         """
         return self.scores_of(self.encode(encoder, vectors))
 
-    def encode(self, encoder: Encoder, vectors: np.ndarray | None = None) -> DevVectors:
-        """Encode the pool and the queries; the arguments are those of `scores`."""
+    def encode(self, encoder: Encoder, vectors: np.ndarray | None = None, *, zeros: bool = False) -> DevVectors:
+        """Encode the pool and the queries; the arguments are those of `scores` and of `Encoder.encode`."""
         if vectors is None:
-            pool = encoder.encode([self.corpus[position].full_text for position in self.pool.tolist()])
+            pool = encoder.encode([self.corpus[position].full_text for position in self.pool.tolist()], zeros=zeros)
         else:
             pool = np.asarray(vectors[self.pool])
-        queries = [encoder.encode(queries.texts, "query") for queries in self.panel]
-        variants = [None if each.variants is None else encoder.encode(each.variants) for each in self.panel]
+        queries = [encoder.encode(queries.texts, "query", zeros=zeros) for queries in self.panel]
+        variants = [
+            None if each.variants is None else encoder.encode(each.variants, zeros=zeros) for each in self.panel
+        ]
         return DevVectors(pool, queries, variants)
 
     def scores_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:

@@ -69,6 +69,7 @@ sentence-transformers import that module from the installed package; no code is 
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/this/folder", trust_remote_code=True)
+queries, documents = model.encode_query(["…"]), model.encode_document(["…"])  # each side has a mean of its own
 ```"""
 
 Entry = TypeVar("Entry")

@@ -222,10 +222,6 @@ class CheckpointFolder:
             )
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
-    def remove(self) -> None:
-        """Delete the folder, when the run is done."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def _last(self) -> Path | None:
         pointer = self.folder / "LAST"
         return self.folder / pointer.read_text().strip() if pointer.is_file() else None

@@ -20,7 +20,7 @@ from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
 from hce.data.text import TOKEN
-from hce.encoding.corpus_vectors import encode_corpus
+from hce.encoding.corpus_vectors import TEXTS_AT_ONCE, encode_corpus
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.encoding.side_by_side import joined
 from hce.errors import InputError
@@ -81,16 +81,15 @@ def train(
     warn_of_language(corpus, encoder.name)
     place = None if output is None else unfinished(output)
     labels = LabelledData(pairs, generated, dev)
-    learner = encoder.token_table() if recipe.train == "companion" else encoder
+    table = None if recipe.train == "encoder" or encoder.is_static else encoder.token_table()  # of the first weights
+    learner = table if table is not None and recipe.train == "companion" else encoder
     learnt = _learn(corpus, learner, labels, recipe, place, progress=progress, on_epoch=on_epoch)
     if recipe.train != "encoder":
         tables = [learnt.result.encoder] if recipe.train == "companion" else []
-        if recipe.train == "both" and not encoder.is_static:
+        if recipe.train == "both" and table is not None:
             of_table = _recipe_of_table(corpus, recipe)
-            table = _learn(
-                corpus, encoder.token_table(), labels, of_table, place and place / "table", progress=progress
-            )
-            tables = [table.result.encoder]
+            trained = _learn(corpus, table, labels, of_table, place and place / "table", progress=progress)
+            tables = [trained.result.encoder]
         learnt = _with_companions(corpus, encoder, learnt, tables, place, progress=progress)
     result = learnt.result
     if output is not None and place is not None and is_first_process():
@@ -153,7 +152,7 @@ def _with_companions(
     """
     result, recipe = learnt.result, learnt.result.recipe
     first = encoder if recipe.train == "companion" else result.encoder
-    dev = learnt.dev if first.is_static else _few_queries(learnt.dev, result.held_out, recipe)
+    dev = learnt.dev if first is result.encoder else _few_queries(learnt.dev, result.held_out, recipe)
     vectors = encode_corpus(first, corpus, place and place / "encoded", progress=progress and not first.is_static)
 
     def words(without: np.ndarray) -> list[Encoder]:
@@ -168,18 +167,31 @@ def _with_companions(
     if is_learner and chosen.encoder is first:
         return learnt
     before, after = learnt.before if is_learner else chosen.before, chosen.after
-    others = [encode_corpus(part, corpus) for part in chosen.encoder.parts[1:]]
-    centres = chosen.encoder.centres
-    vectors = joined([vectors, *others], chosen.encoder.shares, None if centres is None else centres[1])
+    vectors = _vectors_beside(corpus, chosen.encoder, vectors)
     result = replace(
         result,
         encoder=chosen.encoder,
         hierarchy=cluster_corpus(vectors, recipe, first, recipe.epochs + 1),
+        mix=0.0 if chosen.encoder is first else result.mix,
         before=means(before),
         after=means(after),
         metric=dev.name,
     )
     return Learnt(result, dev, before, after)
+
+
+def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+    """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
+    if len(encoder.shares) == 1:
+        return vectors
+    centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
+    rows = np.empty((len(corpus), encoder.dim), dtype=np.float32)
+    for start in range(0, len(corpus), TEXTS_AT_ONCE):
+        texts = [document.full_text for document in corpus[start : start + TEXTS_AT_ONCE]]
+        block = slice(start, start + len(texts))
+        others = [each.encode(texts, zeros=True) for each in companions]
+        rows[block] = joined([vectors[block], *others], encoder.shares, centre)
+    return rows
 
 
 def _few_queries(dev: DevSet, held_out: np.ndarray, recipe: Recipe) -> DevSet:
