@@ -55,6 +55,13 @@ class Start:
     facts: ModelFacts | None = None
     fitted_documents: int | None = None
 
+    @property
+    def words_share(self) -> float:
+        """How much words count in a hybrid search: what labelled queries told in training, else what is usual."""
+        if self.facts is not None and self.facts.words_share is not None:
+            return self.facts.words_share
+        return STATIC_SHARE if self.encoder.is_table else TRANSFORMER_SHARE
+
 
 def start_from(encoder: Encoder | str | Path, corpus: Corpus) -> Start:
     """Load an encoder by its spec, or take one as it is given, and find out what is known of its training.
@@ -112,8 +119,7 @@ def create_index(
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
-        default = STATIC_SHARE if start.encoder.is_table else TRANSFORMER_SHARE
-        share = default if words_share is None else words_share
+        share = start.words_share if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share)
         _fill_store(folder, corpus, vectors, long, progress)
         manifest.write(folder)

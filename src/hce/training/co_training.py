@@ -46,6 +46,7 @@ class TrainResult:
         metric: what the dev measure is, in words.
         recipe: the settings used.
         held_out: positions of the documents that were kept for measuring and not trained on.
+        words_share: how much words should count in a hybrid search, where labelled queries have told.
     """
 
     encoder: Encoder
@@ -57,6 +58,7 @@ class TrainResult:
     metric: str
     recipe: Recipe
     held_out: np.ndarray
+    words_share: float | None = None
 
 
 def co_train(

@@ -8,7 +8,7 @@ lengths, a transformer on spans of up to 64 tokens; the other kinds show whether
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -192,10 +192,15 @@ def _ndcg(pool: np.ndarray, queries: DevQueries, asked: np.ndarray, variants: np
     if variants is not None:
         return _ndcg_of_variants(asked, variants, pool, np.concatenate(queries.answers))
     ranked, _ = nearest(asked, pool, CUTOFF)
+    return ndcg_of_rankings(ranked, queries.answers)
+
+
+def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]) -> np.ndarray:
+    """Return NDCG@10 of each query, given which documents were found, best first, and which answer it."""
     discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
     gains = [
-        np.isin(row, right) @ discount[: len(row)] / discount[: len(right)].sum()
-        for row, right in zip(ranked, queries.answers, strict=True)
+        np.isin(row[:CUTOFF], right) @ discount[: len(row)] / discount[: len(right)].sum()
+        for row, right in zip(ranked, answers, strict=True)
     ]
     return np.array(gains)
 

@@ -93,6 +93,7 @@ class ModelFacts:
         mix: how much of the trained weights is in it; 0 means that training did not help.
         held_out: ids of the documents that were kept for measuring.
         shares: how much the encoder and each of its companions count in a score.
+        words_share: how much words should count in a hybrid search, where labelled queries have told.
     """
 
     format: int
@@ -108,6 +109,7 @@ class ModelFacts:
     mix: float
     held_out: list[str]
     shares: list[float]
+    words_share: float | None
 
     @property
     def base_encoder(self) -> str:
@@ -125,7 +127,12 @@ class ModelFacts:
         if not path.is_file():
             raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
         try:
-            facts = {"held_out": [], "shares": [1.0], **read_json(path)}  # the first versions did not write these
+            facts = {
+                "held_out": [],
+                "shares": [1.0],
+                "words_share": None,
+                **read_json(path),
+            }  # the first versions did not write these
             if not isinstance(facts["format"], int) or facts["format"] <= FORMAT:
                 return cls(**{each.name: facts[each.name] for each in fields(cls)})
         except FormatError as error:
@@ -220,6 +227,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         mix=result.mix,
         held_out=[corpus[position].id for position in result.held_out.tolist()],
         shares=list(result.encoder.shares),
+        words_share=result.words_share,
     )
     with new_folder(path) as folder:
         result.encoder.save(folder / "model")

@@ -33,6 +33,7 @@ from hce.training.model_folder import DevQuery, save_model
 from hce.training.recipe import TRANSFORMER, Learner, Precision, Recipe, Supervision
 from hce.training.run import CheckpointFolder, Epoch
 from hce.training.sources import sources_and_devset
+from hce.training.words_share import best_words_share
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
@@ -164,10 +165,11 @@ def _with_companions(
         companions = measured = tables
     chosen = accompany(first, companions, dev, measured=measured, vectors=vectors)
     is_learner = first is result.encoder
-    if is_learner and chosen.encoder is first:
-        return learnt
-    before, after = learnt.before if is_learner else chosen.before, chosen.after
     vectors = _vectors_beside(corpus, chosen.encoder, vectors)
+    share = best_words_share(dev, chosen.encoder, vectors, recipe.language) if dev.is_labelled else None
+    if is_learner and chosen.encoder is first:
+        return learnt._replace(result=replace(result, words_share=share))
+    before, after = learnt.before if is_learner else chosen.before, chosen.after
     result = replace(
         result,
         encoder=chosen.encoder,
@@ -176,6 +178,7 @@ def _with_companions(
         before=means(before),
         after=means(after),
         metric=dev.name,
+        words_share=share,
     )
     return Learnt(result, dev, before, after)
 
