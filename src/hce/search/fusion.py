@@ -72,8 +72,9 @@ def search_both(
     together = np.concatenate([numbers, only_words])
     meaning = np.concatenate([cosines, vectors_at(only_words) @ vector])
     bm25 = dict(zip(matches.numbers.tolist(), matches.scores.tolist(), strict=True))
-    bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
-    return fuse(together, meaning, np.array([bm25[number] for number in together.tolist()]), words_share)
+    if len(matches.numbers) == candidates:  # else these are all that share a word
+        bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
+    return fuse(together, meaning, np.array([bm25.get(number, 0.0) for number in together.tolist()]), words_share)
 
 
 def fuse(numbers: np.ndarray, meaning: np.ndarray, words: np.ndarray, words_share: float) -> Fused:
