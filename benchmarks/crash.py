@@ -162,6 +162,17 @@ def split(said: list[Any], contents: Contents) -> tuple[Contents, dict[str, Any]
     return contents, waiting, done
 
 
+def missed(index: Index, contents: Contents) -> list[str]:
+    """Some words by which other documents are found than have them."""
+
+    def having(word: str) -> set[str]:
+        return {doc_id for doc_id, (text, _) in contents.items() if word in text.split()}
+
+    words = ("w1", "w7", f"w{WORDS - 1}")
+    found = {word: {hit.id for hit in index.search(word, max(1, len(contents)), mode="words")} for word in words}
+    return [word for word in words if found[word] != having(word)]
+
+
 def faults(path: Path, encoder: Encoder, allowed: list[Contents]) -> tuple[list[str], Contents]:
     """What is wrong with the index after a crash, and what is in it."""
     try:
@@ -187,10 +198,7 @@ def faults(path: Path, encoder: Encoder, allowed: list[Contents]) -> tuple[list[
             scores = [hit.score for hit in index.search("w1 w2 w3", 5, {"n": {"gte": 0}}, "dense")]
             if not np.allclose(scores, best, atol=1e-5):
                 wrong.append("searching does not find what exact search finds")
-        for word in ("w1", "w7", f"w{WORDS - 1}"):
-            having = {doc_id for doc_id, (text, _) in found.items() if word in text.split()}
-            if {hit.id for hit in index.search(word, max(1, len(found)), mode="words")} != having:
-                wrong.append(f"searching by words does not find the documents that have {word}")
+        wrong += [f"searching by words does not find the documents that have {word}" for word in missed(index, found)]
         tree = index.tree
         if tree is not None and len(tree.numbers) != len(tree.hierarchy):
             wrong.append("the tree is damaged")
