@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,34 @@ def test_docstrings_and_no_pickle(name):
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert "pickle" not in names
     assert not any(isinstance(node, ast.Name) and node.id in {"eval", "exec"} for node in ast.walk(tree))
+
+
+def patterns() -> set[str]:
+    """The regular expressions of every module: what is handed to `re`, and what scikit-learn finds words by."""
+    found = set()
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+                found |= {part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)}
+            elif isinstance(node, ast.Constant) and str(node.value).startswith("(?"):
+                found.add(node.value)
+    return found
+
+
+ENDLESS = [f"{one}{two}" for one, two in itertools.product(' a_A1.-"/=\n(é', repeat=2)]
+
+
+@pytest.mark.parametrize("pattern", sorted(patterns()))
+def test_no_regular_expression_takes_more_than_a_pass_or_so(pattern):
+    """Over what repeats for long and does not match in the end; a nested loop takes a hundred times as long."""
+    compiled = re.compile(pattern)
+    for part, before, after in itertools.product(ENDLESS, ("", "a", "."), ("", "!", "a\x00")):
+        text = f"{before}{part * 1000}{after}"
+        start = time.perf_counter()
+        compiled.fullmatch(text)
+        compiled.findall(text)
+        if time.perf_counter() - start > 0.05:  # once more: it may have been the machine
+            start = time.perf_counter()
+            compiled.fullmatch(text)
+            compiled.findall(text)
+            assert time.perf_counter() - start < 0.05, repr(part)

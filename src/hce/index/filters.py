@@ -9,6 +9,7 @@ element is enough. None means that the field is missing or null.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -20,9 +21,10 @@ Filter = Mapping[str, Any]
 
 RANGE = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 SCALARS = (str, int, float, bool, type(None))
-MOST_VALUES = 30_000  # SQLite takes 32,766 parameters
+MOST_VALUES = 30_000  # in all of a filter; SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
-CLAUSE = re.compile(r"\s*(?P<field>[^<>=!]+?)\s*(?P<sign>>=|<=|=|>|<|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
+MOST_FIELDS = 200  # SQLite takes a depth of 1,000 in a statement
+SIGN = re.compile(r">=|<=|[=<>!]|\sin\s")  # of fixed lengths, so that a search for it takes one pass
 
 
 class Condition(NamedTuple):
@@ -43,10 +45,7 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
     """
     conditions: dict[str, Any] = {}
     for clause in clauses:
-        match = CLAUSE.fullmatch(clause)
-        if match is None:
-            raise InputError(f"condition {clause!r}: write field=value, field>=value (or >, <, <=), or 'field in a,b'")
-        field, sign, value = match["field"], match["sign"].strip(), match["value"]
+        field, sign, value = _parts(clause)
         wanted, earlier = _wanted(sign, value), conditions.get(field)
         if earlier is None:
             conditions[field] = wanted
@@ -57,6 +56,15 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
     return conditions
 
 
+def _parts(clause: str) -> tuple[str, str, str]:
+    """Split a clause at its first sign into field, sign and value, in one pass over it."""
+    sign = SIGN.search(clause)
+    field = clause[: sign.start()].strip() if sign else ""
+    if sign is None or sign[0] == "!" or not field:
+        raise InputError(f"condition {clause!r}: write field=value, field>=value (or >, <, <=), or 'field in a,b'")
+    return field, sign[0].strip(), clause[sign.end() :].strip()
+
+
 def compile_filter(conditions: Filter) -> Condition:
     """Turn a filter into SQL over the column `metadata`.
 
@@ -65,6 +73,8 @@ def compile_filter(conditions: Filter) -> Condition:
     """
     if not isinstance(conditions, Mapping):
         raise InputError(f"a filter is a mapping of fields to values, not a {type(conditions).__name__}")
+    if len(conditions) > MOST_FIELDS:
+        raise InputError(f"a filter on {len(conditions):,} fields is too much; {MOST_FIELDS:,} at most")
     parts, parameters = ["1"], _Parameters()
     for field, wanted in conditions.items():
         path = parameters.add(_path(field))
@@ -82,8 +92,28 @@ class _Parameters(dict[str, Any]):
 
     def add(self, value: Any) -> str:
         name = f"p{len(self)}"
-        self[name] = float(value) if isinstance(value, int) and abs(value) > LARGEST_INTEGER else value
+        self[name] = _bindable(value)
         return f":{name}"
+
+
+def _bindable(value: Any) -> Any:
+    """Return a value as SQLite takes it: integers beyond its own as the nearest float, infinity included."""
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    if isinstance(value, str) and not _is_unicode(value):
+        raise InputError(f"value {value!r}: it has half a surrogate pair, which cannot be looked for")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _path(field: str) -> str:
@@ -100,8 +130,8 @@ def _test(field: str, wanted: Any, parameters: _Parameters) -> Callable[[str], s
     for value in values:
         if not isinstance(value, SCALARS):
             raise InputError(f"field {field!r}: cannot be compared with a {type(value).__name__}; give text or numbers")
-    if len(values) > MOST_VALUES:
-        raise InputError(f"field {field!r}: {len(values):,} values are too many; {MOST_VALUES:,} at most")
+    if len(parameters) + len(values) > MOST_VALUES:
+        raise InputError(f"field {field!r}: {len(values):,} values are too many; {MOST_VALUES:,} at most in a filter")
     names = ", ".join(parameters.add(value) for value in values if value is not None)
     missing = " OR {0} IS NULL" if None in values else ""
     return lambda value: f"({value} IN ({names}){missing.format(value)})"

@@ -1,0 +1,95 @@
+"""Filters as a stranger writes them: read in one pass, and never more than SQLite takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hce.errors import InputError
+from hce.index.filters import MOST_FIELDS, compile_filter, parse_clauses
+
+# The grammar as one pattern, of which each part may be tried at each place: three nested loops over blanks.
+GRAMMAR = re.compile(r"\s*(?P<field>[^<>=!]*?)\s*(?P<sign>>=|<=|=|>|<|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
+
+
+def selected(conditions, *rows) -> list[int]:
+    """Which of these metadata fit, by SQLite itself."""
+    condition = compile_filter(conditions)
+    table = sqlite3.connect(":memory:")
+    table.execute("CREATE TABLE documents (number INTEGER PRIMARY KEY, metadata TEXT)")
+    table.executemany("INSERT INTO documents (metadata) VALUES (?)", [(json.dumps(row),) for row in rows])
+    query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608
+    return [number for (number,) in table.execute(query, condition.parameters)]
+
+
+@given(st.text("ain \t<>=!,1é", max_size=12))
+def test_clauses_are_split_as_the_grammar_says(clause):
+    match = GRAMMAR.fullmatch(clause)
+    if match is None or not match["field"].strip():
+        with pytest.raises(InputError, match="write field=value"):
+            parse_clauses([clause])
+        return
+    ((field, wanted),) = parse_clauses([clause]).items()
+    sign, value = match["sign"].strip(), match["value"]
+    assert field == match["field"].strip()
+    if sign == "=":
+        assert wanted[0] == value
+    elif sign == "in":
+        assert [each for each in wanted if isinstance(each, str)] == [part.strip() for part in value.split(",")]
+    else:
+        assert list(wanted) == [{">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}[sign]]
+
+
+@pytest.mark.parametrize(
+    "clause", [" " * 500, " " * 50_000, "a" + " " * 50_000, " " * 50_000 + "=", "a in" * 12_500, "<" * 50_000]
+)
+def test_a_clause_takes_one_pass(clause):
+    start = time.perf_counter()
+    with suppress(InputError):
+        parse_clauses([clause])
+    assert time.perf_counter() - start < 0.2  # three nested loops over blanks would take hours
+
+
+@pytest.mark.parametrize("digits", [19, 20, 308, 309, 400, 5000])
+def test_numbers_of_any_length(digits):
+    nines = "9" * digits
+    rows = [{"year": 2000}, {"year": "2000"}, {"year": None}]
+    assert selected(parse_clauses([f"year={nines}"]), *rows) == []
+    assert selected(parse_clauses([f"year<{nines}"]), *rows) == [1, 2]
+    assert selected(parse_clauses([f"year>-{nines}", f"year<={nines}"]), *rows) == [1, 2]
+    assert selected(parse_clauses([f"year>{nines}"]), *rows) == []
+    assert selected({"year": [int("9" * min(digits, 4000)), 2000]}, *rows) == [1]
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "-inf", "1e999", "0x10", "1_000", "", "\x00", "٣"])
+def test_odd_numbers_are_no_error(odd):
+    for sign in ("=", "<", ">=", " in "):
+        selected(parse_clauses([f"year{sign}{odd}"]), {"year": 1}, {"year": odd})
+    assert selected({"year": odd}, {"year": 1}, {"year": odd}) == ([2] if odd != "\x00" else [])  # SQLite stops there
+
+
+@pytest.mark.parametrize(
+    ("conditions", "said"),
+    [
+        ({f"f{i}": i for i in range(MOST_FIELDS + 1)}, "201 fields is too much; 200 at most"),
+        ({"a": list(range(20_000)), "b": list(range(20_000))}, "field 'b': 20,000 values are too many; 30,000"),
+        ({"a": "\ud800"}, "half a surrogate pair"),
+        ({"a": ["b", "\udcff"]}, "half a surrogate pair"),
+        ({"a": {"gt": "\udcff"}}, "half a surrogate pair"),
+    ],
+)
+def test_more_than_sqlite_takes(conditions, said):
+    with pytest.raises(InputError, match=said):
+        selected(conditions)
+
+
+def test_as_much_as_is_allowed():
+    assert selected({f"f{i}": {"gte": 0, "lt": 9} for i in range(MOST_FIELDS)}, {f"f{i}": 1 for i in range(200)}) == [1]
+    assert selected({"a": list(range(15_000)), "b": list(range(14_990))}, {"a": 14_999, "b": 14_000}) == [1]
