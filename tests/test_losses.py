@@ -326,6 +326,109 @@ def test_the_cheaper_route_is_taken_and_right():
     torch.testing.assert_close(term.loss, expected)
 
 
+# --- several right nodes, and the way of the document
+
+
+@pytest.mark.parametrize("route", ["full", "gather"])
+def test_several_right_siblings_by_hand(route):
+    # One parent with four nodes e1, e2, −e1, −e2; q = (0.6, 0.8), τ = 1; its document is under node 0, another right
+    # one under node 1: −log((e^.6 + e^.8) / (e^.6 + e^.8 + e^−.6 + e^−.8)) = 0.220417. Node 1 scores higher than node
+    # 0 and is right too, so the query counts as accurate. Node 7 is a stranger, −1 nobody.
+    queries = torch.tensor([[0.6, 0.8]])
+    centroids = torch.tensor([E1, E2, [-1.0, 0.0], [0.0, -1.0], *[E1] * 4])
+    siblings = Siblings.of(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    node, right = torch.tensor([0]), torch.tensor([[1, 7, -1, 0]])
+    above = math.exp(0.6) + math.exp(0.8)
+    expected = -math.log(above / (above + math.exp(-0.6) + math.exp(-0.8)))
+    assert expected == pytest.approx(0.220417, abs=1e-6)
+    term = level_loss(queries, centroids, node, siblings, temperature=1.0, right=right, route=route)
+    assert term.loss.item() == pytest.approx(expected, abs=1e-6)
+    assert term.accuracy.item() == 1
+    assert level_loss(queries, centroids, node, siblings, temperature=1.0, route=route).accuracy.item() == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(parents=st.integers(1, 3), nodes=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 10_000))
+def test_several_right_siblings_are_the_loop(parents, nodes, batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parent = torch.randint(parents, (nodes,), generator=generator)
+    node = torch.randint(nodes, (batch,), generator=generator)
+    right = torch.randint(-1, nodes, (batch, 3), generator=generator)
+    queries, centroids = unit(batch, 4, seed=seed), 3 * unit(nodes, 4, seed=seed + 1)
+    losses = []
+    for row in range(batch):
+        family = [k for k in range(nodes) if parent[k] == parent[node[row]]]
+        logits = torch.stack([queries[row] @ F.normalize(centroids[k], dim=0) / 0.2 for k in family])
+        known = torch.tensor([k in [int(node[row]), *right[row].tolist()] for k in family])
+        losses.append(-(logits.exp()[known].sum() / logits.exp().sum()).log())
+    for route in ("full", "gather"):
+        term = level_loss(queries, centroids, node, Siblings.of(parent), temperature=0.2, right=right, route=route)
+        torch.testing.assert_close(term.loss, torch.stack(losses).mean(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("route", ["full", "gather"])
+def test_routing_by_hand(route):
+    # Nodes e1 and e2 under one parent, e1 alone under another; τ = 1. d = e1 has the scores (1, 0) and goes p = σ(1) =
+    # .731059 to the first; q = e2 has (0, 1), so 1 − p. KL = p·log(p/(1−p)) + (1−p)·log((1−p)/p) = 2p − 1 = .462117.
+    queries, documents = torch.tensor([E2, E1]), torch.tensor([E1, E2])
+    centroids = torch.tensor([E1, E2, E1])
+    siblings = Siblings.of(torch.tensor([0, 0, 1]))
+    term = level_loss(
+        queries, centroids, torch.tensor([0, 2]), siblings, temperature=1.0, documents=documents, route=route
+    )
+    assert term.loss.item() == pytest.approx((0.462117 + 0) / 2, abs=1e-6)  # an only child's way is clear
+
+
+@settings(max_examples=30, deadline=None)
+@given(parents=st.integers(1, 3), nodes=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 10_000))
+def test_routing_is_torchs_divergence_and_at_rest_at_the_document(parents, nodes, batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parent = torch.randint(parents, (nodes,), generator=generator)
+    node = torch.randint(nodes, (batch,), generator=generator)
+    queries, centroids = unit(batch, 4, seed=seed), 3 * unit(nodes, 4, seed=seed + 1)
+    documents = unit(batch, 4, seed=seed + 2)
+    losses = []
+    for row in range(batch):
+        members = F.normalize(centroids[parent == parent[node[row]]], dim=1) / 0.2
+        given, target = (members @ queries[row]).log_softmax(0), (members @ documents[row]).log_softmax(0)
+        losses.append(F.kl_div(given, target, reduction="sum", log_target=True))
+    for route in ("full", "gather"):
+        settings = {"temperature": 0.2, "documents": documents.requires_grad_(), "route": route}
+        term = level_loss(queries, centroids, node, Siblings.of(parent), **settings)
+        torch.testing.assert_close(term.loss, torch.stack(losses).mean(), rtol=0, atol=1e-9)
+        at_rest = documents.detach().clone().requires_grad_()
+        level_loss(at_rest, centroids, node, Siblings.of(parent), **settings).loss.backward()
+        assert at_rest.grad.abs().max() < 1e-9
+        assert documents.grad is None  # a target, which the query follows, and not the other way round
+
+
+def test_eq_5_pulls_towards_the_centroid_where_routing_rests():
+    """At q = d, Eq. 5 still moves the query, along the tangent of the sphere, nearer to its centroid."""
+    document, centroids = torch.tensor([[0.8, 0.6]]), torch.tensor([E1, E2])
+    at, siblings, pulls = torch.tensor([0]), Siblings.of(torch.tensor([0, 0])), {}
+    for name, target in (("node", None), ("document", document)):
+        query = document.clone().requires_grad_()
+        level_loss(query, centroids, at, siblings, temperature=0.15, documents=target).loss.backward()
+        pulls[name] = (-query.grad[0] @ centroids[0]).item()
+    assert pulls["node"] > 0.1
+    assert pulls["document"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("route", ["full", "gather"])
+def test_routing_and_several_right_siblings_gradcheck(route):
+    inputs = [unit(4, 3, seed=1).requires_grad_(), (2 * unit(6, 3, seed=2)).requires_grad_()]
+    node, right = torch.tensor([0, 5, 4, 1]), torch.tensor([[2, -1], [1, 3], [-1, -1], [5, 0]])
+    for more in ({"right": right}, {"documents": unit(4, 3, seed=3)}):
+
+        def loss_of(queries, centroids, more=more):
+            return level_loss(queries, centroids, node, Siblings.of(PARENT), temperature=0.3, route=route, **more).loss
+
+        if "right" in more:
+            assert gradcheck(loss_of, inputs)
+        else:  # the target depends on the centroids and passes no gradient to them
+            assert gradcheck(lambda queries: loss_of(queries, inputs[1].detach()), inputs[:1])
+
+
 # --- the whole (Eq. 6)
 
 
@@ -363,6 +466,36 @@ def test_hce_is_the_sum_of_its_terms():
     assert [accuracy.item() for accuracy in terms.accuracies] == pytest.approx([right for _, right in levels])
     torch.testing.assert_close(terms.document, document)
     torch.testing.assert_close(terms.total, levels[0][0] + levels[1][0] + document)
+
+
+def test_level_losses_count_by_their_weight_and_may_follow_documents():
+    queries, documents = unit(3, 4, seed=1), unit(3, 4, seed=2)
+
+    def terms_of(queries, documents, **settings):
+        return hce_loss(queries, documents, two_levels(), temperature=0.1, level_temperature=0.3, **settings)
+
+    full, fifth, none = (terms_of(queries, documents, level_weight=weight) for weight in (1.0, 0.2, 0.0))
+    torch.testing.assert_close(fifth.levels, full.levels)
+    torch.testing.assert_close(fifth.total, 0.2 * sum(full.levels) + full.document)
+    torch.testing.assert_close(none.total, none.document)
+    followed = terms_of(queries, documents, level_target="document")
+    for level, loss in zip(two_levels(), followed.levels, strict=True):
+        expected = level_loss(
+            queries, level.centroids, level.node, level.siblings, temperature=0.3, documents=documents
+        )
+        torch.testing.assert_close(loss, expected.loss)
+    swapped = torch.tensor([2, 0, 1])  # where each query's document stands
+    moved = documents[swapped.argsort()]
+    paired = InBatch(positive=swapped)
+    torch.testing.assert_close(terms_of(queries, moved, level_target="document", batch=paired).levels, followed.levels)
+
+
+def test_queries_in_float64_meet_centroids_in_float32():
+    """What a user's double-precision vectors met was a crash."""
+    level = BatchLevel(unit(2, 4, dtype=torch.float32), Siblings.of(torch.tensor([0, 0])), torch.tensor([0, 1]))
+    for target in ("node", "document"):
+        terms = hce_loss(unit(2, 4), unit(2, 4, seed=1), [level], temperature=0.1, level_target=target)
+        assert terms.total.dtype == torch.float64
 
 
 def test_one_temperature_unless_told_otherwise():

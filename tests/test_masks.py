@@ -10,7 +10,8 @@ from plain_losses import E1, E2, softmax_loss, unit
 
 from hce.errors import InputError
 from hce.training.losses import bidirectional
-from hce.training.objective import Documents, false_negatives, known_positives, near_duplicates, same
+from hce.training.losses import known_positives
+from hce.training.objective import Documents, false_negatives, near_duplicates, same
 
 # --- false negatives
 

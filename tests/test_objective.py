@@ -185,6 +185,9 @@ def test_config_is_for_the_model_card(encoder, hierarchy):
         "levels": 1,
         "temperature": 0.02,
         "level_temperature": 0.15,
+        "level_target": "node",
+        "level_weight": 1.0,
+        "mask": True,
         "margin": 0.9,
         "gather_across_devices": False,
     }

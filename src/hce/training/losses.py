@@ -22,6 +22,7 @@ from torch import Tensor
 from hce.errors import InputError
 
 Route = Literal["full", "gather"]
+LevelTarget = Literal["node", "document"]
 
 # What a gathered float and a float of the whole table cost, forward and backward, in multiply-adds of a product.
 # Measured on one CPU core, n = 384; a guess for everything else, where it costs time but no correctness.
@@ -46,7 +47,8 @@ def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor
         raise InputError(f"temperature has to be above 0, not {temperature}.")
     # Autocast would do this product in bfloat16 although both sides are float32.
     with torch.autocast(queries.device.type, enabled=False):
-        queries, candidates = precise(queries), precise(candidates)
+        dtype = torch.promote_types(precise(queries).dtype, precise(candidates).dtype)
+        queries, candidates = queries.to(dtype), candidates.to(dtype)
         if candidates.ndim == 2:
             return queries @ candidates.T / temperature  # (B, G)
         return torch.einsum("bn,bsn->bs", queries, candidates) / temperature  # (B, S)
@@ -148,6 +150,26 @@ def _and_own(forbidden: Tensor | None, scores: Tensor, own: Tensor) -> Tensor:
     return mine if forbidden is None else mine | forbidden
 
 
+def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
+    """Mark candidates that are among the row's known positives.
+
+    Args:
+        known: Positions of the documents, or numbers of the nodes, that are right for each query, padded with −1, of
+            shape (B, P).
+        candidates: Positions or nodes, of shape (G,) or (B, S).
+
+    Returns:
+        A mask of shape (B, G) or (B, S).
+    """
+    candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
+    if known.shape[1] == 0:
+        return torch.zeros_like(candidates, dtype=torch.bool)
+    # A binary search in every row: comparing all with all would take B·G·P.
+    ordered = known.sort(dim=1).values  # (B, P)
+    place = torch.searchsorted(ordered, candidates).clamp(max=known.shape[1] - 1)  # (B, G)
+    return (ordered.gather(1, place) == candidates) & (candidates >= 0)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # The hierarchy's levels
 
@@ -186,13 +208,18 @@ def level_loss(
     siblings: Siblings,
     *,
     temperature: float,
+    right: Tensor | None = None,
+    documents: Tensor | None = None,
     route: Route | None = None,
 ) -> LevelLoss:
     """L_H^(t) (Eq. 5): the node above the query's document against the other children of its parent.
 
     Centroids are parameters that the optimiser moves off the sphere (the paper does not say what it does about that):
     they are normalised here, where they are used. An only child has loss 0. A query counts as accurate if its node
-    scores higher than every sibling; an only child always does, a tie never.
+    scores higher than every sibling that is not right too; an only child always does, a tie never.
+
+    The optimum of Eq. 5 is near the centroid and not at the document: it draws what lies under a node together. With
+    `documents` given, a query is to go the way that its document would go, and no further: see `routing`.
 
     Args:
         queries: Unit vectors, of shape (B, n).
@@ -200,17 +227,49 @@ def level_loss(
         node: The node of each query's document in this level, of shape (B,).
         siblings: The level's nodes by parent.
         temperature: τ_h, which may be softer than the τ of the documents.
+        right: Nodes that other right documents of each query lie under, padded with −1, of shape (B, P): those among
+            the siblings are right as well, −log Σ_right / Σ_siblings. Without effect where `documents` are given.
+        documents: The queries' documents, unit vectors of shape (B, n), for the routing loss in place of Eq. 5.
         route: "full" scores all K nodes and masks the strangers, "gather" collects each query's siblings first; by
             default the cheaper one. They agree.
     """
     counts = siblings.start.diff()
     width = int(counts[siblings.parent[node]].max()) if len(node) else 0
     route = route or _cheaper_route(len(queries), len(centroids), centroids.shape[1], width)
-    score = _full_siblings if route == "full" else _gathered_siblings
-    positive, negatives, forbidden = score(queries, centroids, node, siblings, width, temperature)
-    loss = contrastive(positive, negatives, forbidden)  # (B,)
-    right = ((negatives < positive[:, None]) | forbidden).all(dim=1)  # (B,)
-    return LevelLoss(loss.mean(), right.to(loss.dtype).mean())
+    family = (_all_nodes if route == "full" else _gathered_nodes)(centroids, node, siblings, width)
+    scores = family.scores(queries, temperature)  # (B, W)
+    positive = family.of_own(scores)  # (B,)
+    known = family.own  # (B, W)
+    if right is not None:
+        known = known | (known_positives(right, family.nodes) & ~family.strangers)
+    if documents is None:
+        loss = contrastive(positive, scores, family.strangers | family.own)
+        if right is not None:
+            loss = loss - contrastive(positive, scores, ~known | family.own)
+    else:
+        loss = routing(scores, family.scores(documents.detach(), temperature), family.strangers)
+    accurate = ((scores < positive[:, None]) | family.strangers | known).all(dim=1)  # (B,)
+    return LevelLoss(loss.mean(), accurate.to(loss.dtype).mean())
+
+
+def routing(queries: Tensor, documents: Tensor, forbidden: Tensor) -> Tensor:
+    """KL(softmax of the documents' scores ‖ softmax of the queries'), per query: go the way that your document goes.
+
+    The gradient is 0 where query and document score alike, so that nothing is drawn to a centroid. The documents'
+    scores are a target: no gradient passes through them.
+
+    Args:
+        queries: Scores of the queries with some nodes, of shape (B, K).
+        documents: Scores of their documents with the same nodes, of shape (B, K).
+        forbidden: True where a node does not count, of shape (B, K); in every row some node does.
+
+    Returns:
+        The losses, of shape (B,).
+    """
+    target = documents.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    given = queries.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    differences = (target - given).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
+    return (target.exp() * differences).sum(dim=1)  # (B,)
 
 
 def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
@@ -221,31 +280,43 @@ def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
     return "gather" if _GATHERED_COST * batch * width < (batch + _TABLE_COST) * nodes else "full"
 
 
-def _unit_scores(queries: Tensor, centroids: Tensor, temperature: float) -> Tensor:
-    """Score with normalised centroids. The scores are divided, not the centroids: that saves a copy of the table."""
-    return scores_of(queries, centroids, temperature) / precise(centroids).norm(dim=-1).clamp_min(1e-12)
+class _Family(NamedTuple):
+    """The nodes that each query of a batch is scored with: its node, that one's siblings, and strangers to be masked.
+
+    Attributes:
+        nodes: Node numbers, of shape (K,), or of shape (B, W) where each query has its own.
+        centroids: Theirs, of shape (K, n) or (B, W, n).
+        own: True at the node of each query's document, once a row, of shape (B, W).
+        strangers: True where a node is no child of the same parent, or only fills the row up, of shape (B, W).
+    """
+
+    nodes: Tensor
+    centroids: Tensor
+    own: Tensor
+    strangers: Tensor
+
+    def scores(self, vectors: Tensor, temperature: float) -> Tensor:
+        """Score with normalised centroids; what is divided is the scores, which saves a copy of the table."""
+        lengths = precise(self.centroids).norm(dim=-1).clamp_min(1e-12)
+        return scores_of(vectors, self.centroids, temperature) / lengths  # (B, W)
+
+    def of_own(self, scores: Tensor) -> Tensor:
+        """Select each row's score of its own node; a sum of products would let padding into the gradient."""
+        return scores.gather(1, self.own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
 
 
-def _full_siblings(
-    queries: Tensor, centroids: Tensor, node: Tensor, siblings: Siblings, width: int, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    scores = _unit_scores(queries, centroids, temperature)  # (B, K)
-    strangers = siblings.parent != siblings.parent[node][:, None]  # (B, K)
-    return scores.gather(1, node[:, None]).squeeze(1), scores, _and_own(strangers, scores, node)
+def _all_nodes(centroids: Tensor, node: Tensor, siblings: Siblings, width: int) -> _Family:
+    nodes = torch.arange(len(centroids), device=node.device)  # (K,)
+    return _Family(nodes, centroids, nodes == node[:, None], siblings.parent != siblings.parent[node][:, None])
 
 
-def _gathered_siblings(
-    queries: Tensor, centroids: Tensor, node: Tensor, siblings: Siblings, width: int, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gathered_nodes(centroids: Tensor, node: Tensor, siblings: Siblings, width: int) -> _Family:
     first = siblings.start[siblings.parent[node]][:, None]  # (B, 1)
     end = siblings.start[siblings.parent[node] + 1][:, None]
     place = first + torch.arange(width, device=node.device)  # (B, W)
     nodes = siblings.order[place.minimum(end - 1)]  # (B, W), short rows padded with their last child
-    scores = _unit_scores(queries, F.embedding(nodes, centroids), temperature)  # (B, W)
-    own = (nodes == node[:, None]) & (place < end)  # (B, W), one True a row
-    # A selection, not a sum of products: a padded score must not reach the positive's gradient.
-    positive = scores.gather(1, own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
-    return positive, scores, own | (place >= end)
+    padding = place >= end
+    return _Family(nodes, F.embedding(nodes, centroids), (nodes == node[:, None]) & ~padding, padding)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -260,11 +331,13 @@ class BatchLevel:
         centroids: Of shape (K, n).
         siblings: The level's nodes by parent.
         node: The node of each query's document, of shape (B,).
+        right: The nodes of its other right documents, padded with −1, of shape (B, P); None for none.
     """
 
     centroids: Tensor
     siblings: Siblings
     node: Tensor
+    right: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -315,6 +388,8 @@ def hce_loss(
     *,
     temperature: float,
     level_temperature: float | None = None,
+    level_target: LevelTarget = "node",
+    level_weight: float = 1.0,
     batch: InBatch | None = None,
 ) -> HCETerms:
     """L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
@@ -330,12 +405,23 @@ def hce_loss(
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels; τ if not given, as in the paper. Softer (0.15 beside τ = 0.05) was better
             in our measurements.
+        level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `routing`.
+        level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
         batch: Masks and, across processes, pairing.
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
     tau = temperature if level_temperature is None else level_temperature
-    terms = [level_loss(queries, each.centroids, each.node, each.siblings, temperature=tau) for each in levels]
+    pairing = batch or InBatch()
+    own = None
+    if level_target == "document":
+        own = documents if pairing.positive is None else documents[pairing.positive]
+    terms = [
+        level_loss(
+            *(queries, each.centroids, each.node, each.siblings), temperature=tau, right=each.right, documents=own
+        )
+        for each in levels
+    ]
     document = torch.stack(
         [
             bidirectional(
@@ -344,11 +430,11 @@ def hce_loss(
                 None if each is None else each.vectors,
                 temperature=temperature,
                 forbidden_sampled=None if each is None else each.forbidden,
-                **vars(batch or InBatch()),
+                **vars(pairing),
             )
             for each in sampled
         ]
     ).sum()
     losses = tuple(term.loss for term in terms)
-    total = torch.stack([*losses, document]).sum()
+    total = torch.stack([*(level_weight * loss for loss in losses), document]).sum()
     return HCETerms(total, losses, tuple(term.accuracy for term in terms), document)

@@ -20,7 +20,18 @@ from torch import Tensor, nn
 
 from hce.errors import InputError
 from hce.processes import gather, process_count, shared
-from hce.training.losses import BatchLevel, HCETerms, InBatch, Sampled, Siblings, hce_loss, precise, scores_of
+from hce.training.losses import (
+    BatchLevel,
+    HCETerms,
+    InBatch,
+    LevelTarget,
+    Sampled,
+    Siblings,
+    hce_loss,
+    known_positives,
+    precise,
+    scores_of,
+)
 from hce.tree.hierarchy import Hierarchy
 
 
@@ -45,25 +56,6 @@ def same(own: Tensor, candidates: Tensor) -> Tensor:
     What is below 0 is "unknown" and equals nothing, not even itself.
     """
     return (own[:, None] == candidates) & (own[:, None] >= 0)
-
-
-def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates that are among the row's known positives.
-
-    Args:
-        known: Positions of the documents that are right for each query, padded with −1, of shape (B, P).
-        candidates: Positions, of shape (G,) or (B, S).
-
-    Returns:
-        A mask of shape (B, G) or (B, S).
-    """
-    candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
-    if known.shape[1] == 0:
-        return torch.zeros_like(candidates, dtype=torch.bool)
-    # A binary search in every row: comparing all with all would take B·G·P.
-    ordered = known.sort(dim=1).values  # (B, P)
-    place = torch.searchsorted(ordered, candidates).clamp(max=known.shape[1] - 1)  # (B, G)
-    return (ordered.gather(1, place) == candidates) & (candidates >= 0)
 
 
 @torch.no_grad()
@@ -126,6 +118,9 @@ class HCELoss(nn.Module):
         levels: M, from 0 (no tree) to L − 1, the default.
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels.
+        level_target: "node", Eq. 5, or "document": a query goes the way of its document.
+        level_weight: What the level losses count.
+        mask: Whether known false negatives are left out; without, the paper's letter, only the document itself is.
         margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
         groups: One for each document, equal for equal texts, of shape (N,).
         gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
@@ -143,6 +138,9 @@ class HCELoss(nn.Module):
         levels: int | None = None,
         temperature: float = 0.05,
         level_temperature: float = 0.15,
+        level_target: LevelTarget = "node",
+        level_weight: float = 1.0,
+        mask: bool = True,
         margin: float | None = None,
         groups: np.ndarray | None = None,
         gather_across_devices: bool = False,
@@ -158,6 +156,9 @@ class HCELoss(nn.Module):
         self.depth = depth
         self.temperature = temperature
         self.level_temperature = level_temperature
+        self.level_target = level_target
+        self.level_weight = level_weight
+        self.mask = mask
         self.margin = margin
         self.gather_across_devices = gather_across_devices
         used = hierarchy.levels[:levels]
@@ -166,14 +167,14 @@ class HCELoss(nn.Module):
             for name, values in Siblings.of(_integers(level.parent))._asdict().items():
                 self.register_buffer(f"level_{t}_{name}", values, persistent=False)
         self.register_buffer("paths", _integers(hierarchy.paths[:, :levels]), persistent=False)
-        groups = np.full(count, -1) if groups is None else groups
+        groups = np.full(count, -1) if groups is None or not mask else groups
         self.register_buffer("groups", _integers(groups), persistent=False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
         """Return the terms of the loss by name; the trainer backpropagates their sum and logs each."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         terms = self.terms(embeddings, labels)
-        named = {f"level_{t}": loss for t, loss in enumerate(terms.levels, start=1)}
+        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(terms.levels, start=1)}
         return {**named, "document": terms.document}
 
     def terms(self, embeddings: Sequence[Tensor], positions: Tensor | None) -> HCETerms:
@@ -188,14 +189,16 @@ class HCELoss(nn.Module):
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
         positions = self._checked(positions, len(rest))  # (B, 1 + S + P)
         own = self._documents(positions[:, 0], documents)
-        known = positions[:, 1 + len(rest) :]  # (B, P)
+        known = positions[:, 1 + len(rest) :] if self.mask else positions[:, :0]  # (B, P)
         return hce_loss(
             queries,
             documents if not self.gather_across_devices else gather(documents),
-            self._levels(own.positions),
+            self._levels(own.positions, known),
             self._sampled(rest, positions[:, 1 : 1 + len(rest)], own, known),
             temperature=self.temperature,
             level_temperature=self.level_temperature,
+            level_target=self.level_target,
+            level_weight=self.level_weight,
             batch=self._in_batch(queries, documents, own, known),
         )
 
@@ -225,12 +228,14 @@ class HCELoss(nn.Module):
         groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
         return Documents(positions, groups, vectors.detach())
 
-    def _levels(self, positions: Tensor) -> list[BatchLevel]:
+    def _levels(self, positions: Tensor, known: Tensor) -> list[BatchLevel]:
+        several = known if known.shape[1] > 1 else None  # one is the document itself
         return [
             BatchLevel(
                 shared(centroids),
                 Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
                 self.paths[positions, t],
+                None if several is None else torch.where(several >= 0, self.paths[several.clamp_min(0), t], -1),
             )
             for t, centroids in enumerate(self.centroids)
         ]
@@ -268,6 +273,9 @@ class HCELoss(nn.Module):
             "levels": len(self.centroids),
             "temperature": self.temperature,
             "level_temperature": self.level_temperature,
+            "level_target": self.level_target,
+            "level_weight": self.level_weight,
+            "mask": self.mask,
             "margin": self.margin,
             "gather_across_devices": self.gather_across_devices,
         }
