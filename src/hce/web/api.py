@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -45,7 +44,7 @@ from hce.web.schemas import (
     WayAnswer,
     Written,
 )
-from hce.web.snippets import marks_in, query_words, snippet_of
+from hce.web.snippets import QueryWords, snippet_of
 
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
@@ -230,7 +229,7 @@ def _search_answer(
     conditions = parse_clauses(where) if where else None
     (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode)
     took = round(1000 * (time.perf_counter() - start), 2)
-    words = query_words(query)
+    words = QueryWords(query)
     hits = [_shown(hit, words) for hit in found]
     if not compare:
         return SearchAnswer(query, k, took, hits)
@@ -244,7 +243,7 @@ def _search_answer(
     return SearchAnswer(query, k, took, hits, Before(readiness, before))
 
 
-def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
+def _shown(hit: Hit, words: QueryWords) -> Shown:
     """Show a hit by the passage that was found, or else by a snippet."""
     snippet = snippet_of(hit.text, hit.passage, words)
     return Shown(
@@ -252,7 +251,7 @@ def _shown(hit: Hit, words: re.Pattern[str] | None) -> Shown:
         score=hit.score,
         id=hit.id,
         title=hit.title,
-        title_marks=marks_in(hit.title, words),
+        title_marks=words.marks_in(hit.title),
         snippet=snippet.text,
         snippet_start=snippet.start,
         snippet_is_whole=snippet.whole,

@@ -6,8 +6,9 @@ An encoder finds by meaning and not by words; the marked words do not explain th
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
@@ -17,9 +18,11 @@ from hce.data.passages import Passage
 SNIPPET_CHARACTERS = 320
 PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is
 READ_CHARACTERS = 20_000  # of a document; what comes later is not looked through
-MOST_MARKS = 200
+MOST_WORDS = 64  # of a query that are marked, the first ones; a text all in yellow is no help
+MOST_MARKS = 200  # in a text
 ANY_WORD = re.compile(r"\w+")
-ENDING = r"\w{0,3}"  # "thread" marks "threads" and "threaded"
+BLANK = re.compile(r"\s")
+ENDING = 3  # letters: "thread" marks "threads" and "threaded"
 
 Mark = tuple[int, int]
 """Where a marked word begins and ends, in characters."""
@@ -41,22 +44,31 @@ class Snippet(NamedTuple):
     marks: list[Mark]
 
 
-def query_words(query: str) -> re.Pattern[str] | None:
-    """Return a pattern of the words to mark; words that stand in every text only if there is no other."""
-    words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
-    telling = [word for word in words if word not in ENGLISH_STOP_WORDS and len(word) > 1] or words
-    if not telling:
-        return None
-    return re.compile(rf"\b(?:{'|'.join(map(re.escape, telling))}){ENDING}\b", re.IGNORECASE)
+class QueryWords:
+    """The words of a query that are marked in texts; words that stand in every text only if there is no other."""
+
+    def __init__(self, query: str) -> None:
+        words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
+        telling = [word for word in words if word not in ENGLISH_STOP_WORDS and len(word) > 1] or words
+        self._words = frozenset(telling[:MOST_WORDS])
+        self._longest = max(map(len, self._words), default=0) + ENDING
+
+    def __contains__(self, word: str) -> bool:
+        """Tell whether a word of a text is one of the query's, with an ending or without."""
+        if len(word) > self._longest:
+            return False
+        word, words = word.casefold(), self._words
+        return word in words or word[:-1] in words or word[:-2] in words or word[:-ENDING] in words
+
+    def marks_in(self, text: str) -> list[Mark]:
+        """Find where the query's words stand in a text, in one pass over it."""
+        if not self._words:
+            return []
+        found = (match.span() for match in ANY_WORD.finditer(text, 0, READ_CHARACTERS) if match[0] in self)
+        return list(islice(found, MOST_MARKS))
 
 
-def marks_in(text: str, words: re.Pattern[str] | None) -> list[Mark]:
-    """Find where a query's words stand in a text."""
-    found = words.finditer(text[:READ_CHARACTERS]) if words else ()
-    return [match.span() for match, _ in zip(found, range(MOST_MARKS), strict=False)]
-
-
-def snippet_of(text: str, passage: Passage | None, words: re.Pattern[str] | None) -> Snippet:
+def snippet_of(text: str, passage: Passage | None, words: QueryWords) -> Snippet:
     """Show the passage that a document was found by; where it was found as a whole, its best snippet."""
     if passage is None:
         return best_snippet(text, words)
@@ -64,11 +76,11 @@ def snippet_of(text: str, passage: Passage | None, words: re.Pattern[str] | None
     return found._replace(start=passage.start + found.start, whole=len(found.text) == len(text))
 
 
-def best_snippet(text: str, words: re.Pattern[str] | None, length: int = SNIPPET_CHARACTERS) -> Snippet:
+def best_snippet(text: str, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
     """Find the snippet with most different words of the query, the first of several; the beginning where none is."""
     if len(text) <= length:
-        return Snippet(text, 0, True, marks_in(text, words))
-    marks = marks_in(text, words)
+        return Snippet(text, 0, True, words.marks_in(text))
+    marks = words.marks_in(text)
     start = _word_start(text, _best_start(text, marks, length))
     end = _word_end(text, start + length)
     inside = [(first - start, last - start) for first, last in marks if first >= start and last <= end]
@@ -77,19 +89,24 @@ def best_snippet(text: str, words: re.Pattern[str] | None, length: int = SNIPPET
 
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
     """Return a position a little before the first mark of the window that holds most different words."""
-    best, start = 0, 0
+    best, start, left = 0, 0, 0
+    inside: Counter[str] = Counter()  # the words of the window, from the mark `left` to the last one seen
     spelled = [text[first:last].casefold() for first, last in marks]
-    for number, (first, _) in enumerate(marks):
-        end = bisect_right(marks, first + length * 3 // 4, key=lambda mark: mark[1])
-        inside = len(set(spelled[number:end]))
-        if inside > best:
-            best, start = inside, first
+    for right, (_, last) in enumerate(marks):
+        inside[spelled[right]] += 1
+        while left <= right and marks[left][0] + length * 3 // 4 < last:
+            inside[spelled[left]] -= 1
+            if not inside[spelled[left]]:
+                del inside[spelled[left]]
+            left += 1
+        if len(inside) > best:
+            best, start = len(inside), marks[left][0]
     return max(0, min(start - length // 4, len(text) - length))
 
 
 def _word_start(text: str, position: int) -> int:
     """Return the beginning of the first whole word at or after a position."""
-    gap = re.compile(r"\s").search(text, position - 1, position + 40) if position else None
+    gap = BLANK.search(text, position - 1, position + 40) if position else None
     return gap.end() if gap else position
 
 
