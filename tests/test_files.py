@@ -1,16 +1,20 @@
 """Old or new, never half: after an exception, after kill -9, and nothing left lying about."""
 
+import errno
 import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
+from safetensors import SafetensorError
 
 from hce.errors import FormatError, InputError
 from hce.files import (
+    checked_fields,
     new_folder,
     open_atomically,
     open_text,
@@ -59,7 +63,10 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error, existed)
 
 def test_a_failing_rename_leaves_nothing(tmp_path):
     path = tmp_path / "a"
-    with pytest.raises(OSError), open_atomically(path) as file:
+    with (
+        pytest.raises(InputError, match=r"cannot be written \((Is a directory|File exists)"),
+        open_atomically(path) as file,
+    ):
         file.write("new")
         path.mkdir()
     assert names(tmp_path) == ["a"]
@@ -89,6 +96,77 @@ def test_places_that_cannot_be_written(tmp_path):
         new_folder(tmp_path / "file" / "new").__enter__()
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "x"
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # tokenizers
+        RuntimeError("write error in storage.faiss: 0 != 1 (No space left on device)"),
+    ],
+)
+def test_a_full_disk_is_one_line_whichever_library_meets_it(tmp_path, error):
+    for opened in (open_atomically, new_folder):
+        one_line = r"^.*/new: cannot be written \(No space left on device\); [^\n]*$"
+        with pytest.raises(InputError, match=one_line), opened(tmp_path / "new"):
+            raise error
+    assert names(tmp_path) == []
+
+
+def test_what_the_system_did_not_refuse_is_passed_on(tmp_path):
+    with pytest.raises(ValueError, match="mine"), new_folder(tmp_path / "new"):
+        raise ValueError("mine")
+    with pytest.raises(FormatError, match="mine"), open_atomically(tmp_path / "new"):
+        raise FormatError("mine")
+
+
+def test_a_name_that_is_no_unicode_goes_into_json_and_back(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    write_json(tmp_path / "a.json", {"name": name, "é": 1})
+    assert read_json(tmp_path / "a.json") == {"name": name, "é": 1}
+
+
+class Told(NamedTuple):
+    count: int
+    share: float
+    names: list[str]
+    losses: dict[str, float]
+    note: str | None = None
+
+
+TOLD = {"count": 1, "share": 1, "names": ["a"], "losses": {"a": 0.5}, "unknown": 1}
+
+
+def test_fields_of_the_right_types_are_taken():
+    assert checked_fields(Told, TOLD) == Told(1, 1, ["a"], {"a": 0.5})
+    assert checked_fields(Told, {**TOLD, "losses": {"a": None}}, may_be_nan=["losses"]).losses == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("count", value) for value in ("1", 1.5, None, [1], True)),
+        *(("share", value) for value in ("1", None, False, {})),
+        *(("names", value) for value in ("a", [1], {"a": 1}, None)),
+        *(("losses", value) for value in ([1], {"a": "1"}, {"a": None}, 1)),
+        ("note", 1),
+    ],
+)
+def test_a_field_of_another_type_is_named(name, value):
+    with pytest.raises(FormatError, match=f"'{name}' is not what it has to be"):
+        checked_fields(Told, {**TOLD, name: value})
+
+
+def test_missing_fields_and_no_fields_at_all():
+    with pytest.raises(FormatError, match="names"):
+        checked_fields(Told, {name: value for name, value in TOLD.items() if name != "names"})
+    with pytest.raises(FormatError, match="a list where an object should be"):
+        checked_fields(Told, [1])
 
 
 def test_write_json_is_readable_and_ends_with_a_line_break(tmp_path):
@@ -145,7 +223,7 @@ def test_new_folder_refuses_what_is_there(tmp_path, kind):
 
 def test_new_folder_that_someone_filled_meanwhile_is_not_overwritten(tmp_path):
     path = tmp_path / "new"
-    with pytest.raises(OSError), new_folder(path) as temporary:
+    with pytest.raises(InputError), new_folder(path) as temporary:
         (temporary / "mine").write_text("x")
         path.mkdir()
         (path / "theirs").write_text("x")

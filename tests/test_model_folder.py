@@ -115,3 +115,59 @@ def test_an_index_keeps_the_facts_and_the_history(folder, tmp_path):
     )
     (index / IN_AN_INDEX / "history.jsonl").write_text("{")
     assert read_training(index) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", "1"),
+        ("format", True),
+        ("encoder", 7),
+        ("static", "yes"),
+        ("corpus", []),
+        ("corpus", {"name": "a"}),
+        ("corpus", {"name": "a", "documents": "many", "fingerprint": "f"}),
+        ("recipe", {}),
+        ("recipe", None),
+        ("before", {}),
+        ("before", {"titles": "good"}),
+        ("after", {"spans": 0.5}),
+        ("after", {"titles": None}),
+        ("mix", "half"),
+        ("held_out", [1]),
+        ("shares", []),
+        ("shares", 1.0),
+        ("words_share", "none"),
+    ],
+)
+def test_facts_of_another_type_are_one_line(folder, name, value):
+    write_json(folder / "hce.json", {**read_json(folder / "hce.json"), name: value})
+    with pytest.raises(FormatError, match=r"^.*hce\.json: damaged \([^\n]*\); train or copy the model again$"):
+        ModelFolder.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("history.jsonl", "[" * 100_000),
+        ("history.jsonl", '{"epoch": "one", "dev": {"titles": 0.5}}'),
+        ("history.jsonl", '{"epoch": 1, "dev": [0.5]}'),
+        ("history.jsonl", "[1]"),
+        ("dev.jsonl", '{"kind": "titles", "query": 7, "before": 0.5, "after": 0.5}'),
+        ("dev.jsonl", '{"kind": "titles", "query": "a", "before": null, "after": 0.5}'),
+    ],
+)
+def test_lines_of_another_type_are_one_line(folder, name, line):
+    (folder / name).write_text(line)
+    with pytest.raises(FormatError, match=rf"^.*{name}: damaged \([^\n]*\); train or copy the model again$"):
+        ModelFolder.read(folder)
+
+
+def test_a_line_separator_in_a_query_is_no_line_break(folder, planted_corpus, static_encoder, tmp_path):
+    tree = Hierarchy.build(static_encoder.encode(list(planted_corpus.texts())))
+    result = TrainResult(
+        static_encoder, tree, HISTORY, 1.0, {"titles": 0.25}, {"titles": 0.5}, "NDCG@10", Recipe(), np.array([0])
+    )
+    queries = [DevQuery("titles", "one\u2028two\x85three", 0.25, 0.5)]
+    save_model(result, planted_corpus, tmp_path / "other", queries)
+    assert ModelFolder.read(tmp_path / "other").queries == queries

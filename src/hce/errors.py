@@ -1,5 +1,18 @@
 """Errors that users can mend; each is one sentence, which the command line prints as it is."""
 
+from __future__ import annotations
+
+import errno
+import os
+
+# What the system refuses when nothing is wrong with the program: no room, no right, a disk that fails.
+REFUSALS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENXIO, errno.ENODEV),
+)
+
+LONGEST_REASON = 300  # characters of what a library says
+
 
 class HceError(Exception):
     """The base of every error whose message is meant for the user: what, where, what to do."""
@@ -19,3 +32,28 @@ class MissingPackageError(HceError):
 
 class FormatError(HceError):
     """Something on disk was not written by this version, or is damaged or incomplete."""
+
+
+def system_reason(error: BaseException) -> str | None:
+    """Tell what the operating system refused, where that is what an error is about; None where it is not.
+
+    Libraries in Rust and C++ (safetensors, tokenizers, tantivy, faiss) raise errors of their own that quote the system.
+
+    >>> system_reason(RuntimeError("write error in storage.faiss: 0 != 1 (No space left on device)"))
+    'No space left on device'
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    return next((text for text in map(os.strerror, REFUSALS) if text in str(error)), None)
+
+
+def one_line(error: BaseException) -> str:
+    r"""Say in one short line what any error says, for the middle of a sentence.
+
+    >>> one_line(ValueError("bad\n\n  header")), one_line(KeyError())
+    ('bad header', 'KeyError')
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError) and text:
+        text = f"{text} is missing"
+    return (text[:LONGEST_REASON].rstrip() + " …" if len(text) > LONGEST_REASON else text) or type(error).__name__

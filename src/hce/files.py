@@ -9,14 +9,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import reprlib
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import UnionType
+from typing import IO, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hce.errors import FormatError, InputError
+from hce.errors import FormatError, HceError, InputError, one_line, system_reason
+
+Kind = TypeVar("Kind")
 
 
 @contextmanager
@@ -24,27 +28,44 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary neighbour of `path` for writing; on success it takes the place of `path`, else it is removed.
 
     Raises:
-        InputError: when `path` is a folder, or nothing can be written beside it.
+        InputError: when `path` is a folder, or the system refuses what is written: the disk is full, or read-only.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
-    temporary = _neighbour(path)
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with writing_to(path):
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; give the name of a file")
+        temporary = _neighbour(path)
+        text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+        try:
+            with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing_to(path: str | Path) -> Iterator[None]:
+    """Say in one line what the system refuses of all that is written within, by us or by any library.
+
+    Raises:
+        InputError: the disk is full, read-only or failing, or the folder is not ours to write to.
+    """
     try:
-        file = temporary.open(mode.replace("w", "x"), **text)  # type: ignore[call-overload]
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        yield
+    except HceError:
         raise
+    except Exception as error:
+        reason = system_reason(error)
+        if reason is None:
+            raise
+        raise InputError(
+            f"{path}: cannot be written ({reason}); check the disk's space and the folder it is to stand in"
+        ) from error
 
 
 @contextmanager
@@ -60,9 +81,9 @@ def open_text(path: str | Path) -> Iterator[IO[str]]:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
-    with open_atomically(path) as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with open_atomically(path, "wb") as file:
+        file.write(text.encode("utf-8", "backslashreplace"))  # what a file's name holds besides Unicode is an escape
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -88,8 +109,47 @@ def read_json_value(path: str | Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: damaged ({error})") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
+
+
+def checked_fields(kind: type[Kind], values: Any, *, may_be_nan: Collection[str] = ()) -> Kind:
+    """Make a dataclass or a named tuple of what a JSON file says, if each value is of its field's type.
+
+    Args:
+        kind: the class; names that it does not have are passed over.
+        values: what the file says.
+        may_be_nan: fields among whose numbers there may be None, which is what NaN is read as.
+
+    Raises:
+        FormatError: a value is missing or of another type; the file is not named.
+    """
+    if not isinstance(values, dict):
+        raise FormatError(f"a {type(values).__name__} where an object should be")
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in values}
+    for name, hint in hints.items():
+        if not _fits(values[name], hint, name in may_be_nan):
+            raise FormatError(f"{name!r} is not what it has to be: {reprlib.repr(values[name])}")
+    try:
+        return kind(**{name: values[name] for name in hints})
+    except TypeError as error:  # names what is missing
+        raise FormatError(one_line(error)) from error
+
+
+def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
+    """Tell whether a JSON value is of a type."""
+    origin, of = get_origin(hint), get_args(hint)
+    if hint is Any or (value is None and hint is float and may_be_nan):
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, each, may_be_nan) for each in of)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, of[1], may_be_nan) for each in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, of[0], may_be_nan) for each in value)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def require_new(path: str | Path) -> None:
@@ -99,7 +159,11 @@ def require_new(path: str | Path) -> None:
         InputError: `path` is a file, or a folder that is not empty.
     """
     path = Path(path)
-    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
+    try:
+        holds_something = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be looked into ({error.strerror}); choose another place") from error
+    if holds_something:
         raise InputError(f"{path} exists and is not an empty folder: choose another place or remove it first")
 
 
@@ -108,23 +172,22 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success; `path` must not exist or be an empty folder.
 
     Raises:
-        InputError: when `path` is a file or a folder that holds something, or nothing can be written beside it.
+        InputError: when `path` is a file or a folder that holds something, or the system refuses what is written: the
+            disk is full, or read-only.
     """
     path = Path(path).absolute()  # "." has no name to build a neighbour's from
     require_new(path)
     temporary = _neighbour(path)
-    try:
-        temporary.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        yield temporary
-        _sync_tree(temporary)
-        temporary.replace(path)  # replaces an empty folder, refuses a full one
-        sync_folder(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with writing_to(path):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            _sync_tree(temporary)
+            temporary.replace(path)  # replaces an empty folder, refuses a full one
+            sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 def unfinished(output: str | Path) -> Path:
@@ -146,10 +209,6 @@ def sync_folder(folder: Path) -> None:
 
 def _neighbour(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be written ({error.strerror}); check the folder it is to stand in")
 
 
 def _sync_tree(folder: Path) -> None:

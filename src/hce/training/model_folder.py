@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
 from hce.data.corpus import Corpus
-from hce.errors import FormatError
-from hce.files import new_folder, open_atomically, read_json, write_json
+from hce.errors import FormatError, one_line
+from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
 from hce.training.co_training import TrainResult
 from hce.training.heldout import mean_over_kinds
-from hce.training.run import Epoch
+from hce.training.run import MAY_BE_NAN, Epoch
 from hce.tree.hierarchy import Hierarchy
 
 FORMAT = 1
@@ -73,6 +73,14 @@ queries, documents = model.encode_query(["…"]), model.encode_document(["…"])
 ```"""
 
 Entry = TypeVar("Entry")
+
+
+class CorpusFacts(NamedTuple):
+    """What `hce.json` says of a corpus."""
+
+    name: str
+    documents: int
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -133,13 +141,21 @@ class ModelFacts:
                 "words_share": None,
                 **read_json(path),
             }  # the first versions did not write these
-            if not isinstance(facts["format"], int) or facts["format"] <= FORMAT:
-                return cls(**{each.name: facts[each.name] for each in fields(cls)})
+            if not (isinstance(facts.get("format"), int) and facts["format"] > FORMAT):
+                return cls._checked(facts)
         except FormatError as error:
-            raise FormatError(f"{error}; {REMEDY}") from error
-        except KeyError as error:
-            raise FormatError(f"{path}: damaged ({error} is missing); {REMEDY}") from error
+            raise FormatError(f"{path}: damaged ({str(error).removeprefix(f'{path}: ')}); {REMEDY}") from error
         raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
+
+    @classmethod
+    def _checked(cls, values: dict[str, Any]) -> ModelFacts:
+        facts = checked_fields(cls, values)
+        checked_fields(CorpusFacts, facts.corpus)
+        if not isinstance(facts.recipe.get("mode"), str):
+            raise FormatError("'recipe' does not tell the mode")
+        if not facts.shares or not facts.before or facts.before.keys() != facts.after.keys():
+            raise FormatError("'shares', 'before' or 'after' is empty, or they do not go together")
+        return facts
 
     @classmethod
     def find(cls, folder: str | Path) -> ModelFacts | None:
@@ -309,7 +325,8 @@ def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:
 def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
     """Read one entry a line, none where there is no file. A loss that became NaN, which only Python writes, is None."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return [entry(**json.loads(line, parse_constant=lambda name: None)) for line in lines if line.strip()]
-    except (OSError, ValueError, TypeError) as error:
-        raise FormatError(f"{path}: damaged ({error}); {REMEDY}") from error
+        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        values = [json.loads(line, parse_constant=lambda name: None) for line in lines if line.strip()]
+        return [checked_fields(entry, each, may_be_nan=MAY_BE_NAN) for each in values]
+    except (OSError, ValueError, RecursionError, FormatError) as error:
+        raise FormatError(f"{path}: damaged ({one_line(error)}); {REMEDY}") from error

@@ -6,6 +6,7 @@ named in `LAST`, which is replaced atomically: whenever the process dies, `LAST`
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,17 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hce.errors import InputError
-from hce.files import new_folder, open_atomically, other_identity, read_json, write_json
+from hce.errors import FormatError, InputError, one_line, system_reason
+from hce.files import checked_fields, new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
 from hce.training.heldout import mean_over_kinds
 from hce.training.steps import Counters, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
+
+MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; a JSON file has None in their place
 
 
 @dataclass(frozen=True)
@@ -134,23 +136,39 @@ def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRu
 
     Raises:
         InputError: the unfinished run has another identity.
+        FormatError: its state is damaged.
     """
-    checkpoint = checkpoints.load() if checkpoints is not None else None
-    if checkpoints is None or checkpoint is None:
+    if checkpoints is None:
         return None
+    try:
+        checkpoint = checkpoints.load()
+        return None if checkpoint is None else _resumed(trainer, checkpoints, checkpoint)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        raise FormatError(
+            f"{checkpoints.folder}: the state of the run is damaged ({one_line(error)}); "
+            "delete this folder and train from the start"
+        ) from error
+
+
+def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkpoint) -> TrainingRun:
+    """Give a trainer the state of a checkpoint."""
     tensors, facts = checkpoint
     trainer.encoder.model.load_state_dict(_under("weights", tensors))
     tree = _tree(tensors, facts["tree"])
-    vectors = np.load(checkpoints.folder / facts["vectors"] / "vectors.npy", mmap_mode="c", allow_pickle=False)
+    vectors = np.load(checkpoints.vectors_named(facts["vectors"]), mmap_mode="c", allow_pickle=False)
+    if vectors.dtype != np.float32 or vectors.shape != (len(tree), trainer.encoder.dim):
+        raise FormatError(f"{facts['vectors']} holds {vectors.dtype} of shape {vectors.shape}")
     trainer.use_tree(tree, vectors)
     for t, centroid in enumerate(trainer.centroids):
         centroid.data.copy_(tensors[f"moved.{t}"])
     _restore(trainer.optimizer, _under("optimizer", tensors), facts["optimizer"])
     _restore(trainer.centroid_optimizer, _under("centroid_optimizer", tensors), facts["centroid_optimizer"])
     best = {name: tensor.to(trainer.encoder.device) for name, tensor in _under("best", tensors).items()}
-    history = [Epoch(**epoch) for epoch in facts["history"]]
-    counters = Counters(**facts["progress"])
-    return TrainingRun(trainer, tree, vectors, best, facts["best_metric"], history, counters, checkpoints)
+    history = [checked_fields(Epoch, epoch, may_be_nan=MAY_BE_NAN) for epoch in facts["history"]]
+    counters = checked_fields(Counters, facts["progress"], may_be_nan=["sums"])
+    return TrainingRun(trainer, tree, vectors, best, float(facts["best_metric"]), history, counters, checkpoints)
 
 
 class Checkpoint(NamedTuple):
@@ -183,10 +201,10 @@ class CheckpointFolder:
         """
         try:
             self._save(checkpoint)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
+        except (OSError, InputError) as error:
             raise InputError(
-                f"{self.folder}: the state of the run cannot be written ({reason}); make room and go on with --resume"
+                f"{self.folder}: the state of the run cannot be written ({system_reason(error) or error}); "
+                "make room and go on with --resume"
             ) from error
 
     def _save(self, checkpoint: Checkpoint) -> None:
@@ -222,9 +240,24 @@ class CheckpointFolder:
             )
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
+    def vectors_named(self, name: str) -> Path:
+        """Find the file of the documents' vectors by the name that a checkpoint has for its folder.
+
+        Raises:
+            FormatError: that is no such name.
+        """
+        if not re.fullmatch(r"vectors-[0-9]+", name):
+            raise FormatError(f"{name!r} is no folder of vectors")
+        return self.folder / name / "vectors.npy"
+
     def _last(self) -> Path | None:
         pointer = self.folder / "LAST"
-        return self.folder / pointer.read_text().strip() if pointer.is_file() else None
+        if not pointer.is_file():
+            return None
+        name = pointer.read_text(encoding="utf-8").strip()
+        if not re.fullmatch(r"state-[0-9]+", name):
+            raise FormatError(f"{pointer}: {name[:40]!r} names no state")
+        return self.folder / name
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
