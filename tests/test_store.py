@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.data.documents import Document
-from hce.errors import FormatError, InputError
+from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index import store as tables
+from hce.index.connections import Connections
 from hce.index.filters import parse_clauses
 from hce.index.live import SharedLock
 from hce.index.store import Store
@@ -131,7 +137,7 @@ def test_a_second_writer_waits_and_then_is_told(store, tmp_path):
         with pytest.raises(InputError, match="another process is writing to this index; try again"), other.writing(0.2):
             pass
         assert 0.15 < time.monotonic() - start < 5
-        with other._connection() as connection:  # which is as patient again as it was
+        with other._connections.lend() as connection:  # which is as patient again as it was
             assert connection.execute("PRAGMA busy_timeout").fetchone() == (5000,)
     holding = threading.Event()
 
@@ -391,7 +397,7 @@ def test_a_closed_store_says_so(store):
 
 
 def test_it_is_durable_by_its_settings(store):
-    with store._connection() as connection:
+    with store._connections.lend() as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: fsync at each commit
 
@@ -409,7 +415,7 @@ def test_compacting_gives_space_back_and_keeps_numbers(store):
 
 
 def test_metadata_that_is_no_json_cannot_get_in(store):
-    with store._connection() as connection, pytest.raises(sqlite3.IntegrityError):
+    with store._connections.lend() as connection, pytest.raises(sqlite3.IntegrityError):
         connection.execute("INSERT INTO documents (id, content, metadata, title, text) VALUES ('a', 0, 'NaN', '', 't')")
 
 
@@ -435,3 +441,270 @@ def test_the_shared_lock_keeps_one_alone():
         for thread in threads:
             thread.join(10)
     assert log == ["shared", "shared", *["in", "out"] * 3]
+
+
+# ------------------------------------------------------------------------------------------------- other processes
+
+
+def in_a_fork(work) -> str:
+    """Do some work in a forked process, and return what it returned, or the error that it raised."""
+    listen, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = str(work())
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(say, answer.encode())
+        os._exit(0)
+    os.close(say)
+    os.waitpid(child, 0)
+    with os.fdopen(listen) as pipe:
+        return pipe.read()
+
+
+def test_a_forked_process_opens_the_file_anew(store, tmp_path):
+    add(store, "a")
+    with store.reading():  # a second connection comes and stays idle
+        add(store, "b")
+
+    def work() -> str:
+        os.read(go, 1)
+        add(store, "child's")
+        return ids(store)
+
+    def ids(store: Store) -> str:
+        return " ".join(doc_id for _, doc_id in contents(store))
+
+    go, gone = os.pipe()
+    listen, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(say, work().encode())
+        os._exit(0)
+    store.close()  # the last one of this process: SQLite deletes the log that the child has inherited
+    os.write(gone, b"!")
+    os.waitpid(child, 0)
+    assert os.read(listen, 1000) == b"a b child's"
+    for descriptor in (go, gone, listen, say):
+        os.close(descriptor)
+    again = Store(tmp_path, DIM)
+    assert ids(again) == "a b child's"
+    again.close()
+
+
+def test_a_forked_process_leaves_its_parents_connections_alone(store):
+    add(store, "a")
+    held = store.reading()
+    held.__enter__()  # and so does one that is in use when the process forks
+
+    def work() -> str:
+        held.__exit__(None, None, None)
+        add(store, "child's")
+        store.close()
+        gc.collect()
+        return "done"
+
+    assert in_a_fork(work) == "done"
+    held.__exit__(None, None, None)
+    add(store, "parent's")
+    assert [doc_id for _, doc_id in contents(store)] == ["a", "child's", "parent's"]
+    with store._connections.lend() as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_forked_process_cannot_finish_what_its_parent_writes(store):
+    def work() -> None:
+        writing.__exit__(None, None, None)
+
+    writing = store.writing()
+    writer = writing.__enter__()
+    writer.insert(documents("a"), vectors(1))
+    assert "InputError: " in in_a_fork(work)
+    assert contents(store) == []
+    writing.__exit__(None, None, None)
+    assert contents(store) == [(1, "a")]
+
+
+@pytest.mark.parametrize("how", ["replaced", "moved", "deleted"])
+def test_a_folder_that_is_another_one_by_now_is_not_written_to(tmp_path, how):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        Store.create(tmp_path / name, DIM).close()
+    store = Store(tmp_path / "old", DIM)
+    add(store, "a")
+    if how == "moved":
+        (tmp_path / "old").rename(tmp_path / "moved")
+    else:
+        shutil.rmtree(tmp_path / "old")
+    if how == "replaced":
+        (tmp_path / "new").rename(tmp_path / "old")
+    for work in (lambda: add(store, "b"), lambda: contents(store), store.compact):
+        with pytest.raises(HceError, match=r"old: .*(replaced|moved or deleted).* since it was opened; open it again"):
+            work()
+    store.close()
+    if how == "moved":
+        assert contents(Store(tmp_path / "moved", DIM)) == [(1, "a")]
+    if how == "replaced":
+        assert contents(Store(tmp_path / "old", DIM)) == []
+
+
+def test_a_store_is_not_lost_by_going_to_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = Store.create(".", DIM)
+    add(store, "a")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    add(store, "b")
+    assert contents(store) == [(1, "a"), (2, "b")]
+    store.close()
+
+
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+@pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="needs Linux's list of open files")
+def test_stores_that_nobody_closed_leave_no_descriptors(tmp_path):
+    Store.create(tmp_path, DIM).close()
+    gc.collect()
+    before = len(list(DESCRIPTORS.iterdir()))
+    gc.disable()
+    try:
+        for _ in range(5):
+            assert contents(Store(tmp_path, DIM)) == []
+        assert len(list(DESCRIPTORS.iterdir())) == before
+    finally:
+        gc.enable()
+
+
+def test_the_log_is_copied_only_while_nobody_can_write(store, tmp_path, monkeypatch):
+    """SQLite before 3.51.3 can lose a write that falls into a copying under way (sqlite.org/wal.html#walresetbug)."""
+    monkeypatch.setattr(tables, "LOG_BYTES", 100_000)
+    log = tmp_path / "documents.sqlite-wal"
+    other = Store(tmp_path, DIM)
+    tried, longest = [], 0
+
+    def watch(statement: str) -> None:
+        if "wal_checkpoint" in statement:
+            with pytest.raises(WriterBusyError), other.writing(wait=0):
+                pass
+            tried.append(statement)
+
+    connect = Connections._connect
+
+    def watched(self):
+        connection = connect(self)
+        if self is store._connections:
+            connection.set_trace_callback(watch)
+        return connection
+
+    monkeypatch.setattr(Connections, "_connect", watched)
+    store._connections = Connections(store.path)
+    for number in range(60):
+        add(store, f"a{number}")
+        longest = max(longest, log.stat().st_size)
+    assert len(tried) > 1
+    assert 100_000 < longest < 300_000  # the log is begun anew once it is copied
+    with store._connections.lend() as connection:
+        assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+    store.compact()
+    assert log.stat().st_size < 100_000
+    assert len(contents(other)) == 60
+    other.close()
+
+
+# ------------------------------------------------------------------------------------------------- read-only
+
+READING = """
+import os, sys
+from hce.errors import HceError
+from hce.data.documents import Document
+from hce.index.store import Store
+import numpy as np
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may write anywhere
+store = Store(sys.argv[1], 4)
+try:
+    for step in sys.argv[2:]:
+        if step == "wait":
+            print("ready", flush=True)
+            sys.stdin.readline()
+        with store.reading() as reader:
+            print(*(entry.document.id for entry in reader.entries()), flush=True)
+            if step == "hold":
+                sys.stdin.readline()
+    with store.writing() as writer:
+        writer.insert([Document("mine", "t")], np.ones((1, 4), np.float32))
+except HceError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def unwritable():
+    """A store in a folder that another user may read, and a way to close it to all writers."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        Store.create(folder, DIM).close()
+        yield folder
+        folder.chmod(0o755)
+
+
+def read_without_rights(folder: Path, *steps: str) -> subprocess.Popen:
+    folder.chmod(0o555)
+    return subprocess.Popen(
+        [sys.executable, "-c", READING, str(folder), *steps],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("log", ["none", "in use", "left by a kill"])
+def test_reading_needs_no_right_to_write(unwritable, log):
+    store = Store(unwritable, DIM)
+    add(store, "a", "b")
+    if log == "left by a kill":
+        in_a_fork(lambda: add(Store(unwritable, DIM), "c"))
+    elif log == "none":
+        store.close()
+    lines = read_without_rights(unwritable, "read", "read").communicate()[0].splitlines()
+    store.close()
+    expected = "a b c" if log == "left by a kill" else "a b"
+    assert lines[:2] == [expected, expected]
+    assert lines[2].startswith(f"{unwritable}: attempt to write a readonly database; nothing was changed")
+
+
+def test_a_log_that_nobody_has_recovered_is_said(unwritable):
+    store = Store(unwritable, DIM)
+    add(store, "a")
+    for name in ("documents.sqlite", "documents.sqlite-wal"):
+        shutil.copy(unwritable / name, unwritable / f"copy-{name}")
+    store.close()
+    for name in ("documents.sqlite", "documents.sqlite-wal"):
+        (unwritable / f"copy-{name}").replace(unwritable / name)
+    (line,) = read_without_rights(unwritable, "read").communicate()[0].splitlines()
+    assert line == (
+        f"{unwritable}: there is a log ({unwritable}/documents.sqlite-wal) that only who may write here can read; "
+        "have its owner open the index once"
+    )
+
+
+def test_who_only_reads_sees_what_others_write(unwritable):
+    reader = read_without_rights(unwritable, "read", "wait", "hold")
+    assert reader.stdout.readline() == "\n"
+    assert reader.stdout.readline() == "ready\n"
+    unwritable.chmod(0o755)
+    store = Store(unwritable, DIM)
+    add(store, "a")
+    store.close()  # the file is another one than the reader has opened, and there is no log
+    reader.stdin.write("\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == "a\n"
+    assert reader.stdout.readline() == "a\n"
+    add(store := Store(unwritable, DIM), "b")  # while the reader holds what it sees for unchangeable
+    store.close()
+    output, _ = reader.communicate("\n")
+    assert output.splitlines() == [f"{unwritable}: someone wrote to this index while it was read; try again"]

@@ -13,7 +13,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import lru_cache
 from itertools import islice
@@ -24,19 +24,16 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.errors import FormatError, InputError, WriterBusyError
+from hce.errors import FormatError, HceError, InputError, WriterBusyError
+from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections
 from hce.index.filters import Filter, compile_filter
 
 STORE_FILE = "documents.sqlite"
-SECONDS_TO_WAIT = 5.0  # for another writer
 
-# Pages of 16 KB waste little around vectors of a few KB. A write-ahead log of up to 64 MB keeps the copying of pages
-# into the main file out of most writes.
+# Pages of 16 KB waste little around vectors of a few KB. A log of up to 64 MB keeps the copying of pages into the main
+# file out of most writes.
 PAGE = 16_384
-LOG_PAGES = 64 * 2**20 // PAGE
-
-# A small cache makes SQLite write pages to the log along the way, while texts are encoded, and not all at the end.
-CACHE_KILOBYTES = 4096
+LOG_BYTES = 64 * 2**20
 
 PARAMETERS_AT_ONCE = 4096
 ROWS_PER_FETCH = 8192
@@ -117,8 +114,7 @@ class Store:
     def __init__(self, folder: str | Path, dim: int) -> None:
         self.path = Path(folder) / STORE_FILE
         self.dim = dim
-        self._idle: list[sqlite3.Connection] = []
-        self._closed = False
+        self._connections = Connections(self.path)
 
     @classmethod
     def create(cls, folder: str | Path, dim: int) -> Store:
@@ -134,12 +130,9 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open one consistent view, however long it is held and whatever is written meanwhile."""
-        with self._errors(), self._connection() as connection:
+        with self._errors(), self._connections.lend() as connection:
             connection.execute("BEGIN")
-            try:
-                yield Reader(connection, self.dim)
-            finally:
-                _end(connection, "COMMIT")
+            yield Reader(connection, self.dim)
 
     @contextmanager
     def writing(self, wait: float | None = None) -> Iterator[Writer]:
@@ -149,58 +142,41 @@ class Store:
             wait: seconds to wait for another writer to be done, `SECONDS_TO_WAIT` by default.
 
         Raises:
-            InputError: someone else is writing, and was not done by then.
+            InputError: someone else is writing, and was not done by then; or the folder was replaced since it was
+                opened.
         """
-        with self._errors(), self._connection() as connection:
+        with self._errors(), self._connections.lend() as connection:
             try:
                 _be_patient(connection, SECONDS_TO_WAIT if wait is None else wait)
                 connection.execute("BEGIN IMMEDIATE")
                 writer = Writer(connection, self.dim)
                 yield writer
-                writer.record()
-                connection.execute("COMMIT")
+                self._commit(connection, writer)
             finally:
-                _end(connection, "ROLLBACK")
                 _be_patient(connection, SECONDS_TO_WAIT)
 
     def compact(self) -> None:
         """Give the space of removed documents back to the disk."""
-        with self._errors(), self._connection() as connection:
+        with self._errors(), self._connections.lend() as connection:
             connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connections.copy_log(connection)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.execute(f"PRAGMA user_version = {version}")  # a write, by which the log is begun anew
 
     def close(self) -> None:
         """Let go of the file; nothing is lost by not doing so."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._connections.close()
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend out a connection that nobody else uses meanwhile."""
-        if self._closed:
-            raise InputError(f"{self.path.parent}: the index is closed; open it again")
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connect()
-        try:
-            yield connection
-        finally:
-            self._idle.append(connection)
-            if self._closed:
-                self.close()
-
-    def _connect(self) -> sqlite3.Connection:
-        if not self.path.is_file():
-            raise FormatError(f"{self.path.parent}: the index is incomplete ({STORE_FILE} is missing); index anew")
-        connection = sqlite3.connect(
-            self.path, timeout=SECONDS_TO_WAIT, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
-        return connection
+    def _commit(self, connection: Connection, writer: Writer) -> None:
+        """Make a transaction durable, and keep the log short."""
+        if connection.is_inherited:
+            raise InputError(f"{self.path.parent}: a forked process cannot finish what its parent writes; write anew")
+        writer.record()
+        connection.execute("COMMIT")
+        if self._connections.log_size() > LOG_BYTES:
+            with suppress(sqlite3.Error, HceError):  # the write is done; who writes next copies the log
+                _be_patient(connection, 0)
+                self._connections.copy_log(connection)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -484,11 +460,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(each) for each in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _end(connection: sqlite3.Connection, how: str) -> None:
-    if connection.in_transaction:
-        connection.execute(how)
 
 
 def _be_patient(connection: sqlite3.Connection, seconds: float) -> None:

@@ -1,0 +1,265 @@
+"""Connections to the SQLite file of a store: who gets one, to which file, and with which rights.
+
+A connection belongs to the process that opened it and to the file that was there then: a forked process opens its own,
+and a file that was replaced meanwhile is refused. Who may not write reads all the same. The log, into which SQLite
+writes first, is copied into the file only while nobody can write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+from hce.errors import FormatError, InputError, WriterBusyError
+
+SECONDS_TO_WAIT = 5.0  # for another writer
+CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
+
+
+class FileId(NamedTuple):
+    """What tells a file from another one that takes its place."""
+
+    device: int
+    inode: int
+
+
+class Stamp(NamedTuple):
+    """What changes when a file is written to; `log` is the length of SQLite's log beside it."""
+
+    file: FileId
+    size: int
+    modified: int
+    log: int
+
+
+class Connection(sqlite3.Connection):
+    """A connection that knows where it comes from.
+
+    Attributes:
+        process: the one that opened it.
+        stamp: of the file, where it is read without write access, as one that does not change; else None.
+    """
+
+    process: int = 0
+    stamp: Stamp | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether another process opened it, of which this one is a fork."""
+        return self.process != os.getpid()
+
+
+class Connections:
+    """The connections of this process to one SQLite file, lent to one thread at a time each."""
+
+    def __init__(self, path: Path) -> None:
+        self._idle: list[Connection] = []
+        self._closed = False
+        self._folder = path.parent  # as errors name it
+        self._path = path.absolute()  # whatever folder the process goes to
+        self._file: FileId | None = None
+        heed_forks(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """Lend out a connection that nobody else uses meanwhile; what it leaves undone is undone.
+
+        Raises:
+            InputError: the file was replaced since it was opened, or written to while it was read without write access.
+            FormatError: there is none.
+        """
+        if self._closed:
+            raise InputError(f"{self._folder}: the index is closed; open it again")
+        connection = self._idle_one() or self._connect()
+        try:
+            yield connection
+            self._check_unchanged(connection)
+        except sqlite3.DatabaseError:
+            self._check_unchanged(connection)  # what looks like damage may be pages of two moments
+            raise
+        finally:
+            self._take_back(connection)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def after_fork(self) -> None:
+        """Leave what the parent opened alone, in a process that was just forked."""
+        while self._idle:
+            _abandon(self._idle.pop())
+
+    def log_size(self) -> int:
+        """Return the length of SQLite's log; 0 where there is none."""
+        try:
+            return self._path.with_name(f"{self._path.name}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def copy_log(self, connection: Connection) -> None:
+        """Copy the log into the file while nobody can write; the next write then begins the log anew.
+
+        SQLite would copy by itself at the end of a write, when others may be writing already. By that its versions up
+        to 3.51.2 (but not 3.44.6 and 3.50.7) can lose what was written: https://sqlite.org/wal.html#walresetbug
+        """
+        connection.execute("BEGIN IMMEDIATE")  # others have to wait, and a second connection may copy
+        try:
+            with self.lend() as second:
+                second.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        finally:
+            connection.execute("ROLLBACK")
+
+    # ------------------------------------------------------------------------------------------------- one of them
+
+    def _idle_one(self) -> Connection | None:
+        self._check_place()
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.stamp is None or connection.stamp == self._stamp():
+                return connection
+            connection.close()
+        return None
+
+    def _take_back(self, connection: Connection) -> None:
+        if connection.is_inherited:
+            _abandon(connection)
+            return
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def _connect(self) -> Connection:
+        """Open the file, for reading alone where there is no right to write, or no room."""
+        stamp = self._stamp()
+        try:
+            connection = self._opened("mode=rw")  # or read-only, where there is a log already that can be read
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error) or "busy" in str(error):
+                raise
+            if stamp.log:
+                raise self._unreadable(error) from error
+            connection = self._opened("mode=ro&immutable=1")
+            connection.stamp = stamp
+        try:
+            self._check_place()  # it may have been replaced just before it was opened
+        except Exception:
+            connection.close()
+            raise
+        return connection
+
+    def _opened(self, options: str) -> Connection:
+        connection = sqlite3.connect(
+            f"{self._path.as_uri()}?{options}",
+            uri=True,
+            timeout=SECONDS_TO_WAIT,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=64,
+            factory=Connection,
+        )
+        connection.process = os.getpid()
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `copy_log`
+            connection.execute("PRAGMA journal_size_limit = 0")  # so that the file is as long as what is in it
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()  # which opens the log
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _unreadable(self, error: sqlite3.OperationalError) -> Exception:
+        if "unable to open" not in str(error) and "readonly" not in str(error):
+            return error
+        return InputError(
+            f"{self._folder}: there is a log ({self._folder}/{self._path.name}-wal) that only who may write here can "
+            "read; have its owner open the index once"
+        )
+
+    # ------------------------------------------------------------------------------------------------- the file
+
+    def _check_place(self) -> None:
+        """Refuse another file than the one that was opened first."""
+        found = self._stamp().file
+        if self._file is None:
+            self._file = found
+        elif found != self._file:
+            raise InputError(
+                f"{self._folder}: the index was replaced by another one since it was opened; open it again"
+            )
+
+    def _check_unchanged(self, connection: Connection) -> None:
+        """Refuse what was read as unchangeable from a file that has changed."""
+        if connection.stamp is not None and connection.stamp != self._stamp():
+            raise WriterBusyError(f"{self._folder}: someone wrote to this index while it was read; try again")
+
+    def _stamp(self) -> Stamp:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            raise self._missing() from None
+        except OSError as error:
+            raise InputError(f"{self._folder}: cannot be read ({error.strerror}); check its permissions") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise self._missing()
+        return Stamp(FileId(found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, self.log_size())
+
+    def _missing(self) -> FormatError:
+        if self._file is not None:
+            return FormatError(f"{self._folder}: the index was moved or deleted since it was opened; open it again")
+        return FormatError(f"{self._folder}: the index is incomplete ({self._path.name} is missing); index anew")
+
+
+# ------------------------------------------------------------------------------------------------- forks
+
+
+class Forked(Protocol):
+    """Something that a forked process must not go on with as it is."""
+
+    def after_fork(self) -> None:
+        """Be called in a process that was just forked, before anything else is done there."""
+        ...
+
+
+_heeding: WeakSet[Forked] = WeakSet()
+
+
+def heed_forks(thing: Forked) -> None:
+    """Have `thing.after_fork()` called in every process that is forked from this one while the thing is in use."""
+    _heeding.add(thing)
+
+
+def _after_fork() -> None:
+    for thing in list(_heeding):
+        thing.after_fork()
+
+
+def _abandon(connection: Connection) -> None:
+    """Never touch a connection again: to close it would have SQLite tidy up behind the parent, which still writes."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+with suppress(AttributeError):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
