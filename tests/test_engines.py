@@ -222,7 +222,7 @@ def test_empty_engine_and_no_queries(name):
 def test_damage_is_told(name, tmp_path):
     built(name, dyadic(100, 0)).save(tmp_path)
     load_engine(name, tmp_path, DIM)
-    with pytest.raises(FormatError, match="length 12, not 16"):
+    with pytest.raises(FormatError, match="not of length 16"):
         load_engine(name, tmp_path, 16)
     for path in sorted(tmp_path.iterdir()):
         content = path.read_bytes()
@@ -243,7 +243,7 @@ def test_an_engine_of_another_kind_is_damage(tmp_path):
     with pytest.raises(FormatError):
         load_engine("tree", tmp_path, DIM)
     facts = json.loads((tmp_path / "checksums.json").read_text())
-    assert set(facts) == {"storage.faiss", "arrays.safetensors"}
+    assert set(facts) == {"storage.npy", "arrays.safetensors"}
 
 
 @pytest.mark.parametrize(("documents", "name"), [(0, "flat"), (500_000, "flat"), (500_001, "tree")])

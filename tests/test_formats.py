@@ -73,7 +73,8 @@ def test_an_index_as_it_is(folder):
     expected = EXPECTED["index"]
     with Index.open(folder) as index:
         status = index.status().as_dict()
-        assert {name: status[name] for name in expected["status"]} == expected["status"]
+        # An engine as faiss wrote it is not read any more: it is behind by all documents, and made anew when needed.
+        assert {name: status[name] for name in expected["status"]} == {**expected["status"], "pending": 38}
         assert [document.id for document in index] == expected["ids"]
         assert json.loads(index.get("bread-5").to_json()) == expected["changed"]
         check_hits(index)

@@ -22,7 +22,7 @@ from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.store import Moment, Reader, Store
-from hce.search.engine import Engine, load_engine, new_engine
+from hce.search.engine import FILES, Engine, load_engine, new_engine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
@@ -62,6 +62,10 @@ class Builder(Protocol[Part]):
         """
         ...
 
+    def fits(self, part: Part, numbers: np.ndarray) -> bool:
+        """Tell whether a part that was read is of documents with these numbers, rising: it may come from anywhere."""
+        ...
+
     def add(self, part: Part, reader: Reader, after: int) -> int:
         """Take the documents in whose numbers are above `after`; return how many there are."""
         ...
@@ -87,7 +91,7 @@ class EngineBuilder:
     @property
     def identity(self) -> dict[str, Any]:
         """See `Builder`."""
-        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim}
+        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
 
     def build(self, reader: Reader) -> Engine:
         """Build the engine of all vectors."""
@@ -101,6 +105,10 @@ class EngineBuilder:
     def load(self, folder: Path) -> Engine:
         """Read a snapshot of an engine."""
         return load_engine(self.engine, folder, self.dim)
+
+    def fits(self, part: Engine, numbers: np.ndarray) -> bool:
+        """Tell whether it has a vector for each of these documents, and no other."""
+        return np.array_equal(np.sort(part.numbers), numbers)
 
     def add(self, part: Engine, reader: Reader, after: int) -> int:
         """Add the vectors above a number."""
@@ -128,7 +136,7 @@ class PassagesBuilder:
     @property
     def identity(self) -> dict[str, Any]:
         """See `Builder`."""
-        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim}
+        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
 
     def build(self, reader: Reader) -> PassageEngine:
         """Build the engine of all passages."""
@@ -137,6 +145,10 @@ class PassagesBuilder:
     def load(self, folder: Path) -> PassageEngine:
         """Read a snapshot of an engine of passages."""
         return PassageEngine.load(self.engine, folder, self.dim)
+
+    def fits(self, part: PassageEngine, numbers: np.ndarray) -> bool:
+        """Tell whether all passages are of these documents."""
+        return bool(np.isin(part.documents, numbers).all())
 
     def add(self, part: PassageEngine, reader: Reader, after: int) -> int:
         """Add the passages of the documents above a number."""
@@ -167,6 +179,10 @@ class WordsBuilder:
     def load(self, folder: Path) -> Words:
         """Read a snapshot of words."""
         return Words.load(folder, self.language)
+
+    def fits(self, part: Words, numbers: np.ndarray) -> bool:
+        """Tell whether there are as many texts."""
+        return len(part) == len(numbers)
 
     def add(self, part: Words, reader: Reader, after: int) -> int:
         """Add the words of the texts above a number."""
@@ -242,6 +258,10 @@ class Live(Generic[Part]):
         for folder, moment in self._usable_snapshots(reader):
             try:
                 part = self.builder.load(folder)
+                if not self.builder.fits(part, reader.numbers_at(moment)):
+                    raise FormatError(
+                        f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt"
+                    )
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)

@@ -2,14 +2,13 @@
 
 An engine is derived from the store and can be thrown away at any time. It knows numbers and vectors, and nothing of
 documents, files of the user, or encoders. Here are the protocol, engines by name, how a vector is kept (as it is, in
-half the space, or in a quarter of it), and an engine on disk: faiss indexes and a few arrays with their checksums. The
-readers of faiss trust what they read, so a damaged file is found out before it gets there.
+half the space, or in a quarter of it), and an engine on disk: plain arrays with their checksums. The readers of faiss
+trust what they read, so none of them is used: what is read is no larger than its file, and checked before faiss has it.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -19,8 +18,8 @@ import faiss
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
-from hce.files import read_json, write_json
 from hce.tree.hierarchy import Hierarchy
 
 ENGINES = {"flat": ("hce.search.flat", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
@@ -34,8 +33,8 @@ CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
 VECTORS_AT_ONCE = 65_536
 SAMPLE = 65_536
 FEW = 1024  # rows that tell too little of the range of each dimension
-BYTES_AT_ONCE = 1 << 24
-ARRAYS, CHECKSUMS = "arrays.safetensors", "checksums.json"
+FILES = 2  # the format of an engine on disk; 1 was faiss's own
+ARRAYS = "arrays.safetensors"
 
 
 class Found(NamedTuple):
@@ -57,6 +56,11 @@ class Engine(Protocol):
 
     def __len__(self) -> int:
         """Return how many vectors there are."""
+        ...
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of all vectors, of shape (N,), int64, in any order."""
         ...
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
@@ -167,39 +171,96 @@ def range_sample(vectors: np.ndarray, dim: int) -> np.ndarray:
     return np.concatenate([low - (high - low) / 8, high + (high - low) / 8])
 
 
+def code_ranges(index: faiss.Index) -> np.ndarray:
+    """Return the ranges that an index's codes are made for, float32; none where codes need none."""
+    return faiss.vector_to_array(index.sq.trained) if hasattr(index, "sq") else np.empty(0, np.float32)
+
+
+def set_code_ranges(index: faiss.Index, ranges: np.ndarray) -> None:
+    """Have an index without vectors make codes for the ranges that `code_ranges` returned.
+
+    Raises:
+        ValueError: they are not the ranges of such an index.
+    """
+    has_ranges = hasattr(index, "sq") and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
+    right = ranges.dtype == np.float32 and ranges.shape == (2 * index.d if has_ranges else 0,)
+    require(right and bool(np.isfinite(ranges).all()), "codes of another range")
+    if has_ranges:
+        faiss.copy_array_to_vector(np.ascontiguousarray(ranges), index.sq.trained)
+    index.is_trained = True
+
+
 # ----------------------------------------------------------------------------------------- on disk
 
 
 class EngineFiles(NamedTuple):
-    """What an engine is saved as: faiss indexes and arrays, by name."""
+    """What an engine is saved as, by name.
 
-    indexes: dict[str, faiss.Index]
+    Attributes:
+        codes: vectors as an engine keeps them, of shape (N, bytes of one), uint8; each in a file of its own, and mapped
+            into memory when read. To be written, they may come in blocks of rows.
+        arrays: all that is small.
+    """
+
+    codes: dict[str, np.ndarray | list[np.ndarray]]
     arrays: dict[str, np.ndarray]
 
 
 def write_files(folder: Path, files: EngineFiles) -> None:
     """Write an engine into an existing folder."""
-    for name, index in files.indexes.items():
-        faiss.write_index(index, str(folder / f"{name}.faiss"))
+    for name, codes in files.codes.items():
+        _write_codes(folder / f"{name}.npy", [codes] if isinstance(codes, np.ndarray) else codes)
     save_file({name: np.ascontiguousarray(array) for name, array in files.arrays.items()}, folder / ARRAYS)
-    names = [ARRAYS, *(f"{name}.faiss" for name in files.indexes)]
-    write_json(folder / CHECKSUMS, {name: _checksum(folder / name) for name in names})
+    write_checksums(folder, [ARRAYS, *(f"{name}.npy" for name in files.codes)])
 
 
-def read_files(folder: Path, dim: int) -> EngineFiles:
-    """Read what `write_files` wrote; call it within `as_format_error`.
+def read_files(folder: Path, names: Iterable[str] = ()) -> EngineFiles:
+    """Read what `write_files` wrote, with the codes of these names; call it within `as_format_error`.
 
     Raises:
-        ValueError: a file has changed, or the vectors are not of length `dim`.
+        ValueError: a file has changed, or is not what it has to be.
     """
-    checksums = read_json(folder / CHECKSUMS)
-    for name, known in checksums.items():
-        require(_checksum(folder / name) == known, f"{name} is not as it was written")
-    paths = [folder / name for name in checksums if name != ARRAYS]
-    indexes = {path.stem: faiss.read_index(str(path)) for path in paths}
-    for name, index in indexes.items():
-        require(index.d == dim, f"{name} is of vectors of length {index.d}, not {dim}")
-    return EngineFiles(indexes, load_file(folder / ARRAYS))
+    damaged = damage_in(folder)
+    require(damaged is not None, "it has no checksums")
+    require(not damaged, "; ".join(damaged or []))
+    codes: dict[str, np.ndarray | list[np.ndarray]] = {}
+    for name in names:
+        codes[name] = rows = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        require(rows.dtype == np.uint8 and rows.ndim == 2 and rows.flags.c_contiguous, f"{name} has no rows of codes")
+    return EngineFiles(codes, load_file(folder / ARRAYS))
+
+
+def dtype_of(codes: np.ndarray, dim: int) -> str:
+    """Tell what codes, of shape (N, bytes of one), keep vectors of a length in; call it within `as_format_error`.
+
+    Raises:
+        ValueError: they are of another length.
+    """
+    width = codes.shape[1]
+    widths = {4 * dim: "float32", 2 * dim: "float16", dim: "int8"}
+    require(width in widths, f"vectors of {width} bytes are not of length {dim}")
+    return widths[width]
+
+
+def checked_numbers(array: np.ndarray, name: str) -> np.ndarray:
+    """Return an array that was read if it holds distinct numbers; call it within `as_format_error`.
+
+    Raises:
+        ValueError: it does not.
+    """
+    require(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
+    require(bool((array >= 0).all()) and len(np.unique(array)) == len(array), f"{name} has a number twice, or below 0")
+    return array
+
+
+def _write_codes(path: Path, blocks: list[np.ndarray]) -> None:
+    """Write blocks of rows as one array, block by block, so that no copy of them all is made."""
+    rows, width = sum(map(len, blocks)), blocks[0].shape[1]
+    with path.open("wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).data)
 
 
 @contextmanager
@@ -224,11 +285,3 @@ def require(condition: bool, complaint: str) -> None:
     """
     if not condition:
         raise ValueError(complaint)
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(BYTES_AT_ONCE):
-            value = zlib.crc32(block, value)
-    return value

@@ -13,10 +13,14 @@ from hce.search.engine import (
     EngineFiles,
     Found,
     as_format_error,
+    checked_numbers,
+    code_ranges,
     codec_of,
+    dtype_of,
     range_sample,
     read_files,
     require,
+    set_code_ranges,
     write_files,
 )
 from hce.search.exact import search_rows
@@ -54,6 +58,11 @@ class FlatEngine:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of all vectors."""
+        return self._numbers
+
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Append rows."""
         self._storage.add(np.ascontiguousarray(vectors, dtype=np.float32))
@@ -64,13 +73,11 @@ class FlatEngine:
         gone = np.isin(self._numbers, numbers)
         kept = len(gone) - int(gone.sum())
         gaps, movers = np.flatnonzero(gone[:kept]), kept + np.flatnonzero(~gone[kept:])
-        codes = faiss.rev_swig_ptr(self._storage.codes.data(), self._storage.codes.size())
-        codes = codes.reshape(len(gone), self._storage.code_size)
+        codes = self._codes()
         codes[gaps] = codes[movers]
         self._numbers[gaps] = self._numbers[movers]
         self._numbers = self._numbers[:kept].copy()
-        self._storage.codes.resize(kept * self._storage.code_size)
-        self._storage.ntotal = kept
+        self._resize(kept)
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k vectors of the largest inner product, exactly."""
@@ -79,7 +86,8 @@ class FlatEngine:
 
     def save(self, folder: Path) -> None:
         """Write the rows and their numbers."""
-        write_files(folder, EngineFiles({"storage": self._storage}, {"numbers": self._numbers}))
+        arrays = {"numbers": self._numbers, "ranges": code_ranges(self._storage)}
+        write_files(folder, EngineFiles({"storage": self._codes()}, arrays))
 
     @classmethod
     def load(cls, folder: Path, dim: int) -> FlatEngine:
@@ -89,8 +97,23 @@ class FlatEngine:
             FormatError: it is damaged, or not there.
         """
         with as_format_error(folder):
-            indexes, arrays = read_files(folder, dim)
-            storage, numbers = indexes["storage"], arrays["numbers"]
-            require(isinstance(storage, faiss.IndexFlatCodes), f"a {type(storage).__name__} is not flat")
-            require(storage.ntotal == len(numbers), f"{storage.ntotal} vectors and {len(numbers)} numbers")
-        return cls(storage, numbers)
+            files = read_files(folder, ["storage"])
+            codes, numbers = np.asarray(files.codes["storage"]), checked_numbers(files.arrays["numbers"], "numbers")
+            require(len(codes) == len(numbers), f"{len(codes)} vectors and {len(numbers)} numbers")
+            storage = faiss.index_factory(dim, codec_of(dtype_of(codes, dim)), faiss.METRIC_INNER_PRODUCT)
+            set_code_ranges(storage, files.arrays["ranges"])
+            engine = cls(storage, numbers)
+            engine._resize(len(codes))
+            engine._codes()[:] = codes
+        return engine
+
+    def _codes(self) -> np.ndarray:
+        """Return the rows in faiss's memory, of shape (N, bytes of one), uint8."""
+        codes, width = self._storage.codes, self._storage.code_size
+        if not codes.size():
+            return np.empty((0, width), np.uint8)
+        return np.asarray(faiss.rev_swig_ptr(codes.data(), codes.size())).reshape(-1, width)
+
+    def _resize(self, rows: int) -> None:
+        self._storage.codes.resize(rows * self._storage.code_size)
+        self._storage.ntotal = rows

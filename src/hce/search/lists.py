@@ -14,7 +14,7 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
-from hce.search.engine import VECTORS_AT_ONCE, Found, codec_of, range_sample
+from hce.search.engine import VECTORS_AT_ONCE, Found, codec_of, dtype_of, range_sample, require, set_code_ranges
 from hce.search.exact import search_exactly, selector
 
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
@@ -50,6 +50,35 @@ class InvertedFile:
             index.sq.train(range_sample(vectors, dim))
         return cls(index)
 
+    @classmethod
+    def of_codes(
+        cls, dim: int, sizes: np.ndarray, ids: np.ndarray, codes: np.ndarray, ranges: np.ndarray
+    ) -> InvertedFile:
+        """Make lists of what `codes` and `ids` returned, list after list.
+
+        Args:
+            dim: the length n of a vector.
+            sizes: how many vectors each list has, of shape (lists,), int64.
+            ids: of the vectors, of shape (m,), int64.
+            codes: of shape (m, bytes of one), uint8.
+            ranges: that the codes are made for.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        require(sizes.dtype == np.int64 and sizes.ndim == 1 and len(sizes) > 0, "no lists")
+        require(bool((sizes >= 0).all()) and len(codes) == len(ids) == sizes.sum(), f"{len(codes)} codes in the lists")
+        index = _empty_index(faiss.IndexFlatIP(dim), len(sizes), dtype_of(codes, dim))
+        set_code_ranges(index, ranges)
+        stops = np.cumsum(sizes).tolist()
+        for number in np.flatnonzero(sizes).tolist():
+            some = slice(stops[number] - int(sizes[number]), stops[number])
+            own_ids, own_codes = np.array(ids[some]), np.array(codes[some])  # alive until faiss has copied them
+            pointers = faiss.swig_ptr(own_ids), faiss.swig_ptr(own_codes)
+            index.invlists.add_entries(number, int(sizes[number]), *pointers)
+        index.ntotal = len(ids)
+        return cls(index)
+
     @property
     def dtype(self) -> str:
         """What the vectors are kept in."""
@@ -67,12 +96,21 @@ class InvertedFile:
 
     def read(self, number: int) -> Members:
         """Copy a list out."""
+        ids, codes = self.ids(number), self.codes(number)
+        if not len(ids):
+            return Members(ids, np.empty((0, self.index.d), np.float32))
+        return Members(ids.copy(), codes.view(np.float32).copy() if self._is_plain else self.index.sq.decode(codes))
+
+    def ids(self, number: int) -> np.ndarray:
+        """Return the ids of a list, of shape (m,), int64, in faiss's own memory."""
         stored, size = self.index.invlists, self.size(number)
-        if not size:
-            return Members(np.empty(0, np.int64), np.empty((0, self.index.d), np.float32))
-        ids = faiss.rev_swig_ptr(stored.get_ids(number), size).copy()
-        codes = faiss.rev_swig_ptr(stored.get_codes(number), size * self.index.code_size).reshape(size, -1)
-        return Members(ids, codes.view(np.float32).copy() if self._is_plain else self.index.sq.decode(codes))
+        return faiss.rev_swig_ptr(stored.get_ids(number), size) if size else np.empty(0, np.int64)
+
+    def codes(self, number: int) -> np.ndarray:
+        """Return the codes of a list, of shape (m, bytes of one), uint8, in faiss's own memory."""
+        stored, size, width = self.index.invlists, self.size(number), self.index.code_size
+        codes = faiss.rev_swig_ptr(stored.get_codes(number), size * width) if size else np.empty(0, np.uint8)
+        return np.asarray(codes).reshape(size, width)
 
     def append(self, members: Members, home: np.ndarray) -> None:
         """Append vectors to lists that are there: `home`, rising, of shape (m,)."""
@@ -246,12 +284,12 @@ class Lists:
         Raises:
             ValueError: they do not.
         """
-        index = self.file.index
-        if not isinstance(index, faiss.IndexIVF):
-            raise ValueError(f"a {type(index).__name__} has no lists")
-        stored = [self.file.size(number) for number in range(index.nlist)]
-        if len(self.ids) != len(self.home) or not np.array_equal(self.sizes(), stored):
-            raise ValueError(f"{index.ntotal} vectors and {len(self.ids)} numbers")
+        lists = range(self.file.index.nlist)
+        home = np.repeat(lists, [self.file.size(number) for number in lists])
+        stored = np.concatenate([self.file.ids(number) for number in lists])
+        order = np.argsort(stored)
+        fit = np.array_equal(stored[order], self.ids) and np.array_equal(home[order], self.home)
+        require(fit, f"the lists do not hold the {len(self.ids)} numbers that they should")
 
 
 @dataclass

@@ -12,6 +12,7 @@ from hce.search.engine import (
     EngineFiles,
     Found,
     as_format_error,
+    checked_numbers,
     load_engine,
     new_engine,
     read_files,
@@ -128,7 +129,9 @@ class PassageEngine:
         """
         engine = load_engine(name, folder / ENGINE_FOLDER, dim)
         with as_format_error(folder):
-            arrays = read_files(folder, dim).arrays
-            numbers, documents = arrays["numbers"], arrays["documents"]
-            require(len(engine) == len(numbers) == len(documents), f"{len(engine)} vectors, {len(numbers)} numbers")
+            arrays = read_files(folder).arrays
+            numbers, documents = checked_numbers(arrays["numbers"], "numbers"), arrays["documents"]
+            require(bool((np.diff(numbers) > 0).all()) and documents.dtype == np.int64, "numbers that do not rise")
+            require(np.array_equal(np.sort(engine.numbers), numbers), f"{len(engine)} vectors, {len(numbers)} numbers")
+            require(numbers.shape == documents.shape, f"{len(numbers)} numbers, {len(documents)} documents")
         return cls(engine, numbers, documents)

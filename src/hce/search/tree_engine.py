@@ -17,7 +17,16 @@ import faiss
 import numpy as np
 
 from hce.search.balance import balance, settle
-from hce.search.engine import EngineFiles, Found, as_format_error, read_files, require, write_files
+from hce.search.engine import (
+    EngineFiles,
+    Found,
+    as_format_error,
+    checked_numbers,
+    code_ranges,
+    read_files,
+    require,
+    write_files,
+)
 from hce.search.exact import EXTRA_CANDIDATES, completed, ranked
 from hce.search.lists import CENTROID_DTYPE, InvertedFile, Layers, Lists
 from hce.tree.growing import Grown, Level
@@ -63,6 +72,11 @@ class TreeEngine:
     def __len__(self) -> int:
         return len(self._layers.documents)
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of all vectors."""
+        return self._layers.documents.ids
+
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Put each vector into the leaf that the beam finds; where most are new, grow the tree anew."""
         documents = self._layers.documents
@@ -96,11 +110,15 @@ class TreeEngine:
 
     def save(self, folder: Path) -> None:
         """Write the layers."""
-        layers = {f"layer{number}": lists for number, lists in enumerate(self._layers.lists)}
-        arrays = {"branching": np.array(self._layers.branching), "seed": np.array([self._seed])}
-        for name, lists in layers.items():
-            arrays |= {f"{name}.ids": lists.ids, f"{name}.home": lists.home}
-        write_files(folder, EngineFiles({name: lists.file.index for name, lists in layers.items()}, arrays))
+        codes: dict[str, np.ndarray | list[np.ndarray]] = {}
+        arrays = {"branching": np.array(self._layers.branching, np.int64), "seed": np.array([self._seed], np.int64)}
+        for number, lists in enumerate(self._layers.lists):
+            name, file, numbers = f"layer{number}", lists.file, range(lists.file.index.nlist)
+            codes[name] = [file.codes(each) for each in numbers]
+            arrays[f"{name}.stored"] = np.concatenate([file.ids(each) for each in numbers])
+            arrays[f"{name}.sizes"] = np.array([file.size(each) for each in numbers], np.int64)
+            arrays |= {f"{name}.ids": lists.ids, f"{name}.home": lists.home, f"{name}.ranges": code_ranges(file.index)}
+        write_files(folder, EngineFiles(codes, arrays))
 
     @classmethod
     def load(cls, folder: Path, dim: int) -> TreeEngine:
@@ -110,17 +128,17 @@ class TreeEngine:
             FormatError: it is damaged, or not there.
         """
         with as_format_error(folder):
-            indexes, arrays = read_files(folder, dim)
-            names = [f"layer{number}" for number in range(len(indexes))]
-            lists = [
-                Lists(InvertedFile(indexes[name]), arrays[f"{name}.ids"], arrays[f"{name}.home"]) for name in names
-            ]
-            layers = Layers(lists, arrays["branching"].tolist())
-            require(len(lists) == len(layers.branching) > 1, f"{len(lists)} layers")
+            names = [f"layer{number}" for number in range(len(list(folder.glob("layer*.npy"))))]
+            files = read_files(folder, names)
+            branching = files.arrays["branching"]
+            require(branching.shape == (len(names),) and len(names) > 1, f"{len(names)} layers")
+            require(branching.dtype == np.int64 and bool((branching > 1).all()), "nodes without children")
+            lists = [_read_lists(files, name, dim) for name in names]
+            layers = Layers(lists, branching.tolist())
             for number, each in enumerate(lists):
                 each.check()
                 require(set(each.home.tolist()) <= set(layers.nodes(number).tolist()), "a list without a node")
-            seed = int(arrays["seed"][0])
+            seed = int(files.arrays["seed"][0])
         return cls(layers, seed)
 
     def _work(self, k: int) -> float:
@@ -212,6 +230,14 @@ def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) ->
     if hierarchy is None or len(vectors) > 2 * LEAF * len(np.unique(hierarchy.document_parent)):
         hierarchy = Hierarchy.build(vectors, LEAF, seed=seed)
     return Grown(hierarchy.levels, hierarchy.document_parent)
+
+
+def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:
+    """Make the lists of a layer of what was saved under a name."""
+    arrays = files.arrays
+    stored, codes = checked_numbers(arrays[f"{name}.stored"], name), np.asarray(files.codes[name])
+    file = InvertedFile.of_codes(dim, arrays[f"{name}.sizes"], stored, codes, arrays[f"{name}.ranges"])
+    return Lists(file, checked_numbers(arrays[f"{name}.ids"], name), arrays[f"{name}.home"])
 
 
 def _ready(queries: np.ndarray) -> np.ndarray:

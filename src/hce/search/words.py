@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tantivy
 
+from hce.checksums import CHECKSUMS, require_undamaged, write_checksums
 from hce.data.terms import analyzer, checked_language, spelled_out, terms
 from hce.errors import FormatError
 
@@ -74,13 +75,17 @@ class Words:
             FormatError: nothing is there, or it is damaged.
         """
         try:
+            require_undamaged(folder, "rebuild it")
             return cls(folder, language)
-        except (ValueError, OSError) as error:
-            raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
+        except BaseException as error:
+            if isinstance(error, (ValueError, OSError, FormatError)) or type(error).__name__ == "PanicException":
+                raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
+            raise
 
     def save(self, folder: Path) -> None:
-        """Copy the index into an existing, empty folder."""
-        shutil.copytree(self._folder, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock"))
+        """Write the index into an existing, empty folder."""
+        self._copy_to(folder)
+        write_checksums(folder)
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
@@ -158,12 +163,16 @@ class Words:
         order = np.lexsort((numbers, -scores))
         return Matches(numbers[order], scores[order])
 
+    def _copy_to(self, folder: Path) -> None:
+        left_out = shutil.ignore_patterns("*.lock", CHECKSUMS, "snapshot.json")
+        shutil.copytree(self._folder, folder, dirs_exist_ok=True, ignore=left_out)
+
     @contextmanager
     def _changing(self) -> Iterator[Any]:
         """Yield a writer on a private copy; what is written is searched afterwards."""
         if self._private is None:
             self._private = _private_folder()
-            self.save(Path(self._private.name))
+            self._copy_to(Path(self._private.name))
             self._folder = Path(self._private.name)
             self._index = _opened(self._folder, self.language)
         writer = self._index.writer(HEAP, 1)

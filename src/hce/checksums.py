@@ -1,0 +1,93 @@
+"""Checksums: whether files are as they were written, told by `checksums.json` beside them.
+
+They are CRC-32, which finds every flipped bit and every burst of up to 32, misses other damage once in four billion,
+and reads 2.8 GB a second (docs/LOG.md). They are for accidents: who changes a file on purpose can change its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from hce.errors import FormatError
+from hce.files import read_json, write_json
+from hce.progress import Advance
+
+CHECKSUMS = "checksums.json"
+FOR_PEOPLE = {"README.md"}  # which they may change as they like
+BYTES_AT_ONCE = 1 << 22
+
+
+def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write down the checksums of a folder's files: of some by name, or of all in it and below."""
+    files = files_in(folder)
+    chosen = files.keys() - FOR_PEOPLE if names is None else names
+    write_json(folder / CHECKSUMS, {name: file_checksum(files[name]) for name in sorted(chosen)})
+
+
+def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
+    """Tell which files are missing, or not as they were written, a line each; None where that is not known.
+
+    Nothing is opened that is not a regular file in the folder, whatever `checksums.json` names.
+
+    Args:
+        folder: what `write_checksums` was called for.
+        advance: told how many bytes are read.
+    """
+    if not os.path.lexists(folder / CHECKSUMS):
+        return None
+    files = files_in(folder)
+    if CHECKSUMS not in files:
+        return [f"{CHECKSUMS} is no regular file"]
+    try:
+        known = read_json(files[CHECKSUMS])
+    except FormatError as error:
+        return [str(error)]
+    damaged = []
+    for name, checksum in known.items():
+        if name not in files:
+            damaged.append(f"{name} is missing, or is no regular file in this folder")
+        elif _readable_checksum(files[name], advance) != checksum:
+            damaged.append(f"{name} is not as it was written")
+    return damaged
+
+
+def require_undamaged(folder: Path, remedy: str) -> None:
+    """Refuse a folder whose files are not as they were written; one without checksums is taken as it is.
+
+    Raises:
+        FormatError: something in it is damaged.
+    """
+    damaged = damage_in(folder)
+    if damaged:
+        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
+        raise FormatError(f"{folder}: damaged ({damaged[0]}){more}; {remedy}")
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return the regular files in a folder and below, by their path below it; links to folders are not followed."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place) / name for name in names):
+            if path.is_file():  # no device, no pipe, nor a link to one
+                found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
+    """Read a file through, and return its checksum."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BYTES_AT_ONCE):
+            value = zlib.crc32(block, value)
+            advance(len(block))
+    return value
+
+
+def _readable_checksum(path: Path, advance: Advance) -> int | None:
+    try:
+        return file_checksum(path, advance)
+    except OSError:
+        return None

@@ -1,0 +1,68 @@
+"""Checksums of files: what is damaged, missing or not known, and that nothing else than files of the folder is read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hce.checksums import CHECKSUMS, damage_in, require_undamaged, write_checksums
+from hce.errors import FormatError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "a").write_bytes(b"one")
+    (tmp_path / "below" / "b").write_bytes(b"two" * 3_000_000)
+    (tmp_path / "README.md").write_text("for people")
+    write_checksums(tmp_path)
+    return tmp_path
+
+
+def test_files_as_they_were_written(folder):
+    (folder / "README.md").write_text("edited")
+    (folder / "new").write_text("nobody knows it")
+    read = []
+    assert damage_in(folder, read.append) == []
+    assert sum(read) == 9_000_003
+    require_undamaged(folder, "copy it again")
+
+
+def test_nothing_is_known_without_the_file(folder):
+    (folder / CHECKSUMS).unlink()
+    assert damage_in(folder) is None
+    require_undamaged(folder, "copy it again")
+
+
+def test_every_flipped_bit_is_found(folder):
+    for bit in range(24):
+        content = bytearray(b"one")
+        content[bit // 8] ^= 1 << bit % 8
+        (folder / "a").write_bytes(content)
+        assert damage_in(folder) == ["a is not as it was written"]
+    (folder / "below" / "b").unlink()
+    with pytest.raises(FormatError, match=r"damaged \(a is not as .*\) \(and 1 more\); copy it again"):
+        require_undamaged(folder, "copy it again")
+
+
+@pytest.mark.parametrize("content", ['{"a": ', "[]", "", '{"a": "x"}', '{"a": null}'])
+def test_a_damaged_list_of_checksums_is_damage(folder, content):
+    (folder / CHECKSUMS).write_text(content)
+    assert damage_in(folder)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "endless", "pipe", "below"])
+def test_only_regular_files_of_the_folder_are_read(folder, name):
+    (folder.parent / "outside").write_text("x")
+    (folder / "endless").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe")
+    (folder / CHECKSUMS).write_text(json.dumps({name: 0}))
+    assert damage_in(folder) == [f"{name} is missing, or is no regular file in this folder"]
+
+
+def test_the_list_itself_is_a_regular_file(folder):
+    (folder / CHECKSUMS).unlink()
+    (folder / CHECKSUMS).symlink_to("/dev/zero")
+    assert damage_in(folder) == [f"{CHECKSUMS} is no regular file"]
