@@ -18,6 +18,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.passages import Passage
+from hce.deadline import check
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.create import HierarchyChoice, create_index
@@ -365,6 +366,7 @@ class Index:
         if mode not in get_args(SearchMode):
             raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
         while True:
+            check()
             with self._store.reading() as reader:
                 allowed = None if filter is None else reader.numbers_where(filter)
                 ranked = self._ranked(reader, texts, vectors, k, allowed, mode)

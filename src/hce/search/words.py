@@ -20,6 +20,7 @@ import tantivy
 
 from hce.checksums import CHECKSUMS, require_undamaged, write_checksums
 from hce.data.terms import analyzer, checked_language, spelled_out, terms
+from hce.deadline import check
 from hce.errors import FormatError
 
 WORD = re.compile(r"\w+")
@@ -144,8 +145,12 @@ class Words:
     def matched(self, query: str, texts: Iterable[str]) -> list[tuple[str, ...]]:
         """Return for each text the words of a query, as the query spells them, that the text has in any form."""
         words = {word: set(terms(word, self.language)) for word in WORD.findall(query)}
-        found = (set(terms(text, self.language)) for text in texts)
-        return [tuple(word for word, forms in words.items() if forms & there) for there in found]
+        found = []
+        for text in texts:
+            check()  # texts may be many and long
+            there = set(terms(text, self.language))
+            found.append(tuple(word for word, forms in words.items() if forms & there))
+        return found
 
     def _asked(self, query: str) -> Any:
         """Build tantivy's query: any of the words, a repeated one counting as often as it stands there."""

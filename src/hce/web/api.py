@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 from hce._version import __version__
 from hce.data.documents import Document
+from hce.deadline import check
 from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
@@ -96,6 +97,8 @@ class Site:
         """End what is done in the background."""
         self.untrained.stop()
         self.drift.stop()
+        for lane in (self.searches, self.writes, self.looks):
+            lane.stop()
 
     def sentence(self, error: Exception) -> str:
         """Return an error's sentence without the index's folder, which whoever asks over a network need not know."""
@@ -225,6 +228,7 @@ def _search_answer(
     site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], mode: SearchMode, compare: bool
 ) -> SearchAnswer:
     """Search by the query's vector, of shape (n,); compare with the untrained encoder's ranking once that is ready."""
+    check()  # it may have waited for long
     start = time.perf_counter()
     conditions = parse_clauses(where) if where else None
     (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode)
@@ -233,6 +237,7 @@ def _search_answer(
     hits = [_shown(hit, words) for hit in found]
     if not compare:
         return SearchAnswer(query, k, took, hits)
+    check()
     readiness = _readiness(site)
     if readiness.state != "ready":
         return SearchAnswer(query, k, took, hits, Before(readiness, []))
@@ -245,6 +250,7 @@ def _search_answer(
 
 def _shown(hit: Hit, words: QueryWords) -> Shown:
     """Show a hit by the passage that was found, or else by a snippet."""
+    check()
     snippet = snippet_of(hit.text, hit.passage, words)
     return Shown(
         rank=hit.rank,

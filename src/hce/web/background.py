@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock, Thread
 from typing import Any, Literal, TypeVar
 
-import anyio
 import anyio.to_thread
 import numpy as np
 
@@ -35,6 +36,9 @@ class BusyError(Exception):
 class Lane:
     """Runs work in at most `threads` threads; whoever finds `waiting` others in the queue is turned away.
 
+    Who stops waiting leaves the queue. Work under way keeps its thread, and its place, until it looks at the deadline
+    that was set around it (`hce.deadline`) or is done.
+
     Args:
         threads: how many calls run at once.
         waiting: how many more may wait.
@@ -43,7 +47,8 @@ class Lane:
     def __init__(self, threads: int, waiting: int) -> None:
         self.threads, self.most = threads, threads + waiting
         self._inside = 0
-        self._limiter: anyio.CapacityLimiter | None = None
+        self._lock = Lock()
+        self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
         """Call `work` in a thread.
@@ -51,14 +56,24 @@ class Lane:
         Raises:
             BusyError: the queue is full.
         """
-        if self._inside >= self.most:
-            raise BusyError
-        if self._limiter is None:  # made here, since it belongs to the event loop
-            self._limiter = anyio.CapacityLimiter(self.threads)
-        self._inside += 1
-        try:
-            return await anyio.to_thread.run_sync(partial(work, *arguments, **named), limiter=self._limiter)
-        finally:
+        with self._lock:
+            if self._inside >= self.most:
+                raise BusyError
+            self._inside += 1
+            self._pool = self._pool or ThreadPoolExecutor(self.threads, "lane")
+            call = self._pool.submit(copy_context().run, partial(work, *arguments, **named))
+        call.add_done_callback(self._leave)
+        return await asyncio.wrap_future(call)
+
+    def stop(self) -> None:
+        """Let everyone in the queue go."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _leave(self, call: Future[Any]) -> None:
+        with self._lock:
             self._inside -= 1
 
 
@@ -93,11 +108,14 @@ class Together:
     async def _work(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:TEXTS_AT_ONCE], self._waiting[TEXTS_AT_ONCE:]
+            batch = [(text, found) for text, found in batch if not found.done()]  # else nobody waits for it any more
+            if not batch:
+                continue
             try:
                 vectors = await anyio.to_thread.run_sync(self._encode, [text for text, _ in batch])
             except Exception as error:
                 for _, found in batch:
-                    if not found.done():  # else nobody waits for it any more
+                    if not found.done():
                         found.set_exception(error)
             else:
                 for (_, found), vector in zip(batch, vectors, strict=True):
