@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from safetensors import SafetensorError
 
+from hce import files
 from hce.errors import FormatError, InputError
 from hce.files import (
     checked_fields,
@@ -342,3 +343,108 @@ def test_text_is_compressed_where_the_name_says_so(tmp_path, name, opened):
     with opened(tmp_path / name, "rb") as file:
         assert file.read() == "né\r\n".encode()
     assert names(tmp_path) == [name]
+
+
+def test_what_libraries_write_gets_the_permissions_of_a_plain_open(tmp_path):
+    old = os.umask(0o002)
+    try:
+        with new_folder(tmp_path / "folder") as folder:
+            (folder / "file").touch(0o600)  # as safetensors and tantivy do
+            (folder / "sub").mkdir(0o700)
+            (folder / "sub" / "file").touch(0o600)
+            (folder / "link").symlink_to(tmp_path / "nowhere")
+            folder.chmod(0o700)  # as shutil.copytree does
+    finally:
+        os.umask(old)
+    assert mode_of(tmp_path / "folder") == mode_of(tmp_path / "folder" / "sub") == 0o775
+    assert mode_of(tmp_path / "folder" / "file") == mode_of(tmp_path / "folder" / "sub" / "file") == 0o664
+
+
+WORKER = """
+import os, sys, time
+from pathlib import Path
+from hce.files import new_folder, open_atomically
+place = Path(sys.argv[1])
+with new_folder(place / "folder") as folder, open_atomically(place / "file") as file:
+    (folder / "large").write_text("x")
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def worker(place):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def write_again(place):
+    for target in (place / "folder", place / "file"):
+        if target.is_dir():
+            target.rmdir()
+    with new_folder(place / "folder"), open_atomically(place / "file"):
+        pass
+
+
+def test_what_a_killed_process_left_is_deleted_by_the_next(tmp_path):
+    killed = worker(tmp_path)
+    killed.kill()
+    killed.communicate()
+    alike = [".folder.0123abcd.partial.txt", ".folder.mine.partial", ".folder2.0123abcd.partial", "folder.partial"]
+    for name in alike:  # another's
+        (tmp_path / name).mkdir()
+    assert len(names(tmp_path)) == 6
+    write_again(tmp_path)
+    assert names(tmp_path) == sorted([*alike, "file", "folder"])
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path):
+    living = worker(tmp_path)
+    before = names(tmp_path)
+    write_again(tmp_path)
+    (tmp_path / "folder").rmdir()
+    (tmp_path / "file").unlink()
+    assert names(tmp_path) == before
+    living.communicate("\n")
+    assert living.returncode == 0
+    assert names(tmp_path) == ["file", "folder"]
+    assert names(tmp_path / "folder") == ["large"]
+
+
+def test_a_neighbour_that_was_taken_for_stale_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    lock, taken = files._lock, []
+
+    def late(path):
+        if not taken:
+            taken.append(path)
+            files.delete_stale([path])
+        return lock(path)
+
+    monkeypatch.setattr(files, "_lock", late)
+    with new_folder(tmp_path / "folder") as folder:
+        (folder / "a").write_text("x")
+    assert len(taken) == 1
+    assert names(tmp_path / "folder") == ["a"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_scratch_folder_is_deleted_with_its_object_and_by_no_fork(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "hce-test-left"
+    left.mkdir()
+    (tmp_path / "hce-test-link").symlink_to(tmp_path)
+    scratch = files.ScratchFolder("hce-test-")
+    assert not left.exists()
+    (scratch.path / "a").write_text("x")
+    child = os.fork()
+    if child == 0:
+        del scratch
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert names(scratch.path) == ["a"]
+    other = files.ScratchFolder("hce-test-")
+    assert scratch.path.is_dir()
+    del scratch, other
+    assert names(tmp_path) == ["hce-test-link"]

@@ -1,7 +1,8 @@
 """Files and folders that appear whole or not at all, and work that a crash leaves unfinished.
 
-What is written is written beside its place, flushed to disk, then renamed. Unfinished work is kept beside its output,
-with a mapping of what it belongs to, so that only the same work is ever continued.
+What is written is written beside its place, flushed to disk, then renamed. What is on its way is locked, so that what
+a killed process left of it is known by its open lock, and deleted when the same is written again. Unfinished work is
+kept beside its output, with a mapping of what it belongs to, so that only the same work is ever continued.
 """
 
 from __future__ import annotations
@@ -9,18 +10,29 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import reprlib
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+import stat
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hce.errors import FormatError, HceError, InputError, one_line, system_reason
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 Kind = TypeVar("Kind")
+
+TOKEN = re.compile("[0-9a-f]{8}")  # of a temporary neighbour
 
 
 @contextmanager
@@ -34,18 +46,14 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     with writing_to(path):
         if path.is_dir():
             raise InputError(f"{path}: is a folder; give the name of a file")
-        temporary = _neighbour(path)
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-        try:
-            with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
+        with _neighbour(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
+            with temporary.open(mode, **text) as file:  # type: ignore[call-overload]
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
             sync_folder(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 @contextmanager
@@ -177,17 +185,43 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()  # "." has no name to build a neighbour's from
     require_new(path)
-    temporary = _neighbour(path)
-    with writing_to(path):
-        try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            _sync_tree(temporary)
-            temporary.replace(path)  # replaces an empty folder, refuses a full one
-            sync_folder(path.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with writing_to(path), _neighbour(path, lambda temporary: temporary.mkdir(parents=True)) as temporary:
+        mode = temporary.stat().st_mode
+        yield temporary
+        _sync_tree(temporary, mode)
+        temporary.replace(path)  # replaces an empty folder, refuses a full one
+        sync_folder(path.parent)
+
+
+class ScratchFolder:
+    """A folder for temporary files, deleted along with this object; after a kill, when the next one is made.
+
+    Attributes:
+        path: the folder; of this process alone, whichever processes are forked from it.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        delete_stale(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
+        lock = None
+        while lock is None:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            lock = _lock(self.path)
+        self._deletion = weakref.finalize(self, _delete_own, self.path, lock, os.getpid())
+
+
+def delete_stale(leftovers: Iterable[Path]) -> None:
+    """Delete those files and folders, of this user, that no living process holds the lock of."""
+    if fcntl is None:
+        return
+    for path in leftovers:
+        with suppress(OSError):  # held, another's, or deleted by someone else meanwhile
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    _delete(path)
+            finally:
+                os.close(lock)
 
 
 def unfinished(output: str | Path) -> Path:
@@ -207,17 +241,75 @@ def sync_folder(folder: Path) -> None:
         _sync(folder)
 
 
-def _neighbour(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+@contextmanager
+def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Make a temporary file or folder beside `path`, and lock it until it is renamed; on an error it is deleted.
+
+    What killed processes left of the like is deleted first.
+    """
+    start, end = f".{path.name}.", ".partial"
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    alike = (other for other in beside if other.name.startswith(start) and other.name.endswith(end))
+    delete_stale([other for other in alike if TOKEN.fullmatch(other.name[len(start) : -len(end)])])
+    lock = None
+    while lock is None:
+        temporary = path.with_name(f"{start}{secrets.token_hex(4)}{end}")
+        make(temporary)
+        lock = _lock(temporary)
+    try:
+        yield temporary
+    except BaseException:
+        _delete(temporary)
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
 
 
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            _sync(path)
-        elif path.is_dir():
+def _lock(path: Path) -> int | None:
+    """Lock a file or folder; None where someone took it for stale and deleted it meanwhile, −1 without locks."""
+    if fcntl is None:
+        return -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with suppress(OSError):  # a file system without locks: nobody can lock it, so nobody deletes it
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if os.path.lexists(path):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _delete_own(path: Path, lock: int, process: int) -> None:
+    """Delete a folder, unless this is a fork of the process that made it."""
+    if os.getpid() == process:
+        _delete(path)
+    if lock >= 0:
+        os.close(lock)
+
+
+def _sync_tree(folder: Path, mode: int) -> None:
+    """Flush all to disk, with the rights that the folder was made with; libraries write files for their user alone."""
+    for path in (*folder.rglob("*"), folder):
+        if path.is_symlink():
+            continue
+        wanted = stat.S_IMODE(mode) if path.is_dir() else mode & 0o666
+        if stat.S_IMODE(path.stat().st_mode) != wanted:
+            with suppress(OSError):  # a file system that knows no rights
+                path.chmod(wanted)
+        if path.is_dir():
             sync_folder(path)
-    sync_folder(folder)
+        elif path.is_file():
+            _sync(path)
 
 
 def _sync(path: Path) -> None:
