@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
 from hce.errors import FormatError, InputError, WriterBusyError
+from hce.index.schema import check_schema
 
 SECONDS_TO_WAIT = 5.0  # for another writer
 CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
@@ -184,7 +185,7 @@ class Connections:
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `copy_log`
             connection.execute("PRAGMA journal_size_limit = 0")  # so that the file is as long as what is in it
             connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
-            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()  # which opens the log
+            check_schema(connection, str(self._folder / self._path.name))  # which opens the log
         except BaseException:
             connection.close()
             raise

@@ -565,7 +565,8 @@ class Index:
         codec_of(dtype or self.manifest.dtype)
         self._store.compact()
         window = self._read_in_passages()
-        with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
+        with self._store.writing() as writer:  # no document is written to it; it keeps others from writing
+            writer.add_checksums()
             known = Manifest.read(self.path)  # which another process may have changed
             delete_other_trees(self.path, known.hierarchy)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -27,6 +27,15 @@ from hce.data.passages import Passage
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections
 from hce.index.filters import Filter, compile_filter
+from hce.index.schema import (
+    PASSAGES_SCHEMA,
+    SCHEMA,
+    add_checksums,
+    change_checksum,
+    has_checksums,
+    row_checksum,
+    vector_checksum,
+)
 
 STORE_FILE = "documents.sqlite"
 
@@ -37,29 +46,6 @@ LOG_BYTES = 64 * 2**20
 
 PARAMETERS_AT_ONCE = 4096
 ROWS_PER_FETCH = 8192
-SCHEMA = """
-CREATE TABLE documents (
-    number INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    content INTEGER NOT NULL,
-    metadata TEXT NOT NULL CHECK (json_valid(metadata)),
-    title TEXT NOT NULL,
-    text TEXT NOT NULL
-);
-CREATE INDEX documents_by_content ON documents (content);
-CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL);
-CREATE TABLE changes (
-    change INTEGER PRIMARY KEY, token TEXT NOT NULL, at TEXT NOT NULL, documents INTEGER NOT NULL, last INTEGER NOT NULL
-);
-CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
-"""
-
-# Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
-PASSAGES_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS passages (number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, "
-    "start INTEGER NOT NULL, stop INTEGER NOT NULL, vector BLOB NOT NULL)",
-    "CREATE INDEX IF NOT EXISTS passages_by_document ON passages (document)",
-)
 
 
 class Moment(NamedTuple):
@@ -124,7 +110,9 @@ class Store:
             connection.execute(f"PRAGMA page_size = {PAGE}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
-            connection.execute("INSERT INTO changes VALUES (0, ?, ?, 0, 0)", (secrets.token_hex(8), now()))
+            first = (0, secrets.token_hex(8), now(), 0, 0)
+            row = (*first, change_checksum(connection, first))
+            connection.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)", row)
         return store
 
     @contextmanager
@@ -359,6 +347,7 @@ class Writer(Reader):
         self._before = self.moment()
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
+        self._has_checksums = has_checksums(connection)  # of an earlier version's file, not before it is rebuilt
 
     def insert(
         self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, Passages] | None = None
@@ -370,14 +359,13 @@ class Writer(Reader):
         """
         numbers = range(self._last + 1, self._last + 1 + len(documents))
         rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
+        columns = ("number", "id", "content", "metadata", "title", "text")
         try:
-            self._connection.executemany(
-                "INSERT INTO documents (number, id, content, metadata, title, text) VALUES (?, ?, ?, ?, ?, ?)", rows
-            )
+            self._insert("documents", columns, rows, row_checksum)
         except sqlite3.IntegrityError as error:
             raise self._refused(documents) from error
         blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        self._connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(numbers, blobs, strict=True))
+        self._insert("vectors", ("number", "vector"), zip(numbers, blobs, strict=True), vector_checksum)
         for position, each in (passages or {}).items():
             self.insert_passages(numbers[position], each)
         self._last += len(documents)
@@ -390,7 +378,7 @@ class Writer(Reader):
             self._connection.execute(statement)
         blobs = map(bytes, np.ascontiguousarray(passages.vectors, dtype="<f4"))
         rows = [(number, *place, blob) for place, blob in zip(passages.places, blobs, strict=True)]
-        self._connection.executemany("INSERT INTO passages (document, start, stop, vector) VALUES (?, ?, ?, ?)", rows)
+        self._insert("passages", ("document", "start", "stop", "vector"), rows, row_checksum)
         self._touched = True
 
     def delete(self, numbers: Sequence[int]) -> None:
@@ -407,9 +395,28 @@ class Writer(Reader):
 
     def replace(self, documents: Sequence[Document]) -> None:
         """Write title, text and metadata of documents anew whose `full_text` is what it was."""
-        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE id = ?"
-        self._connection.executemany(query, ((*rest, doc_id) for doc_id, *rest in map(_row, documents)))
+        numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
+        rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
+        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE number = ?"
+        self._connection.executemany(query, ((*rest, number) for number, _, *rest in rows))
+        if self._has_checksums:
+            query = "UPDATE documents SET checksum = ? WHERE number = ?"
+            self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
+
+    def add_checksums(self) -> None:
+        """Give a checksum to every row that has none: of an earlier version, which from then on cannot write here."""
+        add_checksums(self._connection)
+        self._has_checksums = True
+
+    def _insert(
+        self, table: str, columns: Sequence[str], rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]
+    ) -> None:
+        if self._has_checksums:
+            columns, rows = [*columns, "checksum"], ((*row, checksum(*row)) for row in rows)
+        places = ", ".join("?" * len(columns))
+        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608  all three are from here
+        self._connection.executemany(query, rows)
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
         """Find what stood against inserting these: an id that comes twice, or else their metadata."""
@@ -428,7 +435,8 @@ class Writer(Reader):
         """Write down that there was a change, if there was one."""
         if self._touched:
             row = (self._before.change + 1, secrets.token_hex(8), now(), self._documents, self._last)
-            self._connection.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", row)
+            columns = ("change", "token", "at", "documents", "last")
+            self._insert("changes", columns, [row], lambda *change: change_checksum(self._connection, change))
 
 
 @lru_cache(maxsize=4096)  # a text is looked for just before it is written

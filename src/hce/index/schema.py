@@ -1,0 +1,128 @@
+"""The tables of a store: what they are made of, that a file has these and nothing else, and a checksum for each row.
+
+SQLite notices damage to its own pages, and not to what is written in them: a flipped bit in a text is another text. So
+each row has the checksum of all that is in it. Rows of an earlier version have none, and nothing is known of them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterable
+
+from hce.errors import FormatError
+
+COLUMN = ", checksum INTEGER"
+SCHEMA = f"""
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    content INTEGER NOT NULL,
+    metadata TEXT NOT NULL CHECK (json_valid(metadata)),
+    title TEXT NOT NULL,
+    text TEXT NOT NULL{COLUMN}
+);
+CREATE INDEX documents_by_content ON documents (content);
+CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL{COLUMN});
+CREATE TABLE changes (
+    change INTEGER PRIMARY KEY, token TEXT NOT NULL, at TEXT NOT NULL, documents INTEGER NOT NULL, last INTEGER NOT NULL
+    {COLUMN}
+);
+CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
+"""
+
+# Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
+PASSAGES_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS passages (number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, "
+    f"start INTEGER NOT NULL, stop INTEGER NOT NULL, vector BLOB NOT NULL{COLUMN})",
+    "CREATE INDEX IF NOT EXISTS passages_by_document ON passages (document)",
+)
+SQLITES_OWN = "CREATE TABLE sqlite_sequence(name,seq)"  # for AUTOINCREMENT
+
+WITH_CHECKSUMS = ("documents", "vectors", "passages", "changes")
+REQUIRED = ("documents", "documents_by_content", "vectors", "changes", "removed")
+
+
+def _normal(statement: str) -> str:
+    """Write a statement as SQLite keeps it, whatever white space it had; ALTER TABLE leaves some of its own."""
+    one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "")
+    return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
+
+
+def _name(statement: str) -> str:
+    return statement.split("(")[0].split()[2]
+
+
+_STATEMENTS = [_normal(each) for each in (*filter(str.strip, SCHEMA.split(";")), *PASSAGES_SCHEMA, SQLITES_OWN)]
+KNOWN = {_name(each): {each, each.replace(COLUMN, "")} for each in _STATEMENTS}
+
+
+def check_schema(connection: sqlite3.Connection, where: str) -> None:
+    """Refuse a file that is not made of these tables: a view, a trigger or another table could do anything when used.
+
+    Raises:
+        FormatError: `where` is no store, or a damaged one.
+    """
+    try:
+        rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+        raise FormatError(f"{where} is damaged ({error}); restore it from a copy or index anew") from error
+    missing = set(REQUIRED) - {name for _, name, _ in rows}
+    if missing:
+        raise FormatError(f"{where} is damaged or empty (no {min(missing)}); restore it from a copy or index anew")
+    for kind, name, statement in rows:
+        made_by_sqlite = kind == "index" and statement is None and str(name).startswith("sqlite_autoindex_")
+        if not made_by_sqlite and _normal(str(statement)) not in KNOWN.get(name, ()):
+            raise FormatError(
+                f"{where} is damaged, or was changed by other software (the {kind} {name!r} is not as hce makes it); "
+                "restore it from a copy or index anew"
+            )
+
+
+# ------------------------------------------------------------------------------------------------- checksums
+
+
+def has_checksums(connection: sqlite3.Connection, table: str = "documents") -> bool:
+    """Tell whether a table has a column for checksums."""
+    query = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'checksum'"
+    return connection.execute(query, (table,)).fetchone() is not None
+
+
+def row_checksum(*values: int | str | bytes | None) -> int:
+    """Return the checksum of a row, given as what it holds."""
+    return zlib.crc32(b"\0".join([each if type(each) is bytes else str(each).encode() for each in values]))
+
+
+def vector_checksum(number: int, vector: bytes) -> int:
+    """Return the checksum of a vector and of the number that it has: an integer as start tells numbers apart."""
+    return zlib.crc32(vector, number & 0xFFFFFFFF)
+
+
+def change_checksum(connection: sqlite3.Connection, change: Iterable[int | str | bytes]) -> int:
+    """Return the checksum of a row of `changes` and of the numbers that this change removed."""
+    number, *rest = change
+    removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
+    return row_checksum(number, *rest, *(each for (each,) in removed))
+
+
+def add_checksums(connection: sqlite3.Connection) -> None:
+    """Give every row a checksum that has none, in a file of an earlier version too."""
+    connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
+    connection.create_function("vector_checksum", 2, vector_checksum, deterministic=True)
+    rows = {
+        "documents": "row_checksum(number, id, content, metadata, title, text)",
+        "vectors": "vector_checksum(number, vector)",
+        "passages": "row_checksum(document, start, stop, vector)",
+    }
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for table in filter(there.__contains__, WITH_CHECKSUMS):
+        if not has_checksums(connection, table):
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+        if table in rows:
+            connection.execute(f"UPDATE {table} SET checksum = {rows[table]} WHERE checksum IS NULL")  # noqa: S608
+    unknown = "SELECT change, token, at, documents, last FROM changes WHERE checksum IS NULL"
+    for change in connection.execute(unknown).fetchall():
+        known = change_checksum(connection, change)
+        connection.execute("UPDATE changes SET checksum = ? WHERE change = ?", (known, change[0]))
