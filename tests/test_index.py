@@ -608,7 +608,7 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
 def test_an_index_of_an_engine_that_is_no_more(index, encoder, monkeypatch, caplog, engine, fast, chosen):
     monkeypatch.setattr("hce.search.engine.FLAT_IS_FAST", fast)
     expected = [hit.id for hit in index.search("star red w3", 5)]
-    write_json(index.path / "manifest.json", {**read_json(index.path / "manifest.json"), "engine": engine})
+    Manifest(**{**vars(Manifest.read(index.path)), "engine": engine}).write(index.path)
     (snapshot,) = (index.path / "engine").iterdir()
     write_json(snapshot / "snapshot.json", {**read_json(snapshot / "snapshot.json"), "engine": engine})
     with Index.open(index.path, encoder) as opened:

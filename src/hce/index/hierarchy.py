@@ -16,11 +16,10 @@ import numpy as np
 from hce.errors import FormatError
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Reader
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import NUMBERS, Hierarchy
 from hce.tree.names import name_nodes
 
 FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
-NUMBERS = "numbers.npy"
 
 
 class NumberedHierarchy(NamedTuple):
@@ -30,9 +29,8 @@ class NumberedHierarchy(NamedTuple):
     numbers: np.ndarray
 
     def save(self, folder: Path) -> None:
-        """Write the tree into a new folder, and the numbers beside it."""
-        self.hierarchy.save(folder)
-        np.save(folder / NUMBERS, self.numbers, allow_pickle=False)
+        """Write the tree and the numbers into a new folder that appears whole or not at all."""
+        self.hierarchy.save(folder, self.numbers)
 
     @classmethod
     def load(cls, folder: Path) -> NumberedHierarchy:
@@ -43,10 +41,10 @@ class NumberedHierarchy(NamedTuple):
         """
         hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
         try:
-            numbers = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
+            numbers = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # a map is no longer than its file
+        except (OSError, ValueError, EOFError) as error:
             raise FormatError(f"{path}: damaged ({error}); rebuild the index") from error
-        if numbers.shape != (len(hierarchy),):
+        if numbers.shape != (len(hierarchy),) or numbers.dtype != np.int64:
             raise FormatError(f"{path}: {len(numbers)} numbers for {len(hierarchy)} documents; rebuild the index")
         return cls(hierarchy, numbers)
 

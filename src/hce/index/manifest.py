@@ -1,21 +1,27 @@
 """Manifest: what an index is made of; and IndexStatus: its counts and sizes.
 
-The manifest is written last, so that its presence means that the rest is there.
+The manifest is written last, so that its presence means that the rest is there. It holds its own checksum. What it says
+may come from a stranger: it can name nothing outside of the index's folder.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hce._version import __version__
 from hce.errors import FormatError
-from hce.files import read_json, write_json
+from hce.files import checked_fields, read_json, write_json
 from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
+TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
+MOST_DIMENSIONS = 1 << 20
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
@@ -64,7 +70,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Put the manifest into the index's folder, atomically."""
-        write_json(folder / MANIFEST_FILE, asdict(self))
+        values = asdict(self)
+        write_json(folder / MANIFEST_FILE, {**values, "checksum": _checksum(values)})
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -76,12 +83,36 @@ class Manifest:
         if not (folder / MANIFEST_FILE).is_file():
             raise FormatError(f"{folder}: no index there ({MANIFEST_FILE} is missing); 'hce index' makes one")
         values = read_json(folder / MANIFEST_FILE)
+        if isinstance(values.get("format"), int) and values["format"] > FORMAT:
+            raise FormatError(f"{folder}: the index was written by a newer version of hce; upgrade to open it")
         try:
-            if values["format"] > FORMAT:
-                raise FormatError(f"{folder}: the index was written by a newer version of hce; upgrade to open it")
-            return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
-        except (TypeError, KeyError) as error:
+            manifest = checked_fields(cls, values)
+            manifest._check()
+        except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
+        if "checksum" in values and values.pop("checksum") != _checksum(values):
+            raise FormatError(
+                f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
+                "meant, take the checksum out of it"
+            )
+        return manifest
+
+    def _check(self) -> None:
+        """Refuse values that no index has.
+
+        Raises:
+            FormatError: there is one.
+        """
+        sound = {
+            "format": self.format >= 1,
+            "dim": 0 < self.dim <= MOST_DIMENSIONS,
+            "documents": self.documents >= 0,
+            "words_share": 0 <= self.words_share <= 1,
+            "window": self.window is None or self.window > 0,
+            "hierarchy": self.hierarchy is None or TREE_FOLDER.fullmatch(self.hierarchy) is not None,
+        }
+        for name in (name for name, is_sound in sound.items() if not is_sound):
+            raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -134,6 +165,10 @@ class IndexStatus:
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
         return asdict(self)
+
+
+def _checksum(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def size_on_disk(folder: Path) -> int:

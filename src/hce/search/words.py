@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tantivy
 
-from hce.checksums import CHECKSUMS, require_undamaged, write_checksums
+from hce.checksums import CHECKSUMS, damage_in, write_checksums
 from hce.data.terms import analyzer, checked_language, spelled_out, terms
 from hce.deadline import check
 from hce.errors import FormatError
@@ -76,7 +76,8 @@ class Words:
             FormatError: nothing is there, or it is damaged.
         """
         try:
-            require_undamaged(folder, "rebuild it")
+            if damaged := damage_in(folder):
+                raise FormatError("; ".join(damaged))
             return cls(folder, language)
         except BaseException as error:
             if isinstance(error, (ValueError, OSError, FormatError)) or type(error).__name__ == "PanicException":

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
+from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive
@@ -24,6 +25,7 @@ Names = list[list[list[str]]]
 """The words of each node's name, for each inner level from the top: `names[t - 1][node]`."""
 
 FORMAT = 1
+NUMBERS = "numbers.npy"
 METHODS = {"agglomerative": agglomerative, "divisive": divisive}
 
 
@@ -304,8 +306,12 @@ class Hierarchy:
 
     # ------------------------------------------------------------------------------------------------- on disk
 
-    def save(self, folder: str | Path) -> None:
-        """Write arrays (safetensors), names and, last, a manifest into a new folder that appears whole or not at all.
+    def save(self, folder: str | Path, numbers: np.ndarray | None = None) -> None:
+        """Write arrays, names, a manifest and checksums into a new folder that appears whole or not at all.
+
+        Args:
+            folder: the new one.
+            numbers: of the documents, in an index, of shape (N,), int64; written beside.
 
         Raises:
             InputError: the folder is there already and not empty.
@@ -318,7 +324,10 @@ class Hierarchy:
             save_file(tensors, temporary / "hierarchy.safetensors")
             if self.names is not None:
                 write_json(temporary / "labels.json", self.names)
+            if numbers is not None:
+                np.save(temporary / NUMBERS, numbers, allow_pickle=False)
             write_json(temporary / "manifest.json", manifest)
+            write_checksums(temporary)
 
     @classmethod
     def load(cls, folder: str | Path) -> Hierarchy:
@@ -341,6 +350,8 @@ class Hierarchy:
 
     @classmethod
     def _read(cls, folder: Path, manifest: dict[str, Any]) -> Hierarchy:
+        if damaged := damage_in(folder):
+            raise FormatError("; ".join(damaged))
         tensors = load_file(folder / "hierarchy.safetensors")
         inner = range(1, manifest.pop("depth"))
         levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
