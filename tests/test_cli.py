@@ -6,9 +6,11 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from hce import cli
 from hce.tree.hierarchy import Hierarchy
 
 
@@ -153,7 +155,7 @@ def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):
     [
         (("--queries", "q.jsonl"), "--queries goes with --qrels or --dev-qrels"),
         (("--mode", "unsupervised", "--generated", "g.jsonl"), "leave out --qrels and --generated"),
-        (("--span-lengths", "many"), "give whole numbers, such as 8,16,32"),
+        (("--span-lengths", "many"), "give a value such as 8,16,32"),
         (("--mode", "supervised"), "needs labelled pairs"),
     ],
 )
@@ -178,3 +180,59 @@ def test_a_bug_says_that_it_is_one(monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "oops" in shown
     assert "please report it" in shown
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("arguments", [("--version",), ("tree", "{tree}"), ("tree", "{tree}", "--json")])
+def test_a_full_stdout_is_one_line(arguments, planted_corpus, module_static_encoder, tmp_path):
+    Hierarchy.build(module_static_encoder.encode(list(planted_corpus.texts()))).save(tmp_path / "tree")
+    filled = [argument.format(tree=tmp_path / "tree") for argument in arguments]
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "hce", *filled]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert run.returncode == 1
+    assert run.stderr == "error: No space left on device; check the disk's space, the path and its permissions\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "error: not enough memory for this; "),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "error: not enough memory for this; "),
+        (OSError(5, "Input/output error", "/mnt/a"), "error: /mnt/a: Input/output error; check"),
+        (Exception("Permission denied (os error 13)"), "error: Permission denied; check"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(monkeypatch, capfd, error, line):
+    def refused(prog_name):
+        raise error
+
+    monkeypatch.setattr(cli, "app", refused)
+    monkeypatch.setattr(sys, "argv", ["hce"])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    shown = capfd.readouterr().err
+    assert shown.startswith(line)
+    assert shown.count("\n") == 1
+
+
+def test_a_bug_still_shows_its_traceback(monkeypatch, capfd):
+    def broken(prog_name):
+        raise ValueError("mine")
+
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr(sys, "argv", ["hce"])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    shown = capfd.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("this is a bug in hce; please report it with the lines above and the command you ran\n")
+
+
+@pytest.mark.parametrize(("seed", "fault"), [("-1", "greater than or equal to 0"), (str(2**32), "4294967295")])
+@pytest.mark.parametrize("command", [("tree", "x"), ("train", "x", "-o", "y")])
+def test_seeds_that_no_generator_takes(command, seed, fault, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["hce", *command, "--seed", seed])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert fault in capfd.readouterr().err

@@ -99,6 +99,18 @@ def test_places_that_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to(os.devnull)
+    for name in ("pipe", "null"):
+        with pytest.raises(InputError, match="is a device or a pipe; give the name of a file"):
+            open_atomically(tmp_path / name).__enter__()
+    assert names(tmp_path) == ["null", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "null").is_symlink()
+
+
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

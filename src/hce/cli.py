@@ -5,21 +5,25 @@ Exit codes: 0 done; 1 the input is wrong (one line: what, where, what to do); 2 
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
-from typing import Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
 from hce._version import __version__
-from hce.commands.common import err, out
+from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import compare, evaluate
 from hce.commands.generate import generate_queries
 from hce.commands.index import add, index, rebuild, remove, search, status
 from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
-from hce.errors import HceError
+from hce.errors import HceError, InputError, system_reason
 
 REPORT_BUGS = "this is a bug in hce; please report it with the lines above and the command you ran"
 
@@ -47,18 +51,82 @@ app.command("generate-queries")(generate_queries)
 
 
 def main() -> None:
-    """Run the command line; turn our own errors into one line and exit code 1."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("hce").setLevel(logging.INFO)
+    """Run the command line; what the user or the system can mend is one line and exit code 1."""
+    _prepare_streams()
     try:
-        app(prog_name="hce")
+        _refuse_broken_arguments(sys.argv[1:])
+        try:
+            app(prog_name="hce")
+        finally:
+            sys.stdout.flush()  # here and not when Python ends: the disk it goes to may be full
     except HceError as error:
-        err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        _end(str(error))
+    except BrokenPipeError:  # `hce … | head` has seen enough
+        _leave_stdout()
         sys.exit(1)
-    except Exception:
-        err.print_exception()
-        err.print(REPORT_BUGS)
-        sys.exit(1)
+    except Exception as error:
+        _end(_what_the_system_refused(error))
+
+
+def _prepare_streams() -> None:
+    """Make sure that there is a place for output, that any text can be written to it, and that log lines are shown."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Harmless("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("hce").setLevel(logging.INFO)
+
+
+class _Harmless(logging.Formatter):
+    """A formatter of log lines that may quote documents and names of files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+def _refuse_broken_arguments(arguments: list[str]) -> None:
+    for number, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            raise InputError(
+                f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file"
+            ) from None
+
+
+def _what_the_system_refused(error: Exception) -> str | None:
+    """Return one line about an error that the machine is to blame for; None for a bug."""
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return "not enough memory for this; give fewer or shorter documents, a smaller model, or smaller batches"
+    reason = system_reason(error)
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    return None if reason is None else f"{where}{reason}; check the disk's space, the path and its permissions"
+
+
+def _end(message: str | None) -> NoReturn:
+    """End with an error of one line; without one, with the traceback of a bug."""
+    _leave_stdout()
+    with suppress(OSError):  # where stderr is full too, the exit code has to do
+        if message is None:
+            err.print_exception()
+            err.print(REPORT_BUGS, soft_wrap=True)
+        else:
+            err.print(f"error: {message}", style="red", soft_wrap=True)
+    sys.exit(1)
+
+
+def _leave_stdout() -> None:
+    """Write what is left for stdout, or else drop it, so that Python does not stumble over it at its end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:

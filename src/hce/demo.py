@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hce.comparison.bm25 import BM25Searcher
 from hce.data.docstrings import python_docstrings
@@ -46,7 +47,8 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     start = time.perf_counter()
     folder = _free_name(folder)
     dataset = python_docstrings()
-    out.print(f"[bold]{len(dataset.corpus):,} docstrings[/] of this Python's standard library are the documents.")
+    count = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
+    out.print(count.append(" of this Python's standard library are the documents.", style="not bold"))
     out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
     searchers = _searchers(dataset, encoder_spec, seed, folder, err)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
@@ -117,7 +119,7 @@ def _look_around(out: Console, index: Index, searchers: Mapping[str, Searcher]) 
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
-        out.print(f"\n[bold]{question}[/]")
+        out.print(f"\n{question}", style="bold")
         out.print(_side_by_side(question, searchers))
 
 
@@ -133,7 +135,7 @@ def _side_by_side(question: str, searchers: Mapping[str, Searcher]) -> Table:
 def _come_and_go(out: Console, index: Index) -> None:
     """Add a document and find it, remove it and miss it, with no training in between."""
     index.prepare()
-    out.print(f"\nA document comes and goes, and nothing is trained: [bold]{QUESTION}[/]")
+    out.print(Text("\nA document comes and goes, and nothing is trained: ").append(QUESTION, style="bold"))
     steps: dict[str, Callable[[], object]] = {
         "before": lambda: None,
         "added": lambda: index.add([NEWCOMER]),

@@ -46,6 +46,8 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     with writing_to(path):
         if path.is_dir():
             raise InputError(f"{path}: is a folder; give the name of a file")
+        if path.exists() and not path.is_file():  # to put a file in the place of /dev/null would break the machine
+            raise InputError(f"{path}: is a device or a pipe; give the name of a file")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
         with _neighbour(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
             with temporary.open(mode, **text) as file:  # type: ignore[call-overload]

@@ -190,7 +190,7 @@ def status(
         print_json({**found.as_dict(), "drift": verdict.as_dict() if verdict else None})
         return
     for name, value in {**_status_lines(found), **(_drift_lines(verdict) if verdict else {})}.items():
-        out.print(f"{name:<10} {value}", markup=False, soft_wrap=True)
+        out.print(f"{name:<10} {value}", soft_wrap=True)
 
 
 def rebuild(
@@ -235,7 +235,7 @@ def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        out.print(line, markup=False, soft_wrap=True)
+        out.print(line, soft_wrap=True)
 
 
 def _line(hit: Hit) -> Text:
