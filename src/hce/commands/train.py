@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from hce.commands.common import EncoderOption, JsonOption, SeedOption, err, interruptible, out, print_json
+from hce.commands.common import (
+    LARGEST_SEED,
+    EncoderOption,
+    JsonOption,
+    SeedOption,
+    err,
+    interruptible,
+    out,
+    print_json,
+)
 from hce.errors import InputError
 
 if TYPE_CHECKING:
@@ -153,7 +162,8 @@ def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     for name, hint in get_type_hints(Recipe).items():
-        option = typer.Option(help=Recipe.explain(name), show_default=False, rich_help_panel="Recipe")
+        limits = {"min": 0, "max": LARGEST_SEED} if name == "seed" else {}
+        option = typer.Option(help=Recipe.explain(name), show_default=False, rich_help_panel="Recipe", **limits)
         kind = str if name == "span_lengths" else hint
         parameters.append(
             inspect.Parameter(
