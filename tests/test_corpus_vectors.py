@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -21,7 +22,7 @@ from hce.data.documents import Document
 from hce.encoding import corpus_vectors
 from hce.encoding.corpus_vectors import VectorFile, encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError
+from hce.errors import HceError, InputError
 
 
 def tiny_corpus(count: int = 23) -> Corpus:
@@ -100,6 +101,59 @@ def test_it_finishes_after_a_stop_before_the_manifest(static_encoder, tmp_path, 
     monkeypatch.undo()
     monkeypatch.setattr(Encoder, "encode", lambda *a, **o: pytest.fail("all rows were there already"))
     assert encode_corpus(static_encoder, corpus, tmp_path / "v", chunk_size=5).shape == (23, 32)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rounds=st.integers(1, 5), which=st.integers(0, 1), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7)
+)
+def test_no_flipped_bit_is_taken_over(static_encoder, tmp_path_factory, rounds, which, place, bit):
+    """Whatever is flipped in work that is continued: the vectors are right, or an error says that it is other work."""
+    corpus, encode = tiny_corpus(), Encoder.encode
+    whole, broken = tmp_path_factory.mktemp("whole") / "v", tmp_path_factory.mktemp("broken") / "v"
+    encode_corpus(static_encoder, corpus, whole, chunk_size=5)
+    calls = []
+
+    def failing(self, texts, *args, **options):
+        calls.append(1)
+        if len(calls) > rounds:
+            raise StopError
+        return encode(self, texts, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(StopError):
+        patch.setattr(Encoder, "encode", failing)
+        encode_corpus(static_encoder, corpus, broken, chunk_size=5)
+    path = sorted(broken.iterdir())[which]
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        encode_corpus(static_encoder, corpus, broken, chunk_size=5)
+    except HceError as error:
+        assert path.suffix == ".json", error
+    else:
+        assert file_hash(broken) == file_hash(whole)
+
+
+def test_vectors_that_were_damaged_are_encoded_anew_and_no_others(static_encoder, tmp_path, monkeypatch, caplog):
+    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", chunk_size=5)
+    before, encode, encoded = file_hash(tmp_path / "v"), Encoder.encode, []
+    with (tmp_path / "v" / "vectors.npy").open("r+b") as file:
+        file.seek(-10 * 32 * 4, os.SEEK_END)  # row 13, in the third block
+        file.write(b"\0")
+    monkeypatch.setattr(Encoder, "encode", lambda self, texts: encoded.append(len(texts)) or encode(self, texts))
+    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", chunk_size=5)
+    assert file_hash(tmp_path / "v") == before
+    assert encoded == [5, 5, 3]
+    assert "vectors after row 10 were damaged, and are encoded anew" in caplog.text
+
+
+def test_work_that_an_earlier_version_left_is_continued(static_encoder, tmp_path, monkeypatch):
+    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", chunk_size=5)
+    manifest = tmp_path / "v" / "manifest.json"
+    manifest.write_text(json.dumps({k: v for k, v in json.loads(manifest.read_text()).items() if k != "blocks"}))
+    monkeypatch.setattr(Encoder, "encode", lambda *a, **o: pytest.fail("all rows were there already"))
+    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", chunk_size=5)
 
 
 def test_it_refuses_vectors_of_another_encoder_or_corpus(static_encoder, tmp_path):

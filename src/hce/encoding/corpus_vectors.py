@@ -2,15 +2,17 @@
 
 A folder of vectors holds `vectors.partial` and `progress.json` while it grows; `vectors.npy` and, last,
 `manifest.json` when it is whole. What the rows mean (which encoder, which corpus) is a small `identity` mapping that a
-continued run must match.
+continued run must match. Each block of rows has a checksum: what was damaged since it was written is encoded anew.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import zlib
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from hce.errors import InputError
 from hce.files import other_identity, read_json, sync_folder, write_json
 from hce.processes import gather_rows, is_first_process, own_share, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 ROWS_AT_ONCE = 4096
@@ -57,7 +61,7 @@ def encode_corpus(
     identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
     file = VectorFile(folder, len(corpus), encoder.dim, identity)
     try:
-        if not file.is_complete:
+        if not file.is_complete():
             _encode_to_file(encoder, corpus, file, chunk_size, progress=progress and is_first_process())
     except OSError as error:
         raise InputError(f"{folder}: the vectors cannot be written ({error.strerror}); free some space") from error
@@ -92,22 +96,29 @@ def _encode_to_memory(encoder: Encoder, corpus: Corpus, *, progress: bool) -> np
     return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
 
 
-class VectorFile:
-    """A float32 array of shape (rows, n) that is written once and then only read.
+class Block(NamedTuple):
+    """Rows that were written together: up to which row, and their checksum."""
 
-    Attributes:
-        done: how many rows are safe on disk, from the first on.
-    """
+    stop: int
+    checksum: int
+
+
+class VectorFile:
+    """A float32 array of shape (rows, n) that is written once and then only read."""
 
     def __init__(self, folder: str | Path, rows: int, dim: int, identity: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.rows, self.dim = rows, dim
         self.identity = {"format": FORMAT, "rows": rows, "dim": dim, "dtype": "float32", **identity}
-        self.done = 0
+        self._blocks: list[Block] = []
 
     @property
+    def done(self) -> int:
+        """How many rows are safe on disk, from the first on."""
+        return self._blocks[-1].stop if self._blocks else 0
+
     def is_complete(self) -> bool:
-        """Whether the array is whole and of this identity.
+        """Tell whether the array is whole, as it was written, and of this identity; all processes call it.
 
         Raises:
             InputError: the folder holds vectors of another identity.
@@ -115,8 +126,17 @@ class VectorFile:
         manifest = self.folder / "manifest.json"
         if not manifest.is_file():
             return False
-        self._require_same(read_json(manifest))
-        return True
+        state = read_json(manifest)
+        self._require_same(state)
+        self._blocks = self._sound_blocks(self._final, state, self.rows)
+        if self.done == self.rows:
+            return True
+        wait_for_all()  # each has looked before the first one writes
+        if is_first_process():
+            self._save_progress()
+            manifest.unlink()
+        wait_for_all()
+        return False
 
     def start(self) -> None:
         """Begin, or take up where an earlier run of the same identity stopped; all processes call it.
@@ -127,16 +147,19 @@ class VectorFile:
         progress = self.folder / "progress.json"
         if progress.is_file():
             state = read_json(progress)
-            self.done = int(state.pop("done", 0))
             self._require_same(state)
         elif self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
             raise InputError(f"{self.folder} holds other files: choose an empty or new folder for the vectors")
-        whole = self._final.is_file()  # stopped between the last rename and the manifest
-        if not whole and (not self._partial.is_file() or self._partial.stat().st_size < self._size(self.done)):
-            self.done = 0
+        else:
+            state = {}
+        whole = self._final.is_file()  # stopped between the last rename and the manifest, or damaged later
+        claimed = state.get("done", 0)
+        self._blocks = self._sound_blocks(self._final if whole else self._partial, state, claimed)
         wait_for_all()  # each has looked before the first one writes
-        if is_first_process() and not whole:
+        if is_first_process() and (not whole or self.done < self.rows):
             self.folder.mkdir(parents=True, exist_ok=True)
+            if whole:
+                self._final.replace(self._partial)
             self._save_progress()
             with self._partial.open("ab") as file:
                 file.truncate(self._size(self.done) if self.done else 0)  # drop rows that were not acknowledged
@@ -157,9 +180,12 @@ class VectorFile:
 
     def acknowledge(self, done: int) -> None:
         """Note that all rows up to `done` are written; a run that is continued begins there."""
-        self.done = done
-        if is_first_process():
-            self._save_progress()
+        if not is_first_process():
+            self._blocks.append(Block(done, 0))
+            return
+        with self._partial.open("rb") as file:  # in which other processes have written too
+            self._blocks.append(Block(done, self._checksum(file, self.done, done)))
+        self._save_progress()
 
     def finish(self) -> None:
         """Give the file its final name; the manifest comes last and means "complete"."""
@@ -167,7 +193,7 @@ class VectorFile:
             if self._partial.is_file():
                 self._partial.replace(self._final)
                 sync_folder(self.folder)
-            write_json(self.folder / "manifest.json", self.identity)
+            write_json(self.folder / "manifest.json", {**self.identity, "blocks": self._blocks})
             (self.folder / "progress.json").unlink(missing_ok=True)
         wait_for_all()
 
@@ -193,7 +219,50 @@ class VectorFile:
         return len(self._header()) + rows * self.dim * 4
 
     def _save_progress(self) -> None:
-        write_json(self.folder / "progress.json", {**self.identity, "done": self.done})
+        write_json(self.folder / "progress.json", {**self.identity, "done": self.done, "blocks": self._blocks})
+
+    def _sound_blocks(self, path: Path, state: dict[str, Any], claimed: Any) -> list[Block]:
+        """Read the blocks through that are said to be in a file, up to the first that is not as it was written.
+
+        Args:
+            path: the file.
+            state: what is said of it; an earlier version said nothing of blocks, and its rows are taken as they are.
+            claimed: how many rows are said to be done.
+        """
+        try:
+            known = [Block(*map(int, each)) for each in state.get("blocks", [(claimed, -1)])]
+            sound = self._read_through(path, known)
+        except (OSError, TypeError, ValueError):
+            sound = []
+        done = sound[-1].stop if sound else 0
+        if claimed and done != claimed and is_first_process():
+            logger.warning("%s: vectors after row %s were damaged, and are encoded anew", self.folder, f"{done:,}")
+        return sound
+
+    def _read_through(self, path: Path, known: list[Block]) -> list[Block]:
+        sound: list[Block] = []
+        if not known or not path.is_file():
+            return sound
+        with path.open("rb") as file:
+            if file.read(len(self._header())) != self._header():
+                return sound
+            for block in known:
+                start = sound[-1].stop if sound else 0
+                if not start < block.stop <= self.rows or path.stat().st_size < self._size(block.stop):
+                    break
+                found = self._checksum(file, start, block.stop)
+                if block.checksum not in (found, -1):
+                    break
+                sound.append(Block(block.stop, found))
+        return sound
+
+    def _checksum(self, file: IO[bytes], start: int, stop: int) -> int:
+        """Return the checksum of rows of a file."""
+        value = 0
+        file.seek(self._size(start))
+        for row in range(start, stop, ROWS_AT_ONCE):
+            value = zlib.crc32(file.read(self._size(min(row + ROWS_AT_ONCE, stop)) - self._size(row)), value)
+        return value
 
     def _require_same(self, found: dict[str, Any]) -> None:
         name = other_identity(self.identity, found)
