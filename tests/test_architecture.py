@@ -94,15 +94,24 @@ def test_docstrings_and_no_pickle(name):
 
 
 def patterns() -> set[str]:
-    """The regular expressions of every module: what is handed to `re`, and what scikit-learn finds words by."""
+    """The regular expressions of every module: what is handed to `re`, and whatever else begins as only they do."""
     found = set()
     for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
-                found |= {part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)}
-            elif isinstance(node, ast.Constant) and str(node.value).startswith("(?"):
-                found.add(node.value)
-    return found
+                found.add(spelled(node.args[0]))
+            elif node not in parts and spelled(node).startswith("(?"):
+                found.add(spelled(node))
+    return found - {""}
+
+
+def spelled(node: ast.AST) -> str:
+    """What a string says, with two words where something is filled in; nothing if it is none."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "aa|ab" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 ENDLESS = [f"{one}{two}" for one, two in itertools.product(' a_A1.-"/=\n(é', repeat=2)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,6 +16,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -29,17 +32,20 @@ from pydantic import TypeAdapter
 
 import hce
 import hce.index.before
+import hce.web.connection
 import hce.web.guard
 from hce.data.documents import Document
+from hce.deadline import Deadline, DeadlineError, check
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError
+from hce.errors import FormatError, InputError
 from hce.index.drift import Drift
 from hce.index.index import Index
 from hce.index.store import Store
 from hce.training.recipe import Recipe
 from hce.web import schemas as answers
-from hce.web.app import Server, create_app, listen, url_of
-from hce.web.background import BusyError, Together
+from hce.web.app import PLOTLY, Server, create_app, listen, url_of
+from hce.web.background import BusyError, Lane, Together
+from hce.web.connection import _network
 from hce.web.guard import LOOPBACK, Guard, Rules, refusal, rules_for
 from hce.web.snippets import MOST_WORDS, QueryWords, _best_start, best_snippet
 
@@ -209,7 +215,40 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
     monkeypatch.undo()
     index.manifest = replace(index.manifest, base_encoder="/nowhere/at-all")
     with TestClient(create_app(index), base_url=HOME) as client:
-        assert "no encoder" in until_off(client)
+        reason = until_off(client)
+        assert "no encoder 'at-all'" in reason
+        assert "/nowhere" not in client.get("/api/status").text
+        assert "/nowhere" not in client.get("/api/search", params={"q": "w1", "compare": True}).text
+
+
+def test_no_answer_tells_where_things_are_on_this_machine(index, monkeypatch):
+    here = str(index.path.absolute())
+    index.manifest = replace(index.manifest, encoder=f"table of {here}/a b/model", base_encoder=f"{here}/a b/start")
+
+    def damaged(*arguments):
+        raise FormatError(f"{here}/words/meta.json: damaged; /var/lib/x y; see https://a.example/b/c")
+
+    monkeypatch.setattr(Index, "search_encoded", damaged)
+    monkeypatch.setattr(Index, "drift", damaged, raising=False)
+    client = TestClient(create_app(index), base_url=HOME)
+    said = error_of(client.get("/api/search", params={"q": "x"}), 500)
+    assert said == "words/meta.json: damaged; x y; see https://a.example/b/c"
+    until_measured(client)
+    for path in ("/api/status?drift=true", "/health", "/openapi.json"):
+        answer = client.get(path).text
+        assert here not in answer
+        assert str(index.path.parent) not in answer
+        assert "/var/lib" not in answer
+    status = client.get("/api/status").json()
+    assert (status["index"]["encoder"], status["index"]["base_encoder"]) == ("table of model", "start")
+
+
+def until_measured(client):
+    for _ in range(200):
+        if client.get("/api/status", params={"drift": True}).json()["drift"]["state"] == "done":
+            return
+        time.sleep(0.02)
+    raise AssertionError("the drift was not measured")
 
 
 def until_off(client):
@@ -380,6 +419,7 @@ def test_a_body_that_does_not_arrive_is_given_up(monkeypatch):
 
 # ----------------------------------------------------------------------------------------------------- who may write
 
+LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
 WRITE = {"host": "localhost:8080", "content-type": "application/json", "content-length": "2"}
 
 
@@ -393,7 +433,22 @@ WRITE = {"host": "localhost:8080", "content-type": "application/json", "content-
         ("GET", {"host": "evil.example:8080"}, Rules(), 421),  # whose owner lets it point to 127.0.0.1
         ("GET", {"host": "127.0.0.1.evil.example"}, Rules(), 421),
         ("GET", {}, Rules(), 421),
-        ("GET", {"host": "any.example"}, Rules(hosts=None), None),
+        ("GET", {"host": "localhost."}, Rules(), None),
+        ("GET", {"host": "192.168.0.7:8080"}, Rules(), 421),
+        ("GET", {"host": "192.168.0.7:8080"}, Rules(addresses=True), None),
+        ("GET", {"host": "[fe80::7]:8080"}, Rules(addresses=True), None),
+        ("GET", {"host": "evil.example:8080"}, Rules(addresses=True), 421),
+        ("GET", {"host": "192.168.0.7.evil.example"}, Rules(addresses=True), 421),
+        ("GET", {"host": "1.2.3"}, Rules(addresses=True), 421),
+        ("GET", {"host": ""}, Rules(addresses=True), 421),
+        ("GET", {"host": "here.example"}, Rules(LOOPBACK | {"here.example"}), None),
+        ("GET", {"host": "localhost", "sec-fetch-site": "same-origin"}, Rules(), None),
+        ("GET", {"host": "localhost", "sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, Rules(), None),
+        ("GET", {"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, Rules(), 403),
+        ("GET", {"host": "localhost", "sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, Rules(), 403),
+        ("GET", {"host": "localhost", **LINK}, Rules(), None),
+        ("GET", {"host": "localhost", **LINK, "sec-fetch-dest": "iframe"}, Rules(), 403),
+        ("GET", {"host": "localhost", "origin": "https://evil.example"}, Rules(), 403),
         ("POST", WRITE, Rules(), None),
         ("POST", {**WRITE, "origin": "http://localhost:8080"}, Rules(), None),
         ("POST", {**WRITE, "origin": "http://localhost:9999"}, Rules(), 403),
@@ -444,8 +499,31 @@ def test_a_token_is_made_up_when_others_can_connect():
     first, second = (rules_for(ANYWHERE, None, True).token for _ in range(2))
     assert len(first) >= 20
     assert first != second
-    assert rules_for("10.0.0.1", "mine", True) == Rules(None, "mine", True)
-    assert rules_for(ANYWHERE, None, False) == Rules(None, None, False)
+    given = rules_for("10.0.0.1", "mine", True)
+    assert (given.token, given.writable, given.addresses) == ("mine", True, True)
+    assert rules_for(ANYWHERE, None, False).token is None
+
+
+def test_by_which_names_a_server_is_called():
+    here = socket.gethostname().lower()
+    assert rules_for(ANYWHERE, "t", True).hosts == LOOPBACK | {ANYWHERE, here, f"{here}.local"}
+    assert "box.example" in rules_for("Box.Example", "t", True).hosts
+    proxied = rules_for("127.0.0.1", None, True, ["Search.Example"])
+    assert "search.example" in proxied.hosts
+    assert not proxied.addresses
+    assert len(proxied.token) >= 20  # a proxy lets others in
+    for wrong in ("", "a.example:80", "http://a.example", "*.example", "a b", "[::1]"):
+        with pytest.raises(InputError, match="give a host's name alone"):
+            rules_for(ANYWHERE, "t", True, [wrong])
+
+
+@pytest.mark.parametrize("token", ["", " ", "a b", "tab\t", "end\n", "é", "\x00", "\x7f", "x" * 1001, "\udcff"])
+def test_tokens_that_no_request_could_bring_are_refused_and_not_shown(token):
+    for host in ("127.0.0.1", ANYWHERE):
+        with pytest.raises(InputError, match="letters, digits and marks of ASCII, without blanks") as caught:
+            rules_for(host, token, True)
+        assert len(token) < 2 or token not in str(caught.value)
+    rules_for(ANYWHERE, "!~aZ09+/=", True)
 
 
 def test_an_address_that_is_taken_or_not_ours():
@@ -665,11 +743,9 @@ OUTSIDE = ("app.py", "../app.py", "%2e%2e/app.py", "..%2fapp.py", "..%5capp.py",
 @pytest.mark.parametrize("path", [*OUTSIDE, "", "%00", "x" * 999])
 def test_no_other_file_can_be_reached(served, path):
     """Over a real socket, since a test client tidies addresses up before it sends them."""
-    host, port = served.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        head = f"GET /static/{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        connection.sendall(head.encode())
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    with connected(served) as connection:
+        connection.sendall(f"GET /static/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        answer = all_of(connection)
     assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
     assert b"FastAPI" not in answer
     assert b"nosniff" in answer
@@ -741,8 +817,8 @@ def test_another_writer_is_a_reason_to_try_again(client, index, monkeypatch):
         assert answer.headers["retry-after"] == "1"
 
 
-@pytest.fixture
-def served(index):
+@contextmanager
+def serving(index):
     """The index behind a real socket."""
     ready = threading.Event()
     listener = listen("127.0.0.1", 0)
@@ -751,10 +827,51 @@ def served(index):
     thread = threading.Thread(target=server.serve_until_stopped)
     thread.start()
     assert ready.wait(10)
-    yield url
-    server.should_exit = True
-    thread.join(10)
+    try:
+        yield url, server
+    finally:
+        server.should_exit = True
+        thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def served(index):
+    with serving(index) as (url, _):
+        yield url
+
+
+def becomes(fact):
+    """Wait until something is the case."""
+    for _ in range(500):
+        if fact():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never was the case")
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def all_of(connection):
+    """What a connection brings until the other side ends it."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def refused(answer, status):
+    """The sentence of an answer as it came over a socket."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+    assert b"nosniff" in head
+    assert b"content-type: application/json" in head
+    assert set(json.loads(body)) == {"error"}
+    return json.loads(body)["error"]
 
 
 def test_64_at_once_get_what_one_gets(served, index):
@@ -772,8 +889,7 @@ def test_64_at_once_get_what_one_gets(served, index):
 
 
 def test_slow_clients_keep_no_one_waiting(served):
-    host, port = served.removeprefix("http://").split(":")
-    slow = [socket.create_connection((host, int(port))) for _ in range(60)]
+    slow = [connected(served) for _ in range(60)]
     for number, connection in enumerate(slow):
         if number % 2:  # half a request
             connection.sendall(b"GET /api/search?q=w1 HTTP/1.1\r\nHost: 127.0.0.1\r\n")
@@ -809,6 +925,263 @@ def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
     assert len(index) == 257
 
 
+# ----------------------------------------------------------------------------------------------------- deadlines
+
+
+class Search:
+    """A search that goes on until nobody waits for it any more, and looks in between."""
+
+    def __init__(self, monkeypatch, name="search_encoded"):
+        self.begun, self.ended = threading.Event(), threading.Event()
+        monkeypatch.setattr(Index, name, self)
+
+    def __call__(self, *arguments):
+        self.begun.set()
+        try:
+            while True:
+                check()
+                time.sleep(0.005)
+        finally:
+            self.ended.set()
+
+
+def test_an_answer_that_takes_too_long_is_given_up(served, monkeypatch):
+    monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 0.3)
+    search = Search(monkeypatch)
+    response = httpx.get(f"{served}/api/search", params={"q": "x"}, timeout=30)
+    assert error_of(response, 504) == "the answer took longer than 0 s and was given up; ask for fewer documents"
+    assert search.ended.wait(5)
+    assert httpx.get(f"{served}/health").status_code == 200
+
+
+def test_a_search_that_does_not_look_is_not_waited_for_and_keeps_its_thread(index, monkeypatch):
+    monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 1.0)
+    release, begun = threading.Event(), []
+    monkeypatch.setattr(Index, "search_encoded", lambda *arguments: begun.append(1) or release.wait(20))
+    with serving(index) as (url, server), httpx.Client(base_url=url, timeout=30) as http:
+        lane = server.config.app.state.site.searches
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: http.get("/api/search", params={"q": "x"}), range(8)))
+        assert {response.status_code for response in answers} == {504}
+        becomes(lambda: lane._inside == len(begun) == lane.threads)  # those in the queue have left it
+        release.set()
+        becomes(lambda: lane._inside == 0)
+
+
+def test_a_search_ends_when_its_asker_goes(served, monkeypatch):
+    search = Search(monkeypatch)
+    with connected(served) as connection:
+        connection.sendall(b"GET /api/search?q=x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert search.begun.wait(10)
+        assert not search.ended.wait(0.2)
+    assert search.ended.wait(5)
+
+
+def test_a_write_is_carried_out_whole_even_if_nobody_waits(index, monkeypatch):
+    monkeypatch.setattr(hce.web.guard, "WRITE_SECONDS", 0.3)
+    add, begun, release = Index.add, threading.Event(), threading.Event()
+
+    def slowly(self, *batches):
+        begun.set()
+        release.wait(20)
+        check()
+        return add(self, *batches)
+
+    monkeypatch.setattr(Index, "add", slowly)
+    body = json.dumps({"documents": [{"id": "second", "text": "w1"}]}).encode()
+    head = "POST /api/documents HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
+    with serving(index) as (url, _):
+        response = httpx.post(f"{url}/api/documents", json={"documents": [{"id": "first", "text": "w1"}]}, timeout=30)
+        assert "may still be carried out" in error_of(response, 504)
+        assert begun.is_set()
+        release.set()
+        begun.clear()
+        release.clear()
+        with connected(url) as connection:
+            connection.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            assert begun.wait(10)
+        time.sleep(0.1)
+        release.set()
+        becomes(lambda: len(index) == 242)
+    assert {"first", "second"} <= {document.id for document in index}
+
+
+def test_half_a_body_is_not_written(served, index):
+    """Even where what came of it is a whole document, and only blanks are missing."""
+    body = b'{"documents": [{"id": "half", "text": "w1"}]}'
+    head = b"POST /api/documents HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with connected(served) as connection:
+        connection.sendall(head + b"Content-Length: 100\r\n\r\n" + body)
+    time.sleep(0.3)
+    assert "half" not in index
+
+
+def test_who_stops_waiting_leaves_the_queue():
+    async def ask():
+        lane, release = Lane(1, 1), threading.Event()
+        first = asyncio.create_task(lane.run(release.wait, 10))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(lane.run(time.sleep, 0))
+        await asyncio.sleep(0.05)
+        with pytest.raises(BusyError):
+            await lane.run(time.sleep, 0)
+        second.cancel()
+        await asyncio.sleep(0.05)
+        third = asyncio.create_task(lane.run(lambda: "done"))  # its place is free again
+        first.cancel()
+        await asyncio.sleep(0.05)
+        assert lane._inside == 2  # but what runs keeps its own
+        release.set()
+        assert await third == "done"
+        lane.stop()
+        assert await lane.run(lambda: "again") == "again"
+        lane.stop()
+
+    asyncio.run(ask())
+
+
+def test_a_deadline_reaches_the_threads_of_a_lane():
+    async def ask():
+        with Deadline(-1).around():
+            await Lane(1, 0).run(check)
+
+    with pytest.raises(DeadlineError):
+        asyncio.run(ask())
+
+
+def test_a_query_of_660_words_for_a_thousand_long_documents(client, index):
+    """It took minutes when each word was one more alternative of a pattern."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs = [one + two for one in letters for two in letters][:660]
+    text = " ".join(pairs * 10)
+    index.add([Document(f"long{number}", f"{number} {text}") for number in range(100)])
+    start = time.perf_counter()
+    response = client.get("/api/search", params={"q": " ".join(pairs), "k": 1000})
+    assert response.status_code == 200
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("where", [" " * 500, "year=" + "9" * 400, "year<" + "9" * 400, "year in " + "9," * 200])
+def test_conditions_meant_to_hurt(client, where):
+    start = time.perf_counter()
+    response = client.get("/api/search", params={"q": "w1", "where": where})
+    assert response.status_code in (200, 400)
+    assert time.perf_counter() - start < 0.5
+
+
+# ----------------------------------------------------------------------------------------------------- connections
+
+
+def test_connections_that_say_nothing_lock_nobody_out(index, monkeypatch):
+    monkeypatch.setattr(hce.web.connection, "CONNECTIONS_OF_AN_ADDRESS", 20)
+    with serving(index) as (url, server):
+        idle = [connected(url) for _ in range(60)]
+        for connection in idle[::2]:
+            with suppress(OSError):
+                connection.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(5):
+            assert httpx.get(f"{url}/health").status_code == 200
+        assert len(server.server_state.connections) <= 20
+        for connection in idle:
+            connection.close()
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_OF_AN_ADDRESS", "CONNECTIONS"])
+def test_requests_under_way_are_not_given_up_for_new_ones(index, monkeypatch, limit):
+    monkeypatch.setattr(hce.web.connection, limit, 2)
+    release, search = threading.Event(), Index.search_encoded
+    monkeypatch.setattr(Index, "search_encoded", lambda *arguments: release.wait(20) and search(*arguments))
+    with serving(index) as (url, server), ThreadPoolExecutor(2) as pool:
+        busy = [pool.submit(httpx.get, f"{url}/api/search", params={"q": "w1"}, timeout=30) for _ in range(2)]
+        becomes(lambda: sum(each.waiting_since is None for each in list(server.server_state.connections)) == 2)
+        for _ in range(3):
+            response = httpx.get(f"{url}/health")
+            assert error_of(response, 503) == "there are too many connections; try again in a moment"
+            assert response.headers["retry-after"] == "1"
+            assert response.headers["x-content-type-options"] == "nosniff"
+        release.set()
+        assert [each.result().status_code for each in busy] == [200, 200]
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_the_head_of_a_request_has_a_deadline(served, monkeypatch, before):
+    """Of the first one and of those after an answer, however steadily its letters come."""
+    monkeypatch.setattr(hce.web.connection, "HEAD_SECONDS", 1.0)
+    with connected(served) as silent, connected(served) as slow:
+        start = time.perf_counter()
+        for connection in (silent, slow):
+            connection.sendall(before)
+            answer = b""
+            while before and not answer.endswith(b"}"):
+                answer += connection.recv(65536)
+        slow.settimeout(0.2)
+        answer = b""
+        for letter in itertools.chain(b"GET /health HTTP/1.1\r\n", itertools.repeat(ord("x"))):
+            with suppress(TimeoutError):
+                slow.sendall(bytes([letter]))
+                answer = slow.recv(65536)
+                break
+            assert time.perf_counter() - start < 10
+        assert refused(answer, 408) == "the head of the request took longer than 1 s to arrive"
+        assert all_of(silent) == b""
+        assert time.perf_counter() - start < 5
+
+
+def test_who_does_not_take_an_answer_is_let_go(index, monkeypatch):
+    monkeypatch.setattr(hce.web.connection, "TAKE_SECONDS", 1.0)
+    monkeypatch.setattr(hce.web.connection, "HEAD_SECONDS", 1.0)
+    ask = f"GET {PLOTLY} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: identity\r\n"
+    with serving(index) as (url, server):
+        stuck = connected(url)
+        stuck.sendall(f"{ask}\r\n".encode())
+        closing = connected(url)
+        closing.sendall(f"{ask}Connection: close\r\n\r\n".encode())
+        steady = connected(url)
+        steady.sendall(f"{ask}Connection: close\r\n\r\n".encode())
+        size = 0
+        while part := steady.recv(65536):
+            size += len(part)
+            time.sleep(0.03)
+        assert size > len(get_plotlyjs())
+        becomes(lambda: not server.server_state.connections)
+        for connection in (stuck, closing, steady):
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),  # a browser that tries TLS
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+         b"Content-Type: application/json\r\n\r\nZZ\r\n", 400),
+        (b"GET /" + b"x" * 900_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a: b\r\n" * 200_000 + b"\r\n", 431),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_refused_in_json(served, request_bytes, status, caplog):
+    with connected(served) as connection:
+        with suppress(OSError):
+            connection.sendall(request_bytes)
+        answer = all_of(connection)
+    said = refused(answer, status)
+    assert said in ("this is no valid HTTP/1.1 request", "the head of a request can hold 64 KB at most")
+    assert "Traceback" not in caplog.text
+    assert httpx.get(f"{served}/health").status_code == 200
+
+
+def test_connections_are_counted_by_address_or_network():
+    assert _network("127.0.0.1") == _network("::ffff:127.0.0.1") == "127.0.0.1"
+    assert _network("2001:db8:1:2:3:4:5:6") == _network("2001:db8:1:2::9") == "2001:db8:1:2::/64"
+    assert _network("2001:db8:1:3::9") != _network("2001:db8:1:2::9")
+    assert _network("fe80::1%eth0") == "fe80::/64"
+    assert _network("testclient") == "testclient"
+
+
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
     monkeypatch.setattr("hce.web.app.SECONDS_TO_END", 0.2)
     release = threading.Event()
@@ -840,11 +1213,14 @@ def _first_done(futures, count):
 
 def test_the_command_serves_and_stops(index, tmp_path):
     command = [sys.executable, "-m", "hce", "serve", str(index.path), "--port", "0", "--json", "--host", "localhost"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "HCE_TOKEN": "only-mine"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         told = json.loads(process.stdout.readline())
         assert told["documents"] == 240
         assert told["token"] is None
+        assert "only-mine" not in json.dumps(told)  # who gave a token knows it
+        assert httpx.delete(told["url"] + "/api/documents/d0").status_code == 401
         assert httpx.get(told["url"] + "/health").json() == {"status": "ok", "documents": 240}
         assert httpx.get(told["url"]).text.startswith("<!doctype html>")
         process.send_signal(signal.SIGINT)
@@ -854,6 +1230,16 @@ def test_the_command_serves_and_stops(index, tmp_path):
     assert process.returncode == 0
     assert "Traceback" not in said
     assert said.strip().endswith("stopped")
+
+
+@pytest.mark.parametrize("options", [["--token", "two words"], ["--token", "é"], ["--name", "http://x"]])
+def test_what_cannot_work_is_refused_at_the_start(index, options):
+    command = [sys.executable, "-m", "hce", "serve", str(index.path), "--port", "0", *options]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("error: ")
+    assert "Traceback" not in run.stderr
+    assert "two words" not in run.stderr
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "plotly"])
@@ -895,4 +1281,4 @@ def test_queries_that_come_together_are_encoded_together():
         assert (await together.encode("7")).tolist() == [7]
 
     asyncio.run(ask())
-    assert [len(call) for call in calls] == [1, 32, 9, 1, 1]
+    assert [len(call) for call in calls] == [1, 32, 8, 1, 1]

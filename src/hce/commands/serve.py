@@ -17,6 +17,10 @@ def serve(
         str | None,
         typer.Option(envvar="HCE_TOKEN", help="what writing needs; made up where others than this machine can connect"),
     ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="of this server, besides its addresses; may be given more than once"),
+    ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="nobody can add or remove documents")] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     as_json: JsonOption = False,
@@ -24,12 +28,15 @@ def serve(
     """Serve an index as a web page and an API: search, before and after training, the tree, adding and removing.
 
     Only this machine can connect, unless --host says otherwise; then anyone on that network can read, and writing
-    needs the token that is printed. Ctrl-C stops it. The API is described at /docs.
+    needs the token that is printed. Requests must call it by an address or by a name that it knows (this machine's,
+    --host and --name), so that no other site can make itself look like this one. Ctrl-C stops it. The API is described
+    at /docs.
 
     Examples:
       hce serve my-index --open
       hce serve my-index --port 0 --json
       HCE_TOKEN=… hce serve my-index --host 0.0.0.0
+      hce serve my-index --name search.example.org      # behind a proxy on this machine
     """
     import webbrowser
 
@@ -37,19 +44,20 @@ def serve(
     from hce.web.app import Server, create_app, listen, url_of
     from hce.web.guard import rules_for
 
+    rules = rules_for(host, token, not read_only, name or ())
+    made_up = rules.token if rules.token != token else None  # who gave a token knows it, and a log need not
     with Index.open(index) as opened:
-        rules = rules_for(host, token, not read_only)
         listener = listen(host, port)
         opened.prepare()
         url = url_of(host, listener)
 
         def started() -> None:
             if as_json:
-                print_json({"url": url, "documents": len(opened), "token": rules.token})
+                print_json({"url": url, "documents": len(opened), "token": made_up})
             else:
                 out.print(f"{len(opened):,} documents at {url} (Ctrl-C stops)", markup=False, soft_wrap=True)
-                if rules.token and rules.token != token:
-                    out.print(f"writing needs the token {rules.token}", markup=False, soft_wrap=True)
+                if made_up:
+                    out.print(f"writing needs the token {made_up}", markup=False, soft_wrap=True)
             if open_browser:
                 webbrowser.open(url)
 

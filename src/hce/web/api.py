@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
 from hce.index.index import Hit, Index, SearchMode
 from hce.training.model_folder import read_training
-from hce.web.background import DriftWatch, Lane, Together
+from hce.web.background import DriftState, DriftWatch, Lane, Together
 from hce.web.guard import Rules
 from hce.web.schemas import (
     CHILDREN_AT_ONCE,
@@ -50,6 +51,9 @@ from hce.web.snippets import QueryWords, snippet_of
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
 LISTED_CHARACTERS = 160
+FOLDERS = re.compile(
+    r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
+)  # above a path's last name
 
 Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, description="what to look for")]
 K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
@@ -102,7 +106,15 @@ class Site:
 
     def sentence(self, error: Exception) -> str:
         """Return an error's sentence without the index's folder, which whoever asks over a network need not know."""
-        return str(error).removeprefix(f"{self.index.path}: ")
+        return str(error).removeprefix(f"{self.index.path}: ").replace(f"{self.index.path.absolute()}{os.sep}", "")
+
+    def shown(self, text: str) -> str:
+        """Return a text without the folders of this machine: of each path in it, the last name is left."""
+        specs = (self.index.path.absolute(), Path(self.index.manifest.base_encoder or ""))
+        known = [str(spec.parent) for spec in specs if spec.is_absolute()]
+        for folder in sorted(known, key=len, reverse=True):  # these may have blanks in them
+            text = text.replace(f"{folder}{os.sep}", os.sep)
+        return FOLDERS.sub("", text)
 
 
 async def _site(request: Request) -> Site:
@@ -293,12 +305,12 @@ def _status_answer(site: Site, drift: bool) -> StatusAnswer:
     facts = site.index.status().as_dict()
     facts.pop("path")
     for name in ("encoder", "base_encoder"):
-        facts[name] = _display_name(facts[name])
+        facts[name] = facts[name] and site.shown(facts[name])
     return StatusAnswer(
         name=site.index.path.absolute().name,
         index=facts,
         tree_nodes=site.tree.node_counts,
-        drift=site.drift.now() if drift else None,
+        drift=_drift(site) if drift else None,
         untrained=_readiness(site),
         training=site.training,
         writable=site.rules.writable,
@@ -307,12 +319,13 @@ def _status_answer(site: Site, drift: bool) -> StatusAnswer:
     )
 
 
+def _drift(site: Site) -> DriftState:
+    state = site.drift.now()
+    return replace(state, reasons=tuple(map(site.shown, state.reasons)))
+
+
 def _readiness(site: Site) -> Readiness:
     """Return whether there is a ranking to compare with, under the encoder's name as it is shown."""
     readiness = site.untrained.readiness()
-    return replace(readiness, encoder=_display_name(readiness.encoder))
-
-
-def _display_name(encoder: str | None) -> str | None:
-    """Return an encoder's name without the folders above it, which are nobody else's business."""
-    return Path(encoder).name if encoder and Path(encoder).is_absolute() else encoder
+    encoder = readiness.encoder and site.shown(readiness.encoder)
+    return replace(readiness, encoder=encoder, reason=site.shown(readiness.reason))

@@ -31,12 +31,12 @@ except ImportError as error:
 
 from hce.web.api import Site, router
 from hce.web.background import BusyError
+from hce.web.connection import HEAD_BYTES, Connection
 from hce.web.guard import Guard, Rules
 from hce.web.schemas import Json
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 512
 SECONDS_TO_END = 3  # for requests under way when the server is stopped
 PLOTLY = f"/static/plotly-{get_plotlyjs_version()}.min.js"
 DESCRIPTION = """Search an index by meaning, explore its tree, add and remove documents.
@@ -116,7 +116,8 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=CONNECTIONS,
+            http=Connection,
+            h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=SECONDS_TO_END,
         )
         super().__init__(config)
@@ -133,6 +134,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._tell()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after the connections, once a second of these ten ticks."""
+        if counter % 10 == 0:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.look()
+        return await super().on_tick(counter)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -179,7 +188,7 @@ def _add_errors(app: FastAPI, site: Site) -> None:
     @app.exception_handler(HceError)
     async def damaged(request: Request, error: HceError) -> Json:
         logger.error("%s", error)
-        return _error(500, site.sentence(error))
+        return _error(500, site.shown(site.sentence(error)))
 
     @app.exception_handler(BusyError)
     async def busy(request: Request, error: BusyError) -> Json:

@@ -106,11 +106,8 @@ class Together:
         return await found
 
     async def _work(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting[:TEXTS_AT_ONCE], self._waiting[TEXTS_AT_ONCE:]
-            batch = [(text, found) for text, found in batch if not found.done()]  # else nobody waits for it any more
-            if not batch:
-                continue
+        while waiting := [each for each in self._waiting if not each[1].done()]:  # the others have gone
+            batch, self._waiting = waiting[:TEXTS_AT_ONCE], waiting[TEXTS_AT_ONCE:]
             try:
                 vectors = await anyio.to_thread.run_sync(self._encode, [text for text, _ in batch])
             except Exception as error:

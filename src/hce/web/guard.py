@@ -1,22 +1,30 @@
 """Checks that every request passes before the application sees it: host, origin, token, and limits.
 
-Three dangers of a server on one's own machine are met here. A page on another site can make a browser send requests
-to it (the Origin must be this site, and a body must say that it is JSON). A name that its owner lets point to
-127.0.0.1 makes another site look like this one (the Host must be one that we serve). And whoever is on the network
-can write (a token is needed as soon as others than this machine can connect).
+Four dangers of a server on one's own machine are met here. A page on another site can make a browser send requests to
+it (the Origin must be this site, a body must say that it is JSON, and what a browser says of its own accord must not
+name another site). A name that its owner lets point to this machine makes another site look like this one (the Host
+must be one that we serve, or an address, which nobody can let point elsewhere). Whoever is on the network can write (a
+token is needed as soon as others than this machine can connect). And a request can take for ever (it has a deadline,
+and ends when its asker goes).
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import anyio
+
+from hce.deadline import Deadline, DeadlineError
+from hce.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +37,9 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 READING = frozenset({"GET", "HEAD"})
 BODY_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up
+READ_SECONDS = 30.0  # an answer that takes longer is given up
+WRITE_SECONDS = 600.0  # a thousand documents and a large encoder take a while
+TOKEN_CHARACTERS = 1_000
 
 # Of every answer that does not say otherwise. Plotly sets styles of its own; nothing else comes from elsewhere than
 # this server, and no script is inline. A browser keeps the page's files, but asks each time whether they have changed.
@@ -51,21 +62,53 @@ class Rules:
     """Who may ask for what.
 
     Attributes:
-        hosts: the names that this server answers to; None for any.
+        hosts: the names that this server answers to, in lower case.
         token: what a write must bring; None where none is needed.
         writable: whether documents can be written at all.
+        addresses: whether it also answers to any IP address, which nobody can let point elsewhere as they can a name.
     """
 
-    hosts: frozenset[str] | None = LOOPBACK
+    hosts: frozenset[str] = LOOPBACK
     token: str | None = None
     writable: bool = True
+    addresses: bool = False
 
 
-def rules_for(host: str, token: str | None, writable: bool) -> Rules:
-    """Return the rules of a server that listens at `host`; where others can connect, writing always needs a token."""
-    if host in LOOPBACK:
+def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
+    """Return the rules of a server that listens at `host`; where others can connect, writing always needs a token.
+
+    Args:
+        host: where it listens.
+        token: what a write must bring; where others can connect and there is none, it is made up.
+        writable: whether documents can be written at all.
+        names: further names by which requests may call it, as those behind a proxy do.
+
+    Raises:
+        InputError: a token that no request could bring, or a name that is none.
+    """
+    if token is not None:
+        _check_token(token)
+    named = frozenset(map(_checked_name, names))
+    if host in LOOPBACK and not named:  # else a proxy lets others in
         return Rules(LOOPBACK, token, writable)
-    return Rules(None, token or (secrets.token_urlsafe(18) if writable else None), writable)
+    here = socket.gethostname().lower()
+    hosts = LOOPBACK | named | {host.lower(), here, f"{here}.local"}
+    made_up = secrets.token_urlsafe(18) if writable else None
+    return Rules(hosts, token or made_up, writable, addresses=host not in LOOPBACK)
+
+
+def _check_token(token: str) -> None:
+    if not 1 <= len(token) <= TOKEN_CHARACTERS or any(not "!" <= sign <= "~" for sign in token):
+        raise InputError(
+            f"the token (--token, HCE_TOKEN) cannot be brought by a request; choose 1 to {TOKEN_CHARACTERS:,} letters, "
+            "digits and marks of ASCII, without blanks"
+        )
+
+
+def _checked_name(name: str) -> str:
+    if not name or _host_name(name) != name.lower() or any(sign in name for sign in "/*@ "):
+        raise InputError(f"--name {name!r}: give a host's name alone, such as search.example.org")
+    return name.lower()
 
 
 class Refusal(NamedTuple):
@@ -78,10 +121,11 @@ class Refusal(NamedTuple):
 def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | None:
     """Say why a request is not to reach the application; None where it may."""
     host = headers.get("host", "")
-    if rules.hosts is not None and _host_name(host) not in rules.hosts:
-        return Refusal(421, f"this server does not answer to the name {host[:100]!r}")
+    name = _host_name(host)
+    if name not in rules.hosts and not (rules.addresses and _is_address(name)):
+        return Refusal(421, f"this server does not answer to the name {host[:100]!r}; hce serve --name adds one")
     if method in READING:
-        return None
+        return _asked_by_another_site(host, headers)
     return _foreign(host, headers) or _unauthorised(headers, rules)
 
 
@@ -104,36 +148,92 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         guarded = _with_headers(send)
         refused = refusal(scope["method"], headers, self.rules)
+        body: bytes | Refusal | None = b""
         if refused is None and scope["method"] not in READING:
             body = await _body(headers, receive)
-            if isinstance(body, Refusal):
-                refused = body
-            else:
-                receive = _replayed(body, receive)
-        if refused is None:
-            await self._answer(scope, receive, guarded)
-        else:
-            await _refuse(refused, guarded)
+        if refused is None and isinstance(body, Refusal):
+            refused = body
+        if refused is not None:
+            await refuse(refused, guarded)
+        elif isinstance(body, bytes):  # else the asker has gone
+            await self._answer(scope, body, receive, guarded)
 
-    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Let the application answer; a bug in it goes to the log, and the asker learns only that there is one."""
-        has_begun = False
+    async def _answer(self, scope: Any, body: bytes, receive: Receive, send: Send) -> None:
+        """Let the application answer, until the deadline and as long as the asker is there.
 
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
+        A write under way is not called off: it is carried out whole, and only its answer comes too late.
+        """
+        is_reading = scope["method"] in READING
+        seconds = READ_SECONDS if is_reading else WRITE_SECONDS
+        deadline = Deadline(seconds)
+        answer = _Answer(send)
+        gone = asyncio.ensure_future(_gone(receive))
+        work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if is_reading else None))
         try:
-            await self.app(scope, receive, watched)
+            await asyncio.wait({gone, work}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.is_complete:
+                await work
+            elif not work.done() and not gone.done():
+                await answer.refuse(_too_late(seconds, is_reading))
         except asyncio.CancelledError:  # the server has been stopped, and this took too long
-            if not has_begun:
-                await _refuse(Refusal(503, "the server is being stopped"), send)
+            await answer.refuse(Refusal(503, "the server is being stopped"))
+        finally:
+            deadline.call_off()
+            gone.cancel()
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    async def _work(self, scope: Any, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
+        """Let the application answer; a bug in it goes to the log, and the asker learns only that there is one."""
+        try:
+            with deadline.around() if deadline else nullcontext():
+                await self.app(scope, receive, answer.send)
+        except DeadlineError:
+            await answer.refuse(_too_late(READ_SECONDS, True))
         except Exception:
             logger.exception("a bug in hce; please report it")
-            if has_begun:
+            if answer.has_begun:
                 raise
-            await _refuse(Refusal(500, "something went wrong in the server; its log says what"), send)
+            await answer.refuse(Refusal(500, "something went wrong in the server; its log says what"))
+
+
+class _Answer:
+    """What has been sent of an answer.
+
+    Attributes:
+        has_begun: whether any of it has.
+        is_complete: whether all of it has.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = self.is_complete = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        self.has_begun = True
+        await self._send(message)
+        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def refuse(self, refused: Refusal) -> None:
+        """Refuse, if it is not too late for that."""
+        if not self.has_begun:
+            await refuse(refused, self.send)
+
+
+def _too_late(seconds: float, is_reading: bool) -> Refusal:
+    if is_reading:
+        return Refusal(504, f"the answer took longer than {seconds:.0f} s and was given up; ask for fewer documents")
+    return Refusal(
+        504, f"the write took longer than {seconds:.0f} s and may still be carried out; look before a second"
+    )
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the asker goes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _host_name(host: str) -> str:
@@ -141,14 +241,38 @@ def _host_name(host: str) -> str:
     name, _, port = host.rpartition(":")
     if not name or not port.isdigit():
         name = host
-    return name.strip("[]").lower()
+    return name.strip("[]").lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _asked_by_another_site(host: str, headers: dict[str, str]) -> Refusal | None:
+    """Say why reading is refused that a browser does for another site's page; following a link from there is fine.
+
+    Such a page could not see the answer, but have any number of them made.
+    """
+    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if is_link or _is_same_site(host, headers):
+        return None
+    return Refusal(403, "reading from another site's page is not allowed")
+
+
+def _is_same_site(host: str, headers: dict[str, str]) -> bool:
+    """Tell whether a request comes from our own page, or from none."""
+    origin = headers.get("origin")
+    is_ours = origin is None or origin.partition("://")[2] == host
+    return is_ours and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
 def _foreign(host: str, headers: dict[str, str]) -> Refusal | None:
     """Say why a write is refused that a browser sends for another site."""
-    origin = headers.get("origin")
-    same = origin is None or origin.partition("://")[2] == host
-    if not same or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    if not _is_same_site(host, headers):
         return Refusal(403, "writing from another site's page is not allowed")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -168,34 +292,40 @@ def _unauthorised(headers: dict[str, str], rules: Rules) -> Refusal | None:
     return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
 
 
-async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal:
-    """Read a request's body, or say why it is refused: announced or not, it may be neither too large nor too slow."""
+async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal | None:
+    """Read a request's body, or say why it is refused: announced or not, it may be neither too large nor too slow.
+
+    None where the asker has gone before all of it was there.
+    """
     too_large = Refusal(413, f"a request can hold {BODY_BYTES // 2**20} MB at most; send the documents in parts")
     announced = headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > BODY_BYTES:
+    if announced.isdigit() and int(announced[:20]) > BODY_BYTES:
         return too_large
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
             while True:
                 message = await receive()
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > BODY_BYTES:
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > BODY_BYTES:
                     return too_large
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return b"".join(parts)
+                if not message.get("more_body", False):
+                    return bytes(body)
     except TimeoutError:
         return Refusal(408, f"the request took longer than {BODY_SECONDS:.0f} s to arrive")
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Give the application the body that was read, then whatever comes after it."""
+def _replayed(body: bytes, gone: asyncio.Future[None]) -> Receive:
+    """Give the application the body that was read, and then nothing until the asker goes."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
+        if waiting:
+            return waiting.pop()
+        await asyncio.shield(gone)
+        return {"type": "http.disconnect"}
 
     return replay
 
@@ -213,7 +343,8 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-async def _refuse(refused: Refusal, send: Send) -> None:
+def as_message(refused: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return headers and body of a refusal."""
     body = json.dumps({"error": refused.error}).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -222,5 +353,18 @@ async def _refuse(refused: Refusal, send: Send) -> None:
     ]
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if refused.status == 503:
+        headers.append((b"retry-after", b"1"))
+    return headers, body
+
+
+async def refuse(refused: Refusal, send: Send) -> None:
+    """Answer with a refusal."""
+    headers, body = as_message(refused)
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def overloaded(scope: Any, receive: Receive, send: Send) -> None:
+    """Answer as an application that has no room for a request."""
+    await refuse(Refusal(503, "there are too many connections; try again in a moment"), _with_headers(send))

@@ -1,0 +1,145 @@
+"""One connection: how long a request may take to come, an answer to be taken, and how many one address may have.
+
+uvicorn limits connections only all together, and waits for the head of a request, or for someone to take an answer, as
+long as it takes: some hundred connections that do nothing would lock everyone out. Here, who comes when there is no
+room takes the place of the connection that has waited longest for a request, of the same address if that is what has
+too many. A request under way is never given up for that; where there are nothing but those, the answer is 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hce.web.guard import HEADERS, Refusal, as_message, overloaded
+
+CONNECTIONS = 512
+CONNECTIONS_OF_AN_ADDRESS = 256
+HEAD_SECONDS = 10.0  # from the connection, or the last answer, to the end of a request's head
+TAKE_SECONDS = 10.0  # in which someone must take some of an answer that is waiting
+TAKE_BYTES = 8_192  # at least, or all that is left
+HEAD_BYTES = 65_536
+
+
+class Connection(H11Protocol):
+    """The server's side of a connection.
+
+    Attributes:
+        address: of the other side, by which connections are counted; of IPv6 the network, since one machine has many.
+        waiting_since: when it began to wait for a request, by the clock of the event loop; None while there is one.
+    """
+
+    address: str
+    waiting_since: float | None
+    _unsent: int
+    _looked: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, if there is room or can be made."""
+        super().connection_made(transport)
+        self.waiting_since = self._looked = self.loop.time()
+        self._unsent = 0
+        self.address = _network(self.client[0]) if self.client else ""
+        if not self._make_room():
+            self.app = overloaded
+
+    def look(self) -> None:
+        """End the connection if the other side takes too long; the server calls this every second."""
+        now = self.loop.time()
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            self._look_at_unsent(unsent, now)
+            return
+        self._unsent = 0
+        if self.waiting_since is not None and now - self.waiting_since > HEAD_SECONDS:
+            self._give_up_waiting()
+
+    def handle_events(self) -> None:
+        """Take what has arrived."""
+        super().handle_events()
+        self._note_whether_waiting()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        super().on_response_complete()
+        self._note_whether_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; called while the error that says why is handled."""
+        error = sys.exc_info()[1]
+        if getattr(error, "error_status_hint", 400) == 431:
+            self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
+        else:
+            self._refuse(Refusal(400, "this is no valid HTTP/1.1 request"))
+
+    def _make_room(self) -> bool:
+        """End connections that only wait where there are too many; tell whether there is room now."""
+        others: list[Connection] = [each for each in self.connections if each is not self]  # type: ignore[misc]
+        near = [each for each in others if each.address == self.address]
+        for crowd, most in ((near, CONNECTIONS_OF_AN_ADDRESS), (others, CONNECTIONS)):
+            if len(crowd) >= most and not _end_one_of(crowd):
+                return False
+        return True
+
+    def _note_whether_waiting(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = self.loop.time()
+
+    def _look_at_unsent(self, unsent: int, now: float) -> None:
+        """End the connection of someone who does not take an answer, or does so a few bytes at a time."""
+        if not self._unsent:
+            self._unsent, self._looked = unsent, now
+        elif now - self._looked > TAKE_SECONDS:
+            if self._unsent - unsent < TAKE_BYTES:
+                self.end()
+            self._unsent, self._looked = unsent, now
+
+    def _give_up_waiting(self) -> None:
+        has_begun = bool(self.conn.trailing_data[0]) and self.conn.our_state is h11.IDLE
+        if has_begun and not self.transport.is_closing():
+            self._refuse(Refusal(408, f"the head of the request took longer than {HEAD_SECONDS:.0f} s to arrive"))
+        else:
+            self.end()
+
+    def _refuse(self, refused: Refusal) -> None:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way
+            self.end()
+            return
+        headers, body = as_message(refused)
+        headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        events: list[Any] = [h11.Response(status_code=refused.status, headers=headers)]
+        for event in (*events, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def end(self) -> None:
+        """End the connection now, whatever has not been sent."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+
+def _end_one_of(crowd: list[Connection]) -> bool:
+    """End the connection that has waited longest for a request; tell whether there was one."""
+    waiting = [(each.waiting_since, place) for place, each in enumerate(crowd) if each.waiting_since is not None]
+    if waiting:
+        crowd[min(waiting)[1]].end()
+    return bool(waiting)
+
+
+def _network(address: str) -> str:
+    """Return what connections from an address are counted by."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if parsed.version == 4:
+        return address
+    mapped = parsed.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
