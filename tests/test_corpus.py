@@ -1,6 +1,8 @@
 """The same documents and fingerprint from every format; every fault named; any document at any time from any thread."""
 
 import csv
+import errno
+import functools
 import gzip
 import io
 import json
@@ -714,3 +716,59 @@ def test_a_million_lines_in_bounded_memory(tmp_path):
     total, count, last, kilobytes = result.stdout.split()
     assert (total, count, last) == ("1000000", "1000000", "d999999")
     assert int(kilobytes) < 150_000
+
+
+@pytest.mark.parametrize("where", ["a.csv", "-"])
+def test_a_full_folder_for_temporary_files_is_one_line(tmp_path, monkeypatch, where):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "a.csv").write_text("id,text\n1,star\n")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: Full())
+    path = tmp_path / "a.csv"
+    with pytest.raises(
+        InputError, match=r"cannot be copied there \(No space left on device\); make room, or [^\n]*TMPDIR"
+    ):
+        Corpus.load(path) if where != "-" else Corpus.from_records([{"id": "1", "text": "star"}])
+
+
+def test_no_folder_for_temporary_files_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("id,text\n1,star\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(
+        InputError, match=r"nowhere: the documents cannot be copied there \(No such file or directory\)"
+    ):
+        Corpus.load(tmp_path / "a.csv")
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="needs pread")
+def test_a_disk_that_fails_when_a_document_is_fetched_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"_id": "1", "text": "star"}')
+    corpus = Corpus.load(tmp_path / "a.jsonl")
+
+    def failing(*arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(InputError, match=r"a\.jsonl: cannot be read \(Input/output error\)"):
+        corpus[0]
+
+
+def nested(depth):
+    return functools.reduce(lambda value, _: [value], range(depth - 1), ["x"])
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 100_000])
+def test_metadata_that_is_too_deep_is_one_line(tmp_path, depth):
+    (tmp_path / "a.jsonl").write_text(f'{{"_id": "1", "text": "t", "deep": {"[" * depth}{"]" * depth}}}')
+    with pytest.raises(
+        InputError, match=r"a\.jsonl, line 1: (the metadata is nested more than 100 deep|not valid JSON)"
+    ):
+        Corpus.load(tmp_path / "a.jsonl")
+
+
+def test_metadata_may_be_deep():
+    assert len(Corpus.from_records([{"id": "1", "text": "t", "deep": nested(99)}])) == 1
+    with pytest.raises(InputError, match="nested more than 100 deep"):
+        Corpus.from_records([{"id": "1", "text": "t", "deep": nested(100)}])

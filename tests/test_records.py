@@ -6,6 +6,8 @@ import io
 import os
 import subprocess
 import sys
+import tracemalloc
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,8 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hce.data import records
+from hce.data.corpus import Corpus
+from hce.data.judgments import Qrels, read_generated, read_queries
 from hce.data.records import STDIN, decode_line, format_suffix, read_lines, read_records, read_text_folder
 from hce.errors import HceError, InputError, MissingPackageError
+from hce.evaluation.runs import read_run
 
 ROWS = [{"id": "1", "text": "sea ☃"}, {"id": "2", "text": 'a "quoted" word'}]
 JSONL = '{"id": "1", "text": "sea ☃"}\n{"id": "2", "text": "a \\"quoted\\" word"}\n'
@@ -342,3 +348,105 @@ def test_standard_input_by_descriptor(tmp_path):
     finally:
         os.dup2(saved, 0)
         os.close(saved)
+
+
+# ----------------------------------------------------------------------------------------- what is no file, or no end
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+FORMATS = ("a.jsonl", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz")
+
+
+@needs_pipes
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)  # opening it would wait for a writer that never comes
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / name).symlink_to("/dev/zero")
+    for path in (tmp_path / name, tmp_path / "device" / name):
+        with pytest.raises(InputError, match=f"{name}: is a pipe or a device, not a file; to read from one, give -"):
+            list(read_records(path))
+        with pytest.raises(InputError, match="is a pipe or a device"):
+            Corpus.load(path)
+
+
+@needs_pipes
+def test_a_pipe_among_texts_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(InputError, match=r"a\.txt: is a pipe or a device"):
+        list(read_text_folder(tmp_path))
+
+
+@needs_pipes
+def test_pipes_in_the_place_of_queries_judgments_and_runs(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tsv")
+    for read in (read_queries, Qrels.read, read_run, read_generated):
+        with pytest.raises(InputError, match="is a pipe or a device"):
+            read(tmp_path / "pipe.tsv")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "folder/a.txt"])
+def test_a_disk_that_fails_while_reading_is_one_line(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).symlink_to("/proc/self/mem")  # whose first byte gives EIO
+    with pytest.raises(InputError, match=r"^[^\n]*a\.\w+[^\n]*Input/output error[^\n]*$"):
+        list(read_lines(tmp_path / name) if "folder" in name else read_records(tmp_path / name))
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_RECORD", 2_000_000)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(bomb, "wb") as file:
+        file.write(b'{"_id": "a", "text": "short"}\n')
+        for _ in range(100):
+            file.write(b" " * 1_000_000)
+    assert bomb.stat().st_size < 200_000
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"bomb\.jsonl\.gz, line 2: longer than 2 MB; split it, or is this no text"):
+        list(read_records(bomb))
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("cell", ['\n","', "word\n"])
+def test_a_csv_row_without_an_end_is_refused(tmp_path, monkeypatch, cell):
+    monkeypatch.setattr(records, "LONGEST_RECORD", 1_000_000)
+    (tmp_path / "a.csv").write_text('id,text\n1,"' + cell * 400_000)
+    with pytest.raises(InputError, match=r"a\.csv, line \d+: longer than 1 MB"):
+        list(read_records(tmp_path / "a.csv"))
+
+
+def test_long_csv_files_of_short_rows_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_RECORD", 1000)
+    (tmp_path / "a.csv").write_text("id,text\n" + "".join(f'{i},"a\nb"\n' for i in range(500)))
+    assert len(list(read_records(tmp_path / "a.csv"))) == 500
+
+
+def test_a_text_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LONGEST_RECORD", 1_000_000)
+    with gzip.open(tmp_path / "bomb.txt.gz", "wb") as file:
+        file.write(b"line\n" * 400_000)
+    with pytest.raises(InputError, match=r"bomb\.txt\.gz: longer than 1 MB"):
+        list(read_text_folder(tmp_path))
+
+
+def test_links_out_of_a_folder_are_left_out_with_a_warning(tmp_path, caplog):
+    secret, folder = tmp_path / "secret.txt", tmp_path / "texts"
+    secret.write_text("secret")
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("star")
+    (folder / "deep" / "out.txt").symlink_to(secret)
+    (folder / "deep" / "up.txt").symlink_to("../../secret.txt")
+    (folder / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    (folder / "in.txt").symlink_to("a.txt")
+    with caplog.at_level("WARNING"):
+        found = list(read_text_folder(folder))
+    assert [(record.fields["id"], record.fields["text"]) for record in found] == [("a.txt", "star"), ("in.txt", "star")]
+    assert f"left out 3 links that lead out of {folder}" in caplog.text
+
+
+def test_a_folder_that_is_itself_a_link_is_read(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("star")
+    (tmp_path / "link").symlink_to("texts")
+    assert [record.fields["text"] for record in read_text_folder(tmp_path / "link")] == ["star"]

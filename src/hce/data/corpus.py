@@ -14,6 +14,7 @@ import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, overload
@@ -39,6 +40,7 @@ from hce.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+DEEPEST = 100  # levels of metadata
 BEIR_CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 
 
@@ -118,14 +120,16 @@ class Corpus(Sequence[Document]):
     def _spool(cls, records: Iterable[Record], name: str) -> Corpus:
         """Copy documents of any other format to a temporary file, each followed by a line that says where it was."""
         check, lines, position = _Checker(name), _Extents(), 0
-        spool = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115  lives as long as the corpus
+        spool = _temporary_file()
         for record in records:
             document = parse_document(record)
             if check.add(document, record.where):
-                size = spool.write(document.to_json().encode() + b"\n")
-                lines.add(position, size)
-                position += size + spool.write(os.fsencode(record.where) + b"\n")
-        spool.flush()
+                with _spooling():
+                    size = spool.write(document.to_json().encode() + b"\n")
+                    lines.add(position, size)
+                    position += size + spool.write(os.fsencode(record.where) + b"\n")
+        with _spooling():
+            spool.flush()
         documents = _JsonlFile(Path(name), lines, spool)
         return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
 
@@ -155,6 +159,24 @@ class Corpus(Sequence[Document]):
     def texts(self) -> Iterator[str]:
         """Stream what an encoder reads of each document."""
         return (document.full_text for document in self)
+
+
+def _temporary_file() -> IO[bytes]:
+    with _spooling():
+        return tempfile.TemporaryFile(prefix="hce-corpus-")  # lives as long as the corpus
+
+
+@contextmanager
+def _spooling() -> Iterator[None]:
+    """Say in one line that documents cannot be copied to a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        place = tempfile.gettempdir() if tempfile.tempdir is not None else "the folder for temporary files"
+        raise InputError(
+            f"{place}: the documents cannot be copied there ({error.strerror}); make room, or name another folder "
+            "in TMPDIR, or give them as JSONL, which is read in its place"
+        ) from error
 
 
 class _Checker:
@@ -213,10 +235,21 @@ class _Checker:
 
 
 def _canonical_json(metadata: dict[str, Any], where: str) -> str:
+    if _is_deeper(metadata, DEEPEST):
+        raise InputError(f"{where}: the metadata is nested more than {DEEPEST} deep; simplify it")
     try:
         return json.dumps(metadata, sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: the metadata cannot be written as JSON ({error}); simplify it") from error
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Tell whether lists and mappings are nested more than `most` deep; what is, not every reader of JSON can read."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    return most == 0 or any(
+        _is_deeper(each, most - 1) for each in (value.values() if isinstance(value, dict) else value)
+    )
 
 
 def _duplicate(doc_id: str, first: str, second: str) -> InputError:
@@ -276,11 +309,14 @@ class _JsonlFile(Sequence[Document]):
         return os.fsdecode(self.file.readline().rstrip(b"\n"))
 
     def _read(self, start: int, size: int) -> bytes:
-        if hasattr(os, "pread"):  # moves no position, which forked processes share
-            return os.pread(self.file.fileno(), size, start)
-        with self.lock:
-            self.file.seek(start)
-            return self.file.read(size)
+        try:
+            if hasattr(os, "pread"):  # moves no position, which forked processes share
+                return os.pread(self.file.fileno(), size, start)
+            with self.lock:
+                self.file.seek(start)
+                return self.file.read(size)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
 
     def _state(self) -> tuple[int, int]:
         status = os.fstat(self.file.fileno())

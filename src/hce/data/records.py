@@ -1,24 +1,32 @@
 """Records from files: JSONL, CSV, TSV, Parquet, folders of text, standard input, and .gz of each text format.
 
 A record is a mapping of fields with the file and line that it came from, for error messages. This module knows
-encodings and syntax, and nothing of documents or queries.
+encodings and syntax, and nothing of documents or queries. A file is what lies on a disk and ends: a pipe is read from
+standard input only, and no more of anything is held in memory than one record, which has a greatest length.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import errno
 import gzip
 import json
+import logging
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from hce.errors import InputError, MissingPackageError
 
+logger = logging.getLogger(__name__)
+
 STDIN = "-"
+LONGEST_RECORD = 100_000_000  # bytes; what is longer is no document, and a .gz of a few bytes may hold it
 TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet (text formats also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
@@ -74,12 +82,21 @@ def _raw_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
     name, number = shown(path), 0
     with open_bytes(path) as file:
         try:
-            for number, raw in enumerate(file, start=1):
-                yield f"{name}, line {number}", raw
+            for number, raw in enumerate(iter(partial(file.readline, LONGEST_RECORD + 1), b""), start=1):
+                where = f"{name}, line {number}"
+                _refuse_endless(len(raw), where)
+                yield where, raw
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
                 f"{name}: the gzip data is cut off or damaged after line {number} ({error}); copy the file again"
             ) from error
+        except OSError as error:
+            raise unreadable(f"{name}, after line {number}", error) from error
+
+
+def _refuse_endless(size: int, where: str) -> None:
+    if size > LONGEST_RECORD:
+        raise InputError(f"{where}: longer than {LONGEST_RECORD // 1_000_000} MB; split it, or is this no text file?")
 
 
 def decode_line(raw: bytes, where: str) -> str:
@@ -131,21 +148,36 @@ def read_tsv(path: str | Path) -> Iterator[Record]:
 def _csv_rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
     """Stream the rows that hold something, each with the line that it begins on."""
     csv.field_size_limit(2**31 - 1)  # the default refuses fields over 128 KiB, and a document may well be longer
-    rows, first_line = csv.reader(_csv_lines(path), strict=True), 1
+    lines = _CsvLines(path)
+    rows, first_line = csv.reader(lines, strict=True), 1
     try:
         for row in rows:
             if row:
                 yield f"{path}, line {first_line}", row
             first_line = rows.line_num + 1
+            lines.size = 0
     except csv.Error as error:
         raise InputError(f"{path}, line {first_line}: not valid CSV ({error}); check the quotes of this row") from error
 
 
-def _csv_lines(path: str | Path) -> Iterator[str]:
-    mark = codecs.BOM_UTF8
-    for where, raw in _raw_lines(path):
-        yield _decode(raw.removeprefix(mark), where)  # with its line break, which a quoted cell keeps as it is
-        mark = b""  # further down, it may be part of a cell
+class _CsvLines(Iterator[str]):
+    """The lines of a CSV file, with their line breaks, which a quoted cell keeps as they are.
+
+    Attributes:
+        size: bytes of the row under way, which goes on over many lines where a quote is not closed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._lines = _raw_lines(path)
+        self._mark = codecs.BOM_UTF8
+        self.size = 0
+
+    def __next__(self) -> str:
+        where, raw = next(self._lines)
+        self.size += len(raw)
+        _refuse_endless(self.size, where)
+        mark, self._mark = self._mark, b""  # further down, it may be part of a cell
+        return _decode(raw.removeprefix(mark), where)
 
 
 def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str) -> Iterator[Record]:
@@ -167,6 +199,7 @@ def read_parquet(path: str | Path) -> Iterator[Record]:
         raise MissingPackageError(
             f"{path}: reading Parquet needs pyarrow; pip install 'hierarchical-corpus-encoder[parquet]'"
         ) from error
+    _refuse_special(path)
     try:
         with pq.ParquetFile(path) as file:
             number = 0
@@ -182,16 +215,32 @@ def read_parquet(path: str | Path) -> Iterator[Record]:
 def read_text_folder(folder: str | Path) -> Iterator[Record]:
     """Stream a folder's .txt and .md files, deep, in sorted order; hidden ones are passed over.
 
-    The id is the path below the folder, with forward slashes on every system.
+    Links that lead out of the folder are left out with a warning: who gives a folder has that folder in mind. The id
+    is the path below the folder, with forward slashes on every system.
     """
-    folder = Path(folder)
+    folder, outside = Path(folder), []
+    within = os.path.realpath(folder)
     for directory, subfolders, names in os.walk(folder, onerror=_refuse_folder):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             path = Path(directory) / name
-            if format_suffix(path) in TEXT_SUFFIXES and not name.startswith("."):
-                text = "\n".join(line.text for line in read_lines(path))
-                yield Record(str(path), {"id": path.relative_to(folder).as_posix(), "text": text})
+            if format_suffix(path) not in TEXT_SUFFIXES or name.startswith("."):
+                continue
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(within):
+                outside.append(path)
+            else:
+                yield Record(str(path), {"id": path.relative_to(folder).as_posix(), "text": _whole_text(path)})
+    if outside:
+        logger.warning("left out %d links that lead out of %s: %s …", len(outside), folder, outside[0])
+
+
+def _whole_text(path: Path) -> str:
+    lines, size = [], 0
+    for line in read_lines(path):
+        size += line.size
+        _refuse_endless(size, str(path))
+        lines.append(line.text)
+    return "\n".join(lines)
 
 
 def _refuse_folder(error: OSError) -> None:
@@ -209,9 +258,26 @@ def open_bytes(path: str | Path) -> IO[bytes]:
         if str(path) == STDIN:
             return os.fdopen(0, "rb", closefd=False)
         path = Path(path)
+        _refuse_special(path)
         return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _refuse_special(path: str | Path) -> None:
+    """Refuse what is no file on a disk: a pipe may never answer, a device may never end.
+
+    Raises:
+        InputError: it is a pipe, a device or a folder, or is not there.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: is a pipe or a device, not a file; to read from one, give - and redirect it there")
 
 
 _READERS: dict[str, Callable[[str | Path], Iterator[Record]]] = {
