@@ -103,7 +103,8 @@ def test_an_index_keeps_the_facts_and_the_history(folder, tmp_path):
     index = tmp_path / "index"
     index.mkdir()
     keep_facts(folder, index)
-    assert sorted(path.name for path in (index / IN_AN_INDEX).iterdir()) == ["hce.json", "history.jsonl"]
+    names = ["checksums.json", "hce.json", "history.jsonl"]
+    assert sorted(path.name for path in (index / IN_AN_INDEX).iterdir()) == names
     training = read_training(index)
     assert (training.metric, training.before, training.after, training.mix) == (
         *("NDCG@10", {"titles": 0.25}, {"titles": 0.5}, 1.0),

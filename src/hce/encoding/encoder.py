@@ -23,6 +23,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hce.checksums import CHECKSUMS, require_undamaged, write_checksums
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, load_table_of, quiet_transformers
 from hce.encoding.side_by_side import SideBySide, load_ours
@@ -72,6 +73,7 @@ class Encoder:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         prompts: dict[str, str] | None = None,
+        local: bool = False,
     ) -> Encoder:
         """Load "minilm" or "static" (bundled), a directory, or a hub id of any sentence-transformers model.
 
@@ -80,15 +82,17 @@ class Encoder:
             device: where to compute; by default the first GPU, else the CPU.
             dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
             prompts: texts put before each "query" or "document", in place of the model's own.
+            local: stay off the hub; a hub id is then found only if it was downloaded before.
 
         Raises:
             InputError: there is no such model.
+            FormatError: it is a directory with checksums, and a file in it is not as it was written.
             MissingPackageError: a bundled encoder is asked for and not installed.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if dtype is None:
             dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
-        model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec))
+        model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec), local)
         if not isinstance(model[-1], Normalize):
             model.append(Normalize())
         for each in (model, *(model[0].parts[:1] if isinstance(model[0], SideBySide) else ())):
@@ -329,6 +333,7 @@ class Encoder:
         """
         with new_folder(path) as folder, quiet_transformers():
             self.model.save(str(folder), create_model_card=False)
+            write_checksums(folder)
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
         """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
@@ -377,14 +382,17 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_instructions else torch.float32
 
 
-def _load_model(spec: str) -> SentenceTransformer:
+def _load_model(spec: str, local: bool) -> SentenceTransformer:
     is_folder = Path(spec).is_dir()
     if is_folder and not any((Path(spec) / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(f"{spec} is a folder without a model (no modules.json, no config.json)")
+    if is_folder:
+        require_undamaged(Path(spec), f"train or copy the model again, or delete {CHECKSUMS} if the change was meant")
+    local = local or is_folder
     try:
         with quiet_transformers():
-            ours = load_ours(spec, local=is_folder)
-            return ours or SentenceTransformer(spec, device="cpu", local_files_only=is_folder)
+            ours = load_ours(spec, local=local)
+            return ours or SentenceTransformer(spec, device="cpu", local_files_only=local)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         bundled = " or ".join(f"'{name}'" for name in BUNDLED)

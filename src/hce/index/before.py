@@ -8,6 +8,7 @@ nothing is ever encoded twice.
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from hce.encoding.encoder import Encoder
-from hce.errors import HceError
+from hce.errors import HceError, InputError
 from hce.files import open_atomically
 from hce.index.filters import Filter
 from hce.index.index import Index
@@ -143,7 +144,7 @@ class Untrained:
             reason = f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
             self._readiness = Readiness("off", self.spec, reason)
             return
-        encoder = self._encoder = self._encoder or Encoder.load(str(self.spec))
+        encoder = self._encoder = self._encoder or _load_local(str(self.spec))
         known = self._known or VectorsByNumber.read(self.index.path / UNTRAINED_FILE, encoder)
         with self.index.reading() as reader:
             known, total = _still_there(known, reader), reader.moment().documents
@@ -194,8 +195,12 @@ class VectorsByNumber(NamedTuple):
         """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
         try:
             with safe_open(path, "numpy") as file:
-                if (file.metadata() or {}).get("encoder") == encoder.fingerprint:
-                    return cls(file.get_tensor("numbers"), file.get_tensor("vectors"))
+                facts = file.metadata() or {}
+                if facts.get("encoder") == encoder.fingerprint:
+                    known = cls(file.get_tensor("numbers"), file.get_tensor("vectors"))
+                    shapes = (len(known.numbers),), (len(known.numbers), encoder.dim)
+                    if facts.get("checksum") == known.checksum() and tuple(each.shape for each in known) == shapes:
+                        return known
         except (OSError, SafetensorError):
             pass
         return cls(np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
@@ -212,13 +217,32 @@ class VectorsByNumber(NamedTuple):
         """Keep the vectors for the next server; where that is impossible, they are made anew then."""
         try:
             with open_atomically(path, "wb") as file:
-                file.write(save(self._asdict(), {"encoder": encoder.fingerprint}))
+                file.write(save(self._asdict(), {"encoder": encoder.fingerprint, "checksum": self.checksum()}))
         except (HceError, OSError) as error:
             logger.debug("the untrained encoder's vectors are not kept: %s", error)
+
+    def checksum(self) -> str:
+        """Return the checksum of all numbers and vectors."""
+        return str(zlib.crc32(self.vectors.tobytes(), zlib.crc32(self.numbers.tobytes())))
 
     def only(self, kept: np.ndarray) -> VectorsByNumber:
         """Return the rows for which `kept` holds, of shape (N,), bool."""
         return self if kept.all() else VectorsByNumber(self.numbers[kept], self.vectors[kept])
+
+
+def _load_local(spec: str) -> Encoder:
+    """Load the encoder that an index names, from this machine alone: the index may come from a stranger.
+
+    Raises:
+        InputError: it is not on this machine.
+    """
+    try:
+        return Encoder.load(spec, local=True)
+    except InputError as error:
+        raise InputError(
+            f"{spec} is not on this machine, and is not fetched because an index names it; to compare with it, load it "
+            f"once yourself: hce.Encoder.load({spec!r})"
+        ) from error
 
 
 def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:

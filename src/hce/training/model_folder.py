@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
+from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
 from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
@@ -257,6 +258,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         with open_atomically(folder / "README.md") as card:
             card.write(model_card(Path(path).name, facts))
         write_json(folder / FACTS, asdict(facts))
+        write_checksums(folder)
 
 
 def model_card(name: str, facts: ModelFacts) -> str:
@@ -304,6 +306,7 @@ def keep_facts(folder: str | Path, index: Path) -> None:
     for name in (FACTS, HISTORY):
         if (Path(folder) / name).is_file():
             shutil.copyfile(Path(folder) / name, index / IN_AN_INDEX / name)
+    write_checksums(index / IN_AN_INDEX)
 
 
 def read_training(index: Path) -> Training | None:
