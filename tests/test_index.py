@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +37,7 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
 from hce.index import live
+from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.tree.hierarchy import Hierarchy
@@ -734,3 +741,261 @@ def test_a_few_kills(tmp_path):
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "lost, halved or unopenable: 0" in run.stdout
+
+
+# ------------------------------------------------------------------------------------------------- hard to hurt
+
+
+def ids_of(hits: list[hce.Hit]) -> list[str]:
+    return [hit.id for hit in hits]
+
+
+def forked(work) -> tuple[int, int]:
+    """Do some work in a forked process; return its number, and the end of a pipe that says what it returned."""
+    listen, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that waits for ever is killed
+        try:
+            answer = work()
+        except BaseException as error:
+            answer = repr(error)
+        os.write(say, json.dumps(answer).encode())
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(say)
+    return child, listen
+
+
+def answer_of(child: int, listen: int):
+    os.waitpid(child, 0)
+    with os.fdopen(listen) as pipe:
+        return json.loads(pipe.read())
+
+
+def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
+    index.add([Document("before", "w170 w171")])
+    assert index.search("w170 w171", 1)[0].id == "before"  # the words are a private copy from now on
+    go, gone = os.pipe()
+
+    def work():
+        os.read(go, 1)
+        count = index.add([Document("child's", "w180 w181")])
+        found = [ids_of(index.search(text, 1, mode="words")) for text in ("w180 w181", "w170 w171")]
+        del index._words._part
+        return [count, *found]
+
+    child, listen = forked(work)
+    index.add([Document("parent's", "w190 w191")])
+    assert ids_of(index.search("w190 w191", 1, mode="words")) == ["parent's"]
+    os.write(gone, b"!")
+    assert answer_of(child, listen) == [1, ["child's"], ["before"]]
+    assert ids_of(index.search("w180 w181", 1)) == ["child's"]
+    index.add([Document("last", "w185 w186")])  # in the private copy, which the child has not deleted
+    assert ids_of(index.search("w185 w186", 1, mode="words")) == ["last"]
+    assert len(index.search("w170 w180 w185 w190", 10, mode="words")) >= 4
+    index.close()
+    with Index.open(index.path, encoder) as again:
+        assert len(again) == 244
+
+
+def test_a_process_forked_while_others_search_does_not_wait_for_them(index):
+    index.search("star", 1)
+    with index._words._lock.alone(), index._engine._lock.alone(), index._for_queries._lock:
+        child, listen = forked(lambda: ids_of(index.search("star red", 3)))
+        found = answer_of(child, listen)
+    assert found == ids_of(index.search("star red", 3))
+
+
+def test_a_replaced_folder_is_neither_written_to_nor_read(index, made):
+    index.search("star", 1)
+    shutil.rmtree(index.path)
+    shutil.copytree(made, index.path)
+    works = (lambda: index.add([Document("x", "t")]), lambda: index.remove(["star-red-0"]), index.rebuild)
+    for work in (*works, lambda: index.search("star"), index.status):
+        with pytest.raises(InputError, match="was replaced by another one since it was opened; open it again"):
+            work()
+
+
+@pytest.mark.parametrize("file", ["numbers.npy", "hierarchy.safetensors", "labels.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "missing"])
+@pytest.mark.parametrize("engine", ["flat", "tree"])
+def test_a_damaged_tree_is_grown_again(index, encoder, caplog, file, damage, engine):
+    if (file, damage) == ("labels.json", "missing"):
+        return  # the names are a part that a tree may be without
+    path = index.path / "hierarchy" / file
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: 0 if damage == "empty" else path.stat().st_size // 2])
+    with Index.open(index.path, encoder) as opened:
+        status = opened.status()
+        assert status.tree_levels == 0
+        assert "'hce rebuild " in caplog.messages[0]
+        assert opened.drift().verdict == "unknown"
+        opened.rebuild(engine=engine)
+        assert (opened.status().tree_levels, opened.status().pending) == (3, 0)
+        assert opened.tree.hierarchy.names is not None
+        np.testing.assert_array_equal(opened.tree.numbers, opened.vectors()[0])
+    with Index.open(index.path, encoder) as opened:
+        assert len(opened.tree.hierarchy) == 240
+        assert len(opened.search("star red", 5)) == 5
+
+
+def test_all_of_a_tree_is_on_disk_before_the_manifest_names_it(index, monkeypatch):
+    synced, fsync, written = set(), os.fsync, []
+
+    def remember(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def write(self, folder, write=Manifest.write):
+        tree = folder / self.hierarchy
+        written.append({path.name: path.stat().st_ino in synced for path in [tree, *tree.iterdir()]})
+        write(self, folder)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    monkeypatch.setattr(Manifest, "write", write)
+    index.remove(["star-red-0"])
+    index.rebuild()
+    assert all(written[0].values())
+    assert {"hierarchy-2", "numbers.npy", "hierarchy.safetensors", "labels.json", "manifest.json"} <= written[0].keys()
+
+
+def test_a_handle_from_before_a_rebuild_does_not_bring_the_old_engine_back(index, encoder, monkeypatch):
+    monkeypatch.setattr(live, "ROWS_BEHIND", 2)
+    monkeypatch.setattr(live, "SHARE_BEHIND", 0)
+    with Index.open(index.path, encoder) as old:
+        old.search("star", 1)
+        index.rebuild(engine="tree", dtype="float16")
+        old.add([Document(f"x{i}", f"w{i} w{i + 1}") for i in range(5)])
+        assert len(old.search("star", 300, mode="dense")) == 245
+    (snapshot,) = (index.path / "engine").iterdir()
+    saved = read_json(snapshot / "snapshot.json")
+    assert (saved["engine"], saved["dtype"]) == ("tree", "float16")
+    with Index.open(index.path, encoder) as again:
+        assert again.status().pending == 5
+        again.search("star", 1)  # who has the engine that the index names goes on writing it
+        assert again.status().pending == 0
+
+
+def test_status_beside_rebuilds(index, encoder):
+    failures, stop = [], threading.Event()
+
+    def look() -> None:
+        try:
+            while not stop.is_set():
+                with Index.open(index.path, encoder) as opened:
+                    for _ in range(3):
+                        assert opened.status().tree_levels == 3
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(15):
+        index.update([Document("changing", f"w{number}")])
+        index.rebuild()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_words_that_another_process_has_replaced_meanwhile_are_read_anew(index, encoder):
+    with Index.open(index.path, encoder) as other:
+        other.search("star", 1)  # by the snapshot that is there
+        index.add([Document("x", "w170 w171")])
+        index.rebuild()  # which is gone now
+        index.add([Document("y", "w180 w181")])
+        assert ids_of(other.search("w170 w171", 1, mode="words")) == ["x"]
+        assert ids_of(other.search("w180 w181", 1, mode="words")) == ["y"]
+        assert len(other.search("star", 300)) == 242
+
+
+def test_a_rebuild_forgets_what_nobody_needs(index, encoder):
+    for number in range(20):
+        index.update([Document("changing", f"w{number}")])
+    index.remove(["star-red-0", "star-red-1"])
+    before = index.status()
+    with Index.open(index.path, encoder) as other:
+        assert len(other.search("star", 300)) == 239
+        tree = other.tree
+        index.remove(["star-red-2", "changing"])
+        index.rebuild()
+        assert len(other.search("star", 300)) == 237  # though nobody says any more what was removed since
+        index.remove(["star-red-3"])
+        assert len(other.search("star", 300)) == 236
+        with other.reading() as reader:
+            places = Places.now(tree, reader)
+            assert sorted(places.numbers.tolist()) == reader.numbers().tolist() == other.vectors()[0].tolist()
+    queries = ("SELECT count(*) FROM changes", "SELECT count(*) FROM removed")
+    with closing(sqlite3.connect(index.path / "documents.sqlite")) as connection:
+        counts = [connection.execute(query).fetchone()[0] for query in queries]
+    assert counts == [2, 5]  # of the 24 changes the last two; of the 24 removed those of the first 240, and the last
+    status = index.status()
+    assert (before.removed, status.removed) == (2, 4)
+    assert (before.added, status.added) == (1, 0)
+
+
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+@pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="needs Linux's list of open files")
+def test_indexes_that_nobody_closed_leave_no_descriptors(index, encoder):
+    gc.collect()
+    gc.disable()
+    try:
+        counts = []
+        for _ in range(6):
+            opened = Index.open(index.path, encoder)
+            opened.search("star", 1)
+            opened.status()
+            del opened
+            counts.append(len(list(DESCRIPTORS.iterdir())))
+        assert counts[1:] == counts[:-1]
+    finally:
+        gc.enable()
+
+
+READING = """
+import logging, os, sys
+from hce.index.index import Index
+from hce.errors import HceError
+import hce.search.flat
+logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
+with Index.open(sys.argv[1]) as index:
+    index.encoder
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may write anywhere
+with Index.open(sys.argv[1]) as index:
+    for mode in ("words", "dense", "hybrid"):
+        print(*(hit.id for hit in index.search("star red w3", 3, mode=mode)))
+    print(index.status().documents, index.status().tree_levels, index.status().pending)
+    try:
+        index.remove(["star-red-0"])
+    except HceError as error:
+        print(error)
+"""
+
+
+def test_who_may_not_write_searches(index):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "index"
+        Path(name).chmod(0o755)
+        expected = [
+            " ".join(ids_of(index.search("star red w3", 3, mode=mode))) for mode in ("words", "dense", "hybrid")
+        ]
+        index.close()
+        shutil.copytree(index.path, folder)
+        everything = [folder, *folder.rglob("*")]
+        assert all(path.stat().st_mode & 0o044 == 0o044 for path in everything)  # as the umask has it
+        for path in everything:
+            path.chmod(path.stat().st_mode & ~0o222)
+        run = subprocess.run([sys.executable, "-c", READING, str(folder)], capture_output=True, text=True, check=False)
+        for path in everything:
+            path.chmod(path.stat().st_mode | 0o200)
+    *lines, last = run.stdout.splitlines()
+    assert lines == [*expected, "240 3 0"], run.stdout + run.stderr
+    assert last.startswith(f"{folder}: attempt to write a readonly database; nothing was changed")

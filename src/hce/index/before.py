@@ -246,7 +246,7 @@ def _load_local(spec: str) -> Encoder:
 
 
 def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:
-    return known.only(~np.isin(known.numbers, reader.removed_since(0)))
+    return known.only(np.isin(known.numbers, reader.numbers()))
 
 
 class Worker(Thread):

@@ -116,7 +116,7 @@ class Places(NamedTuple):
     def now(cls, tree: NumberedHierarchy, reader: Reader) -> Places:
         """Find the places of the documents that a reader sees."""
         hierarchy = tree.hierarchy
-        kept = ~np.isin(tree.numbers, reader.removed_since(0))
+        kept = np.isin(tree.numbers, reader.numbers())
         later, vectors = reader.vectors(after=int(tree.numbers.max()))
         numbers = np.concatenate([tree.numbers[kept], later])
         leaf = np.concatenate([hierarchy.document_parent[kept], hierarchy.walk(vectors)[-1][:, 0]])

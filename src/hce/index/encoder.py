@@ -10,6 +10,7 @@ import numpy as np
 
 from hce.encoding.encoder import Encoder, Kind
 from hce.errors import FormatError, InputError
+from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
 
 ENCODER_FOLDER = "encoder"
@@ -22,6 +23,11 @@ class CarriedEncoder:
         self.index = index
         self.manifest = manifest
         self._encoder = given
+        self._lock = Lock()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Wait for no thread of the parent, in a process that was just forked."""
         self._lock = Lock()
 
     def get(self) -> Encoder:

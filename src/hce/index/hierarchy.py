@@ -6,6 +6,7 @@ says which one counts.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Reader
 from hce.tree.hierarchy import NUMBERS, Hierarchy
 from hce.tree.names import name_nodes
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
 
@@ -49,6 +52,20 @@ class NumberedHierarchy(NamedTuple):
         return cls(hierarchy, numbers)
 
 
+def load_tree(index: Path) -> NumberedHierarchy | None:
+    """Read the tree that the manifest names; None where it names none, or a damaged one, of which a line is logged."""
+    name = Manifest.read(index).hierarchy
+    while name is not None:
+        try:
+            return NumberedHierarchy.load(index / name)
+        except FormatError as error:
+            known, name = name, Manifest.read(index).hierarchy
+            if name == known:  # else another process has just rebuilt the index
+                logger.warning("%s (it is left out until 'hce rebuild %s' grows it anew)", error, index)
+                return None
+    return None
+
+
 def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
     """Grow a tree and name its nodes; None where there are too few documents for one."""
     if len(vectors) < 2:
@@ -63,7 +80,7 @@ def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = Non
 def regrow_tree(index: Path, name: str, reader: Reader) -> str | None:
     """Have a tree of the documents there are now, and return its folder: `name` where that is such a tree already."""
     numbers, vectors = reader.vectors()
-    if np.array_equal(NumberedHierarchy.load(index / name).numbers, numbers):
+    if _is_of(index / name, numbers):
         return name
     tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
     if tree is None:
@@ -72,6 +89,14 @@ def regrow_tree(index: Path, name: str, reader: Reader) -> str | None:
     shutil.rmtree(index / name, ignore_errors=True)
     NumberedHierarchy(tree, numbers).save(index / name)
     return name
+
+
+def _is_of(folder: Path, numbers: np.ndarray) -> bool:
+    """Tell whether a tree is whole, and of just the documents with these numbers."""
+    try:
+        return np.array_equal(NumberedHierarchy.load(folder).numbers, numbers)
+    except FormatError:
+        return False
 
 
 def delete_other_trees(index: Path, named: str | None) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args, overload
 
@@ -25,7 +26,7 @@ from hce.index.create import HierarchyChoice, create_index
 from hce.index.drift import Drift, measure_drift
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
-from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, regrow_tree
+from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, load_tree, regrow_tree
 from hce.index.live import EngineBuilder, Live, PassagesBuilder, WordsBuilder
 from hce.index.manifest import FORMAT, IndexStatus, Manifest, size_on_disk
 from hce.index.passages import Cutter
@@ -486,12 +487,12 @@ class Index:
     def tree(self) -> NumberedHierarchy | None:
         """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
         if self._tree is None:
-            self._tree = self._load_tree()
+            self._tree = load_tree(self.path)
         return self._tree
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names; loads neither encoder nor engine."""
-        manifest = self.manifest
+        manifest, tree = self.manifest, self.tree
         with self._store.reading() as reader:
             moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
             pending = self._engine.pending(reader)
@@ -510,7 +511,7 @@ class Index:
             engine=self._engine_builder.engine,
             dtype=manifest.dtype,
             pending=pending,
-            tree_levels=self.tree.hierarchy.depth if self.tree else 0,
+            tree_levels=tree.hierarchy.depth if tree else 0,
             bytes=size_on_disk(self.path),
             format=manifest.format,
         )
@@ -550,8 +551,9 @@ class Index:
     def rebuild(self, engine: str | None = None, dtype: str | None = None) -> None:
         """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
 
-        Also gives the space of removed documents back. The documents stay as they are, and so does the encoder. Of an
-        index of format 1, whose long documents were read from the beginning only, these are read in passages now.
+        Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
+        as they are, and so does the encoder. Of an index of format 1, whose long documents were read from the beginning
+        only, these are read in passages now.
 
         Args:
             engine: another engine from now on.
@@ -565,7 +567,7 @@ class Index:
         codec_of(dtype or self.manifest.dtype)
         self._store.compact()
         window = self._read_in_passages()
-        with self._store.writing() as writer:  # no document is written to it; it keeps others from writing
+        with self._store.writing() as writer:  # no document is written; it keeps others from writing
             writer.add_checksums()
             known = Manifest.read(self.path)  # which another process may have changed
             delete_other_trees(self.path, known.hierarchy)
@@ -579,6 +581,7 @@ class Index:
             if writer.has_passages():
                 self._passages.rebuild(writer, self._new_passages_builder())
             self._words.rebuild(writer, WordsBuilder(manifest.language))
+            writer.forget(manifest.documents)
             delete_other_trees(self.path, grown)
 
     # ------------------------------------------------------------------------------------------------- internals
@@ -631,15 +634,12 @@ class Index:
         return cast(EngineBuilder, self._engine.builder)
 
     def _new_engine_builder(self, engine: str, dtype: str) -> EngineBuilder:
-        return EngineBuilder(engine, dtype, self.manifest.dim, self._load_tree)
+        # Not by a method: an index that refers to itself would keep its files open until the garbage is collected.
+        return EngineBuilder(engine, dtype, self.manifest.dim, partial(load_tree, self.path))
 
     def _new_passages_builder(self) -> PassagesBuilder:
         present = self._engine_builder
         return PassagesBuilder(present.engine, present.dtype, present.dim)
-
-    def _load_tree(self) -> NumberedHierarchy | None:
-        name = Manifest.read(self.path).hierarchy  # another process may have rebuilt the index
-        return NumberedHierarchy.load(self.path / name) if name else None
 
 
 @dataclass(frozen=True)

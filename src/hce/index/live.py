@@ -11,7 +11,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Condition
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -20,9 +20,11 @@ import numpy as np
 
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
+from hce.index.connections import heed_forks
 from hce.index.hierarchy import NumberedHierarchy
+from hce.index.manifest import Manifest
 from hce.index.store import Moment, Reader, Store
-from hce.search.engine import FILES, Engine, load_engine, new_engine
+from hce.search.engine import ENGINES, FILES, Engine, load_engine, new_engine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
@@ -40,10 +42,12 @@ class Builder(Protocol[Part]):
 
     Attributes:
         folder: where its snapshots are, below the index.
+        in_memory: whether the part is nothing but memory, which a forked process has too.
         identity: what a snapshot must be of to stand in for the part.
     """
 
     folder: ClassVar[str]
+    in_memory: ClassVar[bool]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -87,6 +91,7 @@ class EngineBuilder:
     dim: int
     tree: Callable[[], NumberedHierarchy | None]
     folder: ClassVar[str] = "engine"
+    in_memory: ClassVar[bool] = True
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -132,6 +137,7 @@ class PassagesBuilder:
     dtype: str
     dim: int
     folder: ClassVar[str] = "passages"
+    in_memory: ClassVar[bool] = True
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -164,6 +170,7 @@ class WordsBuilder:
 
     language: str
     folder: ClassVar[str] = "words"
+    in_memory: ClassVar[bool] = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -199,6 +206,13 @@ class Live(Generic[Part]):
         self._part: Part | None = None
         self._moment: Moment | None = None
         self._behind = 0  # additions and removals that are not in the snapshot on disk
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Wait for no thread of the parent, and share no files with it, in a process that was just forked."""
+        self._lock = SharedLock()
+        if not self.builder.in_memory:
+            self._part = self._moment = None
 
     @property
     def folder(self) -> Path:
@@ -242,16 +256,27 @@ class Live(Generic[Part]):
         """Bring the part to `moment`; an interruption leaves none rather than half of one."""
         part, known = self._part, self._moment
         self._part = self._moment = None
-        if part is None or known is None:
-            part, known = self._loaded(reader)
-        if known.change != moment.change:
-            gone = reader.removed_since(known.change)
-            self._behind += self.builder.add(part, reader, known.last) + len(gone)
-            if len(gone):
-                part.remove(gone)
+        while True:
+            # A rebuild forgets what was removed before it, and what the store was like then.
+            if part is None or known is None or reader.moment_at(known.change, known.token) is None:
+                part, known = self._loaded(reader)
+            try:
+                self._follow(part, reader, known, moment)
+                break
+            except FormatError:  # another process has replaced the snapshot that this part still read from
+                part = None
         self._part, self._moment = part, moment
         if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(part)):
             self._try_to_save()
+
+    def _follow(self, part: Part, reader: Reader, known: Moment, moment: Moment) -> None:
+        """Bring a part from one moment to a later one."""
+        if known.change == moment.change:
+            return
+        gone = reader.removed_since(known.change)
+        self._behind += self.builder.add(part, reader, known.last) + len(gone)
+        if len(gone):
+            part.remove(gone)
 
     def _loaded(self, reader: Reader) -> tuple[Part, Moment]:
         """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
@@ -297,9 +322,16 @@ class Live(Generic[Part]):
         except (HceError, OSError) as error:
             logger.debug("no snapshot was written: %s", error)
 
+    def _is_wanted(self) -> bool:
+        """Tell whether the index is still to have such a part: another process may have rebuilt it with another."""
+        named = asdict(Manifest.read(self.store.path.parent))
+        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
+            del named["engine"]
+        return all(named.get(name, value) == value for name, value in self.builder.identity.items())
+
     def _save(self) -> None:
         part, moment = self._part, self._moment
-        if part is None or moment is None:
+        if part is None or moment is None or not self._is_wanted():
             return
         target = self.folder / f"{moment.change:012d}"
         self._delete([target])

@@ -7,6 +7,7 @@ may come from a stranger: it can name nothing outside of the index's folder.
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from dataclasses import asdict, dataclass
@@ -172,8 +173,9 @@ def _checksum(values: dict[str, Any]) -> int:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Count the bytes of all files in a folder."""
-    return sum(map(_size, folder.rglob("*")))
+    """Count the bytes of all files in a folder, in which others may be writing and deleting meanwhile."""
+    # Other than Path.rglob, os.walk passes over folders that are gone by the time it comes to them.
+    return sum(_size(Path(place) / name) for place, _, names in os.walk(folder) for name in names)
 
 
 def _size(path: Path) -> int:

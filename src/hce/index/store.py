@@ -227,6 +227,11 @@ class Reader:
         for number, vector, *row in self._connection.execute(query, (after,)):
             yield Entry(number, _document(*row), np.frombuffer(vector, dtype="<f4"))
 
+    def numbers(self) -> np.ndarray:
+        """Return the numbers of all documents, rising, of shape (N,), int64."""
+        rows = self._connection.execute("SELECT number FROM documents")  # by way of a small index, in its order
+        return np.sort(np.fromiter((number for (number,) in rows), dtype=np.int64))
+
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
         count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
@@ -306,7 +311,7 @@ class Reader:
         return PassageVectors(np.array(numbers, np.int64), np.array(documents, np.int64), vectors)
 
     def removed_since(self, change: int) -> np.ndarray:
-        """Return the numbers taken out by later writes than this one."""
+        """Return the numbers taken out by later writes than this one, which `moment_at` must know of."""
         rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
         return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
@@ -417,6 +422,16 @@ class Writer(Reader):
         places = ", ".join("?" * len(columns))
         query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608  all three are from here
         self._connection.executemany(query, rows)
+
+    def forget(self, documents: int) -> None:
+        """Delete what is known of earlier moments, for which nothing derived is kept any more.
+
+        Args:
+            documents: how many there were at creation; which of these were removed stays known, and is counted.
+        """
+        change = self._before.change
+        self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
+        self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
         """Find what stood against inserting these: an id that comes twice, or else their metadata."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from hce.checksums import CHECKSUMS, damage_in, write_checksums
 from hce.data.terms import analyzer, checked_language, spelled_out, terms
 from hce.deadline import check
 from hce.errors import FormatError
+from hce.files import ScratchFolder
 
 WORD = re.compile(r"\w+")
 BODY, NUMBER, ANALYZER = "body", "number", "words"
@@ -54,7 +54,7 @@ class Words:
 
     FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 2"  # type: ignore[attr-defined]
 
-    def __init__(self, folder: Path, language: str, private: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def __init__(self, folder: Path, language: str, private: ScratchFolder | None = None) -> None:
         self.language = checked_language(language)
         self._folder = folder
         self._private = private  # where changes may be made; deleted along with this object
@@ -65,8 +65,8 @@ class Words:
     def new(cls, language: str = "english") -> Words:
         """Make an index of words without a text."""
         private = _private_folder()
-        _opened(Path(private.name), checked_language(language), new=True)
-        return cls(Path(private.name), language, private)
+        _opened(private.path, checked_language(language), new=True)
+        return cls(private.path, language, private)
 
     @classmethod
     def load(cls, folder: Path, language: str) -> Words:
@@ -78,15 +78,25 @@ class Words:
         try:
             if damaged := damage_in(folder):
                 raise FormatError("; ".join(damaged))
-            return cls(folder, language)
+            return cls._readable(folder, language)
         except BaseException as error:
             if isinstance(error, (ValueError, OSError, FormatError)) or type(error).__name__ == "PanicException":
                 raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
             raise
 
+    @classmethod
+    def _readable(cls, folder: Path, language: str) -> Words:
+        """Open a folder, or a private copy where that cannot be: tantivy writes a lock into what it reads."""
+        try:
+            return cls(folder, language)
+        except (ValueError, OSError):
+            private = _private_folder()
+            _copy(folder, private.path)
+            return cls(private.path, language, private)
+
     def save(self, folder: Path) -> None:
         """Write the index into an existing, empty folder."""
-        self._copy_to(folder)
+        _copy(self._folder, folder)
         write_checksums(folder)
 
     def __len__(self) -> int:
@@ -169,18 +179,21 @@ class Words:
         order = np.lexsort((numbers, -scores))
         return Matches(numbers[order], scores[order])
 
-    def _copy_to(self, folder: Path) -> None:
-        left_out = shutil.ignore_patterns("*.lock", CHECKSUMS, "snapshot.json")
-        shutil.copytree(self._folder, folder, dirs_exist_ok=True, ignore=left_out)
-
     @contextmanager
     def _changing(self) -> Iterator[Any]:
-        """Yield a writer on a private copy; what is written is searched afterwards."""
+        """Yield a writer on a private copy; what is written is searched afterwards.
+
+        Raises:
+            FormatError: the snapshot to copy has been replaced by another process.
+        """
         if self._private is None:
-            self._private = _private_folder()
-            self._copy_to(Path(self._private.name))
-            self._folder = Path(self._private.name)
-            self._index = _opened(self._folder, self.language)
+            private = _private_folder()
+            try:
+                _copy(self._folder, private.path)
+                self._index = _opened(private.path, self.language)
+            except (FileNotFoundError, ValueError) as error:
+                raise FormatError(f"{self._folder}: the index of words is gone; load the one that is there") from error
+            self._private, self._folder = private, private.path
         writer = self._index.writer(HEAP, 1)
         yield writer
         writer.commit()
@@ -194,8 +207,15 @@ def _among(found: Matches, allowed: np.ndarray) -> Matches:
     return Matches(found.numbers[kept], found.scores[kept])
 
 
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="hce-words-")
+def _private_folder() -> ScratchFolder:
+    return ScratchFolder("hce-words-")
+
+
+def _copy(folder: Path, new: Path) -> None:
+    """Copy tantivy's files into a folder that is there."""
+    for file in folder.iterdir():
+        if file.suffix != ".lock" and file.name not in (CHECKSUMS, "snapshot.json"):
+            shutil.copyfile(file, new / file.name)
 
 
 def _opened(folder: Path, language: str, *, new: bool = False) -> Any:
