@@ -618,9 +618,7 @@ def test_the_log_is_copied_only_while_nobody_can_write(store, tmp_path, monkeypa
 READING = """
 import os, sys
 from hce.errors import HceError
-from hce.data.documents import Document
 from hce.index.store import Store
-import numpy as np
 if os.geteuid() == 0:
     os.setuid(65534)  # root may write anywhere
 store = Store(sys.argv[1], 4)
@@ -633,8 +631,8 @@ try:
             print(*(entry.document.id for entry in reader.entries()), flush=True)
             if step == "hold":
                 sys.stdin.readline()
-    with store.writing() as writer:
-        writer.insert([Document("mine", "t")], np.ones((1, 4), np.float32))
+    with store.writing():
+        print("locks nobody out")
 except HceError as error:
     print(error)
 """
@@ -708,3 +706,57 @@ def test_who_only_reads_sees_what_others_write(unwritable):
     store.close()
     output, _ = reader.communicate("\n")
     assert output.splitlines() == [f"{unwritable}: someone wrote to this index while it was read; try again"]
+
+
+def test_a_full_disk_can_be_read_from(store, tmp_path):
+    add(store, "a")
+    store.close()
+    code = """
+import resource, sys
+from hce.errors import HceError
+from hce.index.store import Store
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # the system refuses to write anything, as a full disk does
+store = Store(sys.argv[1], 4)
+with store.reading() as reader:
+    print(*(entry.document.id for entry in reader.entries()))
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    assert run.stdout == "a\n"
+
+
+WRITING = """
+import sys
+import numpy as np
+from hce.data.documents import Document
+from hce.errors import WriterBusyError
+from hce.index import store as tables
+tables.LOG_BYTES = 100_000  # so that the log is copied and begun anew every few writes
+store = tables.Store(sys.argv[1], 4)
+sys.stdin.readline()
+for number in range(60):
+    with store.writing(wait=60) as writer:
+        writer.insert([Document(f"{sys.argv[2]}{number}", "text " * 200)], np.ones((1, 4), np.float32))
+    with store.reading() as reader:
+        assert reader.moment().documents == len(reader.numbers())
+    print(f"{sys.argv[2]}{number}", flush=True)
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing(store, tmp_path):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITING, str(tmp_path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "abc"
+    ]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    acknowledged = [name for process in processes for name in process.communicate()[0].split()]
+    assert len(acknowledged) == 180
+    assert sorted(doc_id for _, doc_id in contents(store)) == sorted(acknowledged)
+    with store._connections.lend() as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -91,6 +91,10 @@ class Connections:
         finally:
             self._take_back(connection)
 
+    def can_write(self, connection: Connection) -> bool:
+        """Tell whether there is a right to write; SQLite itself finds out only when it writes, and locks nobody out."""
+        return connection.stamp is None and os.access(self._path, os.W_OK)
+
     def close(self) -> None:
         """Let go of the file."""
         self._closed = True
