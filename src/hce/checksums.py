@@ -6,16 +6,19 @@ and reads 2.8 GB a second (docs/LOG.md). They are for accidents: who changes a f
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from hce.errors import FormatError
 from hce.files import read_json, write_json
 from hce.progress import Advance
 
 CHECKSUMS = "checksums.json"
+SEAL = "checksum"
 FOR_PEOPLE = {"README.md"}  # which they may change as they like
 BYTES_AT_ONCE = 1 << 22
 
@@ -66,6 +69,17 @@ def require_undamaged(folder: Path, remedy: str) -> None:
         raise FormatError(f"{folder}: damaged ({damaged[0]}){more}; {remedy}")
 
 
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a small JSON file along with their checksum."""
+    return {**values, SEAL: _checksum_of(values)}
+
+
+def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
+    """Return the values without their checksum, and whether they are as they were; None where that is not known."""
+    rest = {name: value for name, value in values.items() if name != SEAL}
+    return rest, values[SEAL] == _checksum_of(rest) if SEAL in values else None
+
+
 def files_in(folder: Path) -> dict[str, Path]:
     """Return the regular files in a folder and below, by their path below it; links to folders are not followed."""
     found = {}
@@ -84,6 +98,10 @@ def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
             value = zlib.crc32(block, value)
             advance(len(block))
     return value
+
+
+def _checksum_of(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def _readable_checksum(path: Path, advance: Advance) -> int | None:

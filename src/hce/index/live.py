@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from hce.checksums import sealed, unsealed
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
 from hce.index.connections import heed_forks
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 # A snapshot is written anew when it is behind by this share of the documents, and by so many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
+SNAPSHOT = "snapshot.json"
 
 
 class Builder(Protocol[Part]):
@@ -306,13 +308,27 @@ class Live(Generic[Part]):
         """Yield the snapshots that stand in for the part, the newest first, with their moments of this store."""
         for folder in sorted(self._snapshots(), reverse=True):
             try:
-                saved = read_json(folder / "snapshot.json")
-                is_the_same = self.builder.identity.items() <= saved.items()
+                saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
+                is_the_same = is_as_written is not False and self.builder.identity.items() <= saved.items()
                 moment = reader.moment_at(saved["change"], saved["token"]) if is_the_same else None
             except (FormatError, KeyError):
                 continue
             if moment is not None:
                 yield folder, moment
+
+    def ahead(self) -> Path | None:
+        """Return a snapshot of a moment that the store does not know yet: it has lost writes then. Else None."""
+        for folder in self._snapshots():
+            try:
+                saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
+            except FormatError:
+                continue
+            with self.store.reading() as reader:  # of a moment after the snapshot was read
+                now = reader.moment()
+            is_of_this_moment = saved.get("change") == now.change and saved.get("token") == now.token
+            if is_as_written and saved["change"] >= now.change and not is_of_this_moment:
+                return folder
+        return None
 
     def _try_to_save(self) -> None:
         """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
@@ -338,7 +354,7 @@ class Live(Generic[Part]):
         with new_folder(target) as folder:
             part.save(folder)
             saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
-            write_json(folder / "snapshot.json", saved)
+            write_json(folder / SNAPSHOT, sealed(saved))
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hce._version import __version__
+from hce.checksums import sealed, unsealed
 from hce.errors import FormatError
 from hce.files import checked_fields, read_json, write_json
 from hce.search.fusion import TRANSFORMER_SHARE
@@ -71,8 +72,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Put the manifest into the index's folder, atomically."""
-        values = asdict(self)
-        write_json(folder / MANIFEST_FILE, {**values, "checksum": _checksum(values)})
+        write_json(folder / MANIFEST_FILE, sealed(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -83,7 +83,7 @@ class Manifest:
         """
         if not (folder / MANIFEST_FILE).is_file():
             raise FormatError(f"{folder}: no index there ({MANIFEST_FILE} is missing); 'hce index' makes one")
-        values = read_json(folder / MANIFEST_FILE)
+        values, is_as_written = unsealed(read_json(folder / MANIFEST_FILE))
         if isinstance(values.get("format"), int) and values["format"] > FORMAT:
             raise FormatError(f"{folder}: the index was written by a newer version of hce; upgrade to open it")
         try:
@@ -91,7 +91,7 @@ class Manifest:
             manifest._check()
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
-        if "checksum" in values and values.pop("checksum") != _checksum(values):
+        if is_as_written is False:
             raise FormatError(
                 f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
                 "meant, take the checksum out of it"
@@ -166,10 +166,6 @@ class IndexStatus:
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
         return asdict(self)
-
-
-def _checksum(values: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def size_on_disk(folder: Path) -> int:

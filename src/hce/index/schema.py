@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 from hce.errors import FormatError
 
@@ -39,7 +40,13 @@ PASSAGES_SCHEMA = (
 )
 SQLITES_OWN = "CREATE TABLE sqlite_sequence(name,seq)"  # for AUTOINCREMENT
 
-WITH_CHECKSUMS = ("documents", "vectors", "passages", "changes")
+COLUMNS = {
+    "documents": ("number", "id", "content", "metadata", "title", "text"),
+    "vectors": ("number", "vector"),
+    "passages": ("document", "start", "stop", "vector"),
+    "changes": ("change", "token", "at", "documents", "last"),
+}
+"""The columns of each table with checksums, which are of all of them."""
 REQUIRED = ("documents", "documents_by_content", "vectors", "changes", "removed")
 
 
@@ -100,7 +107,7 @@ def vector_checksum(number: int, vector: bytes) -> int:
     return zlib.crc32(vector, number & 0xFFFFFFFF)
 
 
-def change_checksum(connection: sqlite3.Connection, change: Iterable[int | str | bytes]) -> int:
+def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> int:
     """Return the checksum of a row of `changes` and of the numbers that this change removed."""
     number, *rest = change
     removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
@@ -117,7 +124,7 @@ def add_checksums(connection: sqlite3.Connection) -> None:
         "passages": "row_checksum(document, start, stop, vector)",
     }
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for table in filter(there.__contains__, WITH_CHECKSUMS):
+    for table in filter(there.__contains__, COLUMNS):
         if not has_checksums(connection, table):
             connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
         if table in rows:

@@ -28,6 +28,7 @@ from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections
 from hce.index.filters import Filter, compile_filter
 from hce.index.schema import (
+    COLUMNS,
     PASSAGES_SCHEMA,
     SCHEMA,
     add_checksums,
@@ -315,6 +316,34 @@ class Reader:
         rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
         return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
+    def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """Read the rows of a table as they are, whatever is in them, texts as bytes, and last the checksum or None."""
+        checksum = "checksum" if has_checksums(self._connection, table) else "NULL"
+        self._connection.text_factory = bytes
+        try:
+            query = f"SELECT {', '.join(COLUMNS[table])}, {checksum} FROM {table}"  # noqa: S608  all are from here
+            yield from self._connection.execute(query)
+        finally:
+            self._connection.text_factory = str
+
+    def change_checksum(self, change: Sequence[Any]) -> int:
+        """Return what the checksum of a raw row of `changes` has to be."""
+        return change_checksum(self._connection, change)
+
+    def row_count(self, table: str) -> int:
+        """Count the rows of a table; 0 where there is none of this name."""
+        has_table = table != "passages" or self._has_passage_table()
+        return int(self._one(f"SELECT count(*) FROM {table}")[0]) if has_table else 0  # noqa: S608
+
+    def faults(self) -> list[str]:
+        """Return what SQLite finds wrong with its own pages, a line each."""
+        lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
+        return [] if lines == ["ok"] else lines
+
+    def removed_numbers(self) -> np.ndarray:
+        """Return the numbers of removed documents that are still known of."""
+        return np.fromiter((number for (number,) in self._connection.execute("SELECT number FROM removed")), np.int64)
+
     def numbers_at(self, moment: Moment) -> np.ndarray:
         """Return the numbers of the documents that there were at this moment or an earlier one, rising."""
         query = (
@@ -364,13 +393,12 @@ class Writer(Reader):
         """
         numbers = range(self._last + 1, self._last + 1 + len(documents))
         rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
-        columns = ("number", "id", "content", "metadata", "title", "text")
         try:
-            self._insert("documents", columns, rows, row_checksum)
+            self._insert("documents", rows, row_checksum)
         except sqlite3.IntegrityError as error:
             raise self._refused(documents) from error
         blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        self._insert("vectors", ("number", "vector"), zip(numbers, blobs, strict=True), vector_checksum)
+        self._insert("vectors", zip(numbers, blobs, strict=True), vector_checksum)
         for position, each in (passages or {}).items():
             self.insert_passages(numbers[position], each)
         self._last += len(documents)
@@ -383,7 +411,7 @@ class Writer(Reader):
             self._connection.execute(statement)
         blobs = map(bytes, np.ascontiguousarray(passages.vectors, dtype="<f4"))
         rows = [(number, *place, blob) for place, blob in zip(passages.places, blobs, strict=True)]
-        self._insert("passages", ("document", "start", "stop", "vector"), rows, row_checksum)
+        self._insert("passages", rows, row_checksum)
         self._touched = True
 
     def delete(self, numbers: Sequence[int]) -> None:
@@ -409,16 +437,36 @@ class Writer(Reader):
             self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
 
+    def reindex(self) -> None:
+        """Have SQLite make its indexes anew from the tables."""
+        self._connection.execute("REINDEX")
+
+    def recount(self, documents: int) -> None:
+        """Write down anew what can be counted, where it was damaged: how many documents there are, which were removed.
+
+        Args:
+            documents: how many there were at creation.
+        """
+        there = self._connection.execute("SELECT number FROM vectors UNION SELECT number FROM documents").fetchall()
+        numbers = {number for (number,) in there}
+        self._last = max([self._last, documents, *numbers])
+        self._documents = self.row_count("documents")
+        self._connection.execute("DELETE FROM removed")
+        gone = ((self._before.change, number) for number in range(1, documents + 1) if number not in numbers)
+        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", gone)
+        self._connection.execute("DELETE FROM changes")
+        self._touched = True
+
     def add_checksums(self) -> None:
         """Give a checksum to every row that has none: of an earlier version, which from then on cannot write here."""
         add_checksums(self._connection)
         self._has_checksums = True
 
-    def _insert(
-        self, table: str, columns: Sequence[str], rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]
-    ) -> None:
+    def _insert(self, table: str, rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]) -> None:
+        """Put rows into a table, each with its checksum where the table has these."""
+        columns = COLUMNS[table]
         if self._has_checksums:
-            columns, rows = [*columns, "checksum"], ((*row, checksum(*row)) for row in rows)
+            columns, rows = (*columns, "checksum"), ((*row, checksum(*row)) for row in rows)
         places = ", ".join("?" * len(columns))
         query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608  all three are from here
         self._connection.executemany(query, rows)
@@ -450,8 +498,7 @@ class Writer(Reader):
         """Write down that there was a change, if there was one."""
         if self._touched:
             row = (self._before.change + 1, secrets.token_hex(8), now(), self._documents, self._last)
-            columns = ("change", "token", "at", "documents", "last")
-            self._insert("changes", columns, [row], lambda *change: change_checksum(self._connection, change))
+            self._insert("changes", [row], lambda *change: change_checksum(self._connection, change))
 
 
 @lru_cache(maxsize=4096)  # a text is looked for just before it is written
