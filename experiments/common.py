@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hce.comparison.table import Comparison
 from hce.comparison.task import Task
 from hce.data.judgments import splits
 from hce.errors import HceError, InputError
-from hce.training.recipe import Recipe
+from hce.training.recipe import parsed_settings
 
 MODES = ("unsupervised", "supervised", "joint")
 
@@ -81,23 +81,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InputError: no such field, or a value that it cannot have.
     """
-    defaults = {field.name: field.default for field in fields(Recipe)}
-    settings: dict[str, Any] = {}
-    for item in arguments.set:
-        name, _, text = item.partition("=")
-        if name not in defaults:
-            raise InputError(f"--set {item}: no such setting; there are {', '.join(defaults)}")
-        try:
-            settings[name] = _value(text, defaults[name])
-        except (ValueError, KeyError):
-            raise InputError(f"--set {item}: give a value such as {defaults[name]}") from None
-    return settings
-
-
-def _value(text: str, default: Any) -> Any:
-    if isinstance(default, bool):
-        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-    return tuple(numbers(text)) if isinstance(default, tuple) else type(default)(text)
+    return parsed_settings(arguments.set)
 
 
 def bench_of(

@@ -177,13 +177,15 @@ def test_pefa_without_neighbours_is_the_encoder(module_static_encoder, concept_c
 
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 30), turn=st.integers(0, 3), seed=st.integers(0, 9))
-def test_topic_batches_are_of_one_topic_and_lose_nothing(concept_corpus, labels, size, turn, seed):
+def test_topic_batches_are_of_one_topic(concept_corpus, labels, size, turn, seed):
     pairs = LabelledPairs(concept_corpus, *labels)
     topics = np.arange(80) % 4
     source = TopicBatches(pairs, topics, seed=seed)
     batches = list(source.batches(turn, size))
     assert len(batches) == batch_count(len(source), size)
-    assert sorted(query for batch in batches for query in batch.queries) == sorted(pairs.texts)
+    seen = [query for batch in batches for query in batch.queries]
+    assert Counter(seen) <= Counter(pairs.texts)
+    assert len(seen) == len(batches) * size
     topic_of = dict(zip(pairs.texts, topics.tolist(), strict=True))
     # Topics come one after another, so cutting into n batches cuts at most n − 1 of the 4 runs in two.
     kinds = sum(len({topic_of[query] for query in batch.queries}) for batch in batches)

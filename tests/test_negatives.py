@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from hce.training.negatives import NEGATIVES, FreshSiblingNegatives, MinedNegatives, Negatives, SiblingNegatives
+from hce.training.negatives import (
+    NEGATIVES,
+    FreshSiblingNegatives,
+    MinedNegatives,
+    NearNegatives,
+    Negatives,
+    SiblingNegatives,
+)
 from hce.training.pairs import Batch
 from hce.training.recipe import Recipe, Sampling
 from hce.tree.hierarchy import Hierarchy
@@ -103,7 +110,31 @@ def test_mined_ones_are_the_nearest_wrong_ones(planted_corpus, tree, vectors):
     np.testing.assert_array_equal(chosen.vectors.numpy(), vectors[chosen.positions])
 
 
-@pytest.mark.parametrize("way", [SiblingNegatives, FreshSiblingNegatives, MinedNegatives])
+def test_near_ones_are_found_through_the_tree(planted_corpus, tree, vectors):
+    """The nearest wrong ones under the leaves that a walk ends at; with a beam as wide as the tree, ANCE's own."""
+    positions = list(range(0, 240, 7))
+    batch, queries = batch_of(planted_corpus, positions), torch.from_numpy(vectors[positions])
+    near, mined = (way(planted_corpus, tree, vectors, NOBODY, 2, RECIPE) for way in (NearNegatives, MinedNegatives))
+    found = near.nearest(vectors[positions], 10)
+    leaves = tree.walk(vectors[positions], NearNegatives.beam)[-1]
+    for row, position in enumerate(positions):
+        under = np.flatnonzero(np.isin(tree.document_parent, leaves[row]))
+        best = under[np.argsort(-(vectors[under] @ vectors[position]), kind="stable")][:10]
+        np.testing.assert_array_equal(found[row, : len(best)], best)
+        assert (found[row, len(best) :] == -1).all()
+    chosen = near.choose(batch, near.draw(batch, [0]), queries, torch.zeros(0, 32))
+    assert chosen.positions.shape == (len(positions), 2)
+    assert (chosen.positions != np.array(positions)[:, None]).all()
+    assert np.isin(tree.document_parent[chosen.positions], leaves).all()
+    wide = Wide(*vars(near).values())
+    np.testing.assert_array_equal(wide.nearest(vectors[positions], 20), mined.nearest(vectors[positions], 20))
+
+
+class Wide(NearNegatives):
+    beam = 240
+
+
+@pytest.mark.parametrize("way", [SiblingNegatives, FreshSiblingNegatives, NearNegatives, MinedNegatives])
 def test_held_out_documents_are_no_negatives(planted_corpus, tree, vectors, way):
     held_out = np.arange(0, 240, 2)
     batch = batch_of(planted_corpus, range(1, 240, 2))
@@ -119,7 +150,7 @@ def test_held_out_documents_are_no_negatives(planted_corpus, tree, vectors, way)
 def test_where_nothing_is_left_the_document_itself_stands_for_none(planted_corpus, tree, vectors):
     everyone_else = np.setdiff1d(np.arange(240), [9])
     batch = batch_of(planted_corpus, [9])
-    for way in (SiblingNegatives, MinedNegatives):
+    for way in (SiblingNegatives, NearNegatives, MinedNegatives):
         negatives = way(planted_corpus, tree, vectors, everyone_else, 2, RECIPE)
         chosen = negatives.choose(batch, negatives.draw(batch, [0]), torch.from_numpy(vectors[[9]]), torch.zeros(0, 32))
         assert chosen.positions.tolist() == [[9, 9]]

@@ -77,13 +77,21 @@ def test_pairs_come_from_the_start_of_a_document():
 
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(2, 60), size=st.integers(2, 20), turn=st.integers(0, 3))
-def test_every_document_once_a_turn(count, size, turn):
+def test_no_document_twice_a_turn_and_every_batch_full(count, size, turn):
     source = InverseCloze(corpus_of(count), lengths=(4, 8), cut_share=0.5, seed=3)
     batches = list(source.batches(turn, size))
     assert len(batches) == batch_count(len(source), size)
-    assert sorted(np.concatenate([batch.positions for batch in batches]).tolist()) == list(range(count))
-    sizes = [len(batch.queries) for batch in batches]
-    assert max(sizes) - min(sizes) <= 1
+    seen = np.concatenate([batch.positions for batch in batches]).tolist()
+    assert len(set(seen)) == len(seen)
+    assert {len(batch.queries) for batch in batches} == {min(size, count)}
+    assert count - len(seen) < size  # too few for another batch
+
+
+def test_what_one_turn_leaves_over_others_take():
+    source = InverseCloze(corpus_of(7), lengths=(4,))
+    turns = [{position for batch in source.batches(turn, 3) for position in batch.positions} for turn in range(9)]
+    assert {len(turn) for turn in turns} == {6}
+    assert set.union(*turns) == set(range(7))
 
 
 def test_spans_belong_to_their_documents_and_are_cut_as_often_as_asked():

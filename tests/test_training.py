@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers.optimization import Adafactor
 
 import hce.training.co_training
 import hce.training.train
@@ -153,15 +154,15 @@ def test_every_option_trains(concept_corpus, static_encoder, changes):
 def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, concept_labels):
     """Labels may outnumber documents by far; then a pass over them takes several epochs."""
     source = InverseCloze(concept_corpus)
-    for pairs, given, expected in ((source, 0, 8), (source, 100, 4), (source, 1000, 32)):
+    for pairs, given, expected in ((source, 0, 7), (source, 100, 3), (source, 1000, 31)):
         recipe = replace(SMALL, epoch_pairs=given)
         trainer = Trainer(concept_corpus, static_encoder, Sources(None, pairs), recipe)
         assert trainer.steps_per_epoch == expected
-        assert trainer.pairs_per_epoch == expected * 240 // 8  # what the bar counts up to
+        assert trainer.pairs_per_epoch == expected * 32
     few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
     trainer = Trainer(concept_corpus, static_encoder, Sources(few), SMALL)
     assert len(few) == 60
-    assert trainer.steps_per_epoch == 8  # four turns; of 20 pairs there would be eight
+    assert trainer.steps_per_epoch == 7  # four turns; of 20 pairs there would be eight
     many = LabelledPairs(
         concept_corpus,
         concept_labels.queries,
@@ -169,26 +170,39 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
     )
     trainer = Trainer(concept_corpus, static_encoder, Sources(many), SMALL)
     assert len(many) == 1200
-    assert trainer.steps_per_epoch == 8
+    assert trainer.steps_per_epoch == 7
 
 
-def test_level_losses_unless_questions_are_pointed_or_training_is_long(concept_corpus, static_encoder, concept_labels):
+def test_a_batch_is_as_large_as_was_asked_for_and_the_bar_ends_where_it_said(
+    concept_corpus, static_encoder, concept_labels
+):
+    """Batches were made a little smaller to be all alike, and the bar could end past its end."""
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    topics = Labels(
-        concept_labels.queries, Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(q % 3 + 3))
-    )
+    spans, labelled = InverseCloze(concept_corpus), LabelledPairs(concept_corpus, *concept_labels)
+    for sources in (Sources(None, spans), Sources(labelled, spans), Sources(labelled)):
+        recipe = replace(SMALL, batch_size=100)
+        trainer = Trainer(concept_corpus, copy.deepcopy(static_encoder), sources, recipe)
+        trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
+        counts = [count for _, count in trainer.steps(Counters())]
+        assert set(counts) == {100 if sources.supervised is None else 60}
+        assert sum(counts) == trainer.pairs_per_epoch
+
+
+def test_all_levels_have_a_loss_in_every_mode_and_size_unless_told_otherwise(
+    concept_corpus, static_encoder, concept_labels
+):
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
     long = {"epoch_pairs": 60_000, "epochs": 2}
     for labels, settings, expected in (
         (None, {}, 2),
-        (None, long, 0),
+        (None, long, 2),
         (None, {**long, "levels": 1}, 1),
-        (concept_labels, {}, 0),
-        (concept_labels, {"levels": 1}, 1),
-        (topics, {}, 2),
-        (topics, long, 2),
+        (concept_labels, {}, 2),
+        (concept_labels, {"levels": 0}, 0),
     ):
         recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
-        sources, _ = sources_and_devset(concept_corpus, labels, None, concept_labels.only(["q0"]), recipe)
+        dev = concept_labels.only(["q0"])
+        sources, _ = sources_and_devset(concept_corpus, static_encoder, labels, None, dev, recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
         assert len(trainer.objective.centroids) == expected
@@ -200,7 +214,7 @@ def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
     assert joint.recipe.mode == "joint"
     assert "labelled" in joint.metric
     assert joint.after["labelled"] > joint.before["labelled"]
-    supervised = replace(SMALL, epochs=1, mode="supervised", interpolate=False)
+    supervised = replace(SMALL, epochs=1, mode="supervised", keep="last")
     result = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=supervised)
     assert result.recipe.mode == "supervised"
     assert len(result.history) == 2
@@ -255,7 +269,7 @@ def test_a_transformer_trains_with_simcse_and_ict(concept_corpus, bert_folder):
     for changes in ({"pseudo": "simcse"}, {"chunk_size": 8}):
         encoder = Encoder.load(bert_folder, device="cpu")
         before = weights_of(encoder)
-        result = train(concept_corpus, encoder, recipe=replace(recipe, interpolate=False, **changes))
+        result = train(concept_corpus, encoder, recipe=replace(recipe, keep="last", **changes))
         assert np.isfinite(result.history[1].metric)
         assert (
             any(not torch.equal(before[name], tensor) for name, tensor in weights_of(encoder).items()) or not result.mix
@@ -285,10 +299,26 @@ def test_learning_rate_rises_and_falls(concept_corpus, static_encoder):
     assert max(rates) <= 1
 
 
+@pytest.mark.parametrize(("optimizer", "kind"), [("adamw", torch.optim.AdamW), ("adafactor", Adafactor)])
+def test_centroids_move_by_the_encoders_optimizer_and_schedule(concept_corpus, static_encoder, optimizer, kind):
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
+    settings = {"optimizer": optimizer, "centroid_learning_rate": 0.5, "warmup": 0.5, "epochs": 2}
+    recipe = replace(SMALL, learning_rate=0.1, **settings)
+    trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), recipe)
+    trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
+    assert type(trainer.optimizer) is type(trainer.centroid_optimizer) is kind
+    before = [centroids.detach().clone() for centroids in trainer.centroids]
+    for _ in trainer.steps(Counters()):
+        rates = [each.param_groups[0]["lr"] for each in (trainer.centroid_optimizer, trainer.optimizer)]
+        assert rates[0] == pytest.approx(5 * rates[1])
+    for old, new in zip(before, trainer.centroids, strict=True):
+        assert (old - new).abs().max() > 0.01
+
+
 def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder):
     other = copy.deepcopy(static_encoder)
-    plain = train(concept_corpus, copy.deepcopy(static_encoder), recipe=replace(SMALL, epochs=1, interpolate=False))
-    cached = train(concept_corpus, other, recipe=replace(SMALL, epochs=1, interpolate=False, chunk_size=7))
+    plain = train(concept_corpus, copy.deepcopy(static_encoder), recipe=replace(SMALL, epochs=1, keep="last"))
+    cached = train(concept_corpus, other, recipe=replace(SMALL, epochs=1, keep="last", chunk_size=7))
     for name, tensor in weights_of(plain.encoder).items():
         torch.testing.assert_close(tensor, weights_of(cached.encoder)[name], atol=1e-4, rtol=1e-4)
 

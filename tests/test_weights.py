@@ -47,7 +47,6 @@ def test_pseudo_queries_may_choose_up_to_the_limit_and_labelled_ones_all(concept
     labelled = labelled_dev(concept_corpus, {"q": Query("q", "w1")}, Qrels([Judgment("q", "d1", 1)]), 200, seed=0)
     assert mixes(recipe, pseudo) == [0.25, 0.5]
     assert mixes(recipe, labelled) == mixes(Recipe(), pseudo) == [0.25, 0.5, 0.75, 1.0]
-    assert mixes(Recipe(interpolate=False), pseudo) == [1.0]
 
 
 def test_mixing_weights_by_hand(static_encoder):
@@ -75,7 +74,6 @@ def test_pseudo_queries_have_to_be_clear_and_labelled_ones_are_believed(static_e
     scores = {0.0: around(0.3, 0), **{mix: around(0.31, 0.1) for mix in (0.25, 0.5, 0.75, 1.0)}}
     assert chosen(static_encoder, scores, is_labelled=False) == 0
     assert chosen(static_encoder, scores, is_labelled=True) == 0.25
-    assert chosen(static_encoder, scores, False, Recipe(interpolate=False)) == 1  # the paper's letter
 
 
 @pytest.mark.parametrize("is_labelled", [True, False])

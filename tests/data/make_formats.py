@@ -103,7 +103,7 @@ def save_encoder(folder: Path) -> None:
 
 def write_model() -> dict[str, Any]:
     """Train on 36 of the documents, and return what the model's folder holds."""
-    recipe = hce.Recipe(epochs=2, batch_size=8, span_lengths=(4, 6), dev_queries=8, fit_static=False, interpolate=False)
+    recipe = hce.Recipe(epochs=2, batch_size=8, span_lengths=(4, 6), dev_queries=8, fit_static=False, keep="best")
     corpus = hce.Corpus.from_documents(documents()[:36], name="hobbies")
     result = hce.train(corpus, "start", recipe=recipe, output="model")
     encoder = hce.Encoder.load("model")

@@ -320,6 +320,9 @@ def compare(
         int | None, typer.Option(help="pairs in an epoch; default: as many as documents", show_default=False)
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="pairs in a step", show_default=False)] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="any other setting of all trained systems, as name=value")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train and score several systems on one collection, alike in data, budget and seed, and print one table.
@@ -336,9 +339,11 @@ def compare(
     """
     from hce.comparison.run import compare as run
     from hce.comparison.table import cells, header, notes, table
+    from hce.training.recipe import parsed_settings
 
     output = output or Path(f"compare-{dataset.absolute().name}")
-    settings = {"epochs": epochs, "epoch_pairs": epoch_pairs, "batch_size": batch_size}
+    given = {"epochs": epochs, "epoch_pairs": epoch_pairs, "batch_size": batch_size}
+    settings = parsed_settings(setting or []) | {name: value for name, value in given.items() if value is not None}
     with interruptible("the same command goes on where this one stopped"):
         comparison = run(
             dataset,
@@ -349,7 +354,7 @@ def compare(
             measures=_listed(measures),
             seeds=seeds,
             generated=generated,
-            settings={name: value for name, value in settings.items() if value is not None},
+            settings=settings,
             progress=True,
             on_result=_tell_result,
         )

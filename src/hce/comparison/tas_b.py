@@ -16,7 +16,7 @@ from hce.comparison.task import Built, Task, trained_encoder
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
 from hce.training.heldout import labelled_dev
-from hce.training.pairs import Batch, LabelledPairs, batch_count
+from hce.training.pairs import Batch, LabelledPairs, batch_count, in_batches
 from hce.training.sources import Sources
 from hce.tree.kmeans import spherical_kmeans
 
@@ -43,7 +43,7 @@ class TopicBatches:
         rng = np.random.default_rng([self.seed, turn])
         place_of_topic = rng.permutation(self.topics.max() + 1)
         order = np.lexsort((rng.random(len(self)), place_of_topic[self.topics]))
-        batches = np.array_split(order, batch_count(len(self), size))
+        batches = in_batches(order, size)
         for index in rng.permutation(len(batches))[first:].tolist():
             yield self.pairs.batch_of(batches[index])
 

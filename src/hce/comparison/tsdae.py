@@ -25,7 +25,7 @@ from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.progress import progress_bar
-from hce.training.pairs import batch_count
+from hce.training.pairs import batch_count, in_batches
 from hce.training.recipe import Recipe
 from hce.training.sources import sources_and_devset
 from hce.training.weights import load_best_mix, weights_of
@@ -37,7 +37,7 @@ MAX_GRADIENT = 1.0
 def build_tsdae(task: Task) -> Built:
     """Denoise, then keep the best mix of the first and the trained weights."""
     encoder = task.load_encoder()
-    dev = sources_and_devset(task.corpus, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
+    dev = sources_and_devset(task.corpus, encoder, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)
@@ -103,5 +103,5 @@ def _endless_batches(corpus: Corpus, recipe: Recipe) -> Iterator[list[str]]:
     """Yield all documents in batches, turn after turn, each turn in an order of its own."""
     for turn in count():
         order = np.random.default_rng([recipe.seed, 0, turn]).permutation(len(corpus))
-        for positions in np.array_split(order, batch_count(len(order), recipe.batch_size)):
+        for positions in in_batches(order, recipe.batch_size):
             yield [corpus[position].full_text for position in positions.tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 TOKEN = re.compile(r"\w+|[^\w\s]")  # a word or a mark: near what BERT's tokenizer splits first, and the same for all
@@ -15,7 +16,16 @@ class Span(NamedTuple):
     outside: str
 
 
-def cut_span(text: str, length: int, place: float) -> Span:
+Offsets = Sequence[tuple[int, int]]
+"""Where each token of a text begins and ends."""
+
+
+def word_offsets(text: str) -> Offsets:
+    """Return where the words and marks of a text begin and end."""
+    return [match.span() for match in TOKEN.finditer(text)]
+
+
+def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
     """Take `length` tokens out of a text, the first of them `place` (0 … 1) of the way to the last possible start.
 
     A text of fewer than 2·`length` tokens gives up half of them, so that something is left to be found.
@@ -23,7 +33,7 @@ def cut_span(text: str, length: int, place: float) -> Span:
     >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
     Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
     """
-    tokens = [match.span() for match in TOKEN.finditer(text)]
+    tokens = word_offsets(text) if offsets is None else offsets
     length = min(length, len(tokens) // 2)
     if length < 1:
         return Span(text, text)

@@ -29,7 +29,7 @@ from hce.encoding.bundled import load_minilm, load_static, load_table_of, quiet_
 from hce.encoding.side_by_side import SideBySide, load_ours
 from hce.encoding.static import WordMemo, document_frequencies, fit_table
 from hce.encoding.word_table import WordTable
-from hce.errors import FormatError, InputError
+from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import new_folder
 from hce.progress import progress_bar
 
@@ -141,6 +141,20 @@ class Encoder:
         else:
             limit, taken = (getattr(tokenizer, "truncation", None) or {}).get("max_length"), 0
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token that the encoder makes of a text begins and ends, whatever it can read at once.
+
+        Raises:
+            InputError: the tokenizer does not know that.
+        """
+        tokenizer = self.model.tokenizer
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return [tuple(span) for span in tokenizer.encode(text, add_special_tokens=False).offsets]
+        if not tokenizer.is_fast:
+            raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
+        options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
+        return [tuple(span) for span in tokenizer(text, **options, verbose=False)["offset_mapping"]]
 
     @property
     def parts(self) -> list[Encoder]:
@@ -255,8 +269,7 @@ class Encoder:
         self.model.eval()
         with torch.inference_mode(), progress_bar("encoding", len(texts), "texts", show=progress) as advance:
             for rows in self._batches(texts, kind):
-                batch = self.embed(self.tokenize([texts[row] for row in rows], kind), kind)
-                vectors[rows] = batch.cpu().numpy()
+                vectors[rows] = self._embedded([texts[row] for row in rows], kind)
                 advance(len(rows))
         return _finished(vectors, self.name, zeros=zeros)
 
@@ -335,6 +348,15 @@ class Encoder:
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
 
+    def _embedded(self, texts: list[str], kind: Kind) -> np.ndarray:
+        try:
+            return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
+        except IndexError as error:
+            raise FormatError(
+                f"encoder {self.name!r} is damaged: its tokenizer has tokens without a vector ({one_line(error)}); "
+                "train or copy it again"
+            ) from error
+
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
         """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
         if self._words is not None:
@@ -392,21 +414,41 @@ def _load_model(spec: str, local: bool) -> SentenceTransformer:
     try:
         with quiet_transformers():
             ours = load_ours(spec, local=local)
-            return ours or SentenceTransformer(spec, device="cpu", local_files_only=local)
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            model = ours or SentenceTransformer(spec, device="cpu", local_files_only=local)
+    except HceError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        if is_folder:
+            raise FormatError(f"{spec}: a damaged model ({one_line(error)}); train or copy it again") from error
+        if not isinstance(error, OSError | ValueError | ImportError):
+            raise
         bundled = " or ".join(f"'{name}'" for name in BUNDLED)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"no encoder {spec!r}: {reason} (give {bundled}, a model directory, or a hub id)") from error
+    _refuse_unfit(model, spec)
+    return model
+
+
+def _refuse_unfit(model: SentenceTransformer, spec: str) -> None:
+    """Refuse a token table whose tokenizer knows of tokens that have no row."""
+    if len(model) and isinstance(model[0], StaticEmbedding):
+        tokens, rows = model[0].tokenizer.get_vocab_size(), len(model[0].embedding.weight)
+        if tokens > rows:
+            raise FormatError(f"{spec}: a damaged model ({tokens:,} tokens, {rows:,} vectors); train or copy it again")
 
 
 def _checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
     if kind not in PROMPT_NAMES:
         raise InputError(f"kind {kind!r}: a text is encoded as a 'query' or as a 'document'")
-    if isinstance(texts, str):
-        raise InputError("encode takes a list of texts; put the single text into a list")
+    if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
+        raise InputError(f"encode takes a list of texts, not a {type(texts).__name__}; put the single text into a list")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"text number {number} is a {type(text).__name__}, not a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"text number {number} holds half a surrogate pair (\\ud800…\\udfff); remove it") from None
     return texts
 
 

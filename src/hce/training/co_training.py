@@ -24,7 +24,7 @@ from hce.training.recipe import Recipe
 from hce.training.run import CheckpointFolder, Epoch, TrainingRun, resume
 from hce.training.sources import Sources
 from hce.training.steps import Trainer
-from hce.training.weights import load_best_mix, weights_of
+from hce.training.weights import load_best_mix, load_mix, weights_of
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,14 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch:
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
     with working_together():
-        return Hierarchy.build(vectors, recipe.branching or "auto", seed=recipe.seed + epoch, device=encoder.device)
+        return Hierarchy.build(
+            vectors,
+            recipe.branching or "auto",
+            seed=recipe.seed + epoch,
+            mode="exact" if recipe.clustering == "uniform" else recipe.clustering,
+            init="random" if recipe.clustering == "uniform" else "points",
+            device=encoder.device,
+        )
 
 
 def _begin(trainer: Trainer, dev: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
@@ -161,16 +168,20 @@ def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
 
 
 def _finish(run: TrainingRun, start_weights: dict[str, Tensor], dev: DevSet) -> TrainResult:
-    """Choose the weights to return, and grow the tree that belongs to them.
-
-    Mixed with F0 are the best epoch's weights, or, where none beat F0, the last ones: part of the way may be better
-    where all of it was too far.
-    """
+    """Choose the weights to return, and grow the tree that belongs to them."""
     encoder, recipe, before = run.trainer.encoder, run.trainer.recipe, run.history[0]
-    trained = run.best if run.best_metric > before.metric else weights_of(encoder)
-    trained_epoch = max(run.history, key=lambda epoch: epoch.metric).epoch or run.history[-1].epoch
-    mix, measured = load_best_mix(encoder, start_weights, trained, dev, recipe)
-    after = measured if mix else before.dev
+    best_epoch = max(run.history, key=lambda epoch: epoch.metric)
+    trained_epoch, trained = best_epoch.epoch, run.best
+    if recipe.keep == "last" or (recipe.keep == "mix" and not trained_epoch):
+        # Where no epoch beat F0, the last one's weights are mixed with it: part of the way may be better where all of
+        # it was too far.
+        trained_epoch, trained = run.history[-1].epoch, weights_of(encoder)
+    if recipe.keep == "mix":
+        mix, measured = load_best_mix(encoder, start_weights, trained, dev, recipe)
+        after = measured if mix else before.dev
+    else:
+        mix, after = float(trained_epoch > 0), run.history[trained_epoch].dev
+        load_mix(encoder, start_weights, trained, mix)
     tree = run.tree
     if run.tree_epoch != _epoch_of(mix, trained_epoch):  # the present tree is of other weights
         _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)

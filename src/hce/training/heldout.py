@@ -215,9 +215,9 @@ def _ndcg_of_variants(asked: np.ndarray, variants: np.ndarray, pool: np.ndarray,
 
 
 def _pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Draw random others to go with the wanted documents, `size` in all (or all the wanted ones), in order."""
+    """Draw random others to go with the wanted documents, `size` in all (or all the wanted ones), in order; 0: all."""
     others = np.setdiff1d(np.arange(count), wanted)
-    extra = min(len(others), max(0, size - len(wanted)))
+    extra = min(len(others), max(0, (size or count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
 
 

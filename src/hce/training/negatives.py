@@ -97,13 +97,18 @@ class FreshSiblingNegatives(SiblingNegatives):
 class MinedNegatives(Negatives):
     """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
 
+    def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
+        """Return the documents nearest to each query, of shape (B, count), −1 for none; here from among all."""
+        spare = len(self.held_out)  # so many of them may be of no use
+        return nearest(queries, self.vectors, min(count + spare, len(self.vectors)))[0]
+
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
         """Choose some of the nearest for each document loss, at random."""
         count = self.recipe.negative_count * (self.tree.depth - self.loss_levels)
         among = max(MINED_FROM, count)
-        candidates = min(among + batch.known.shape[1] + len(self.held_out), len(self.vectors))
-        found, _ = nearest(queries.float().cpu().numpy(), self.vectors, candidates)
-        wrong = ~(found[:, :, None] == batch.known[:, None, :]).any(axis=2) & ~np.isin(found, self.held_out)
+        found = self.nearest(queries.float().cpu().numpy(), among + batch.known.shape[1])
+        right = (found[:, :, None] == batch.known[:, None, :]).any(axis=2)
+        wrong = ~right & ~np.isin(found, self.held_out) & (found >= 0)
         wrong &= np.cumsum(wrong, axis=1) <= among
         rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
         order = np.argsort(np.where(wrong, rng.random(found.shape), 2.0), axis=1)[:, :count]
@@ -111,9 +116,21 @@ class MinedNegatives(Negatives):
         return super().choose(batch, np.take_along_axis(chosen, order, axis=1), queries, encoded)
 
 
+class NearNegatives(MinedNegatives):
+    """The same from among the documents that a walk down the tree comes to: far fewer are looked at than by ANCE."""
+
+    beam = 4  # leaves that are looked into
+
+    def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
+        """Return the nearest documents under the leaves that a walk with a narrow beam ends at."""
+        leaves = self.tree.walk(queries, self.beam)[-1]
+        return self.tree.closest_children(self.tree.depth - 1, leaves, queries, count, self.vectors)
+
+
 NEGATIVES: dict[Sampling, type[Negatives]] = {
     "siblings": SiblingNegatives,
     "fresh-siblings": FreshSiblingNegatives,
+    "near": NearNegatives,
     "mined": MinedNegatives,
     "none": Negatives,
 }

@@ -7,14 +7,14 @@ draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
-from hce.data.text import cut_span, first_tokens
+from hce.data.text import Offsets, cut_span, first_tokens, word_offsets
 from hce.errors import InputError
 
 
@@ -57,6 +57,7 @@ class InverseCloze:
         corpus: the documents.
         positions: which of them to draw from; others are kept out of training.
         lengths: span lengths in tokens, one drawn for each pair; the paper has 64.
+        offsets: where the tokens of a text begin and end; by default words and marks are tokens.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
         window: take so many tokens from the document's start for the document; 0 takes all of it. A transformer's step
@@ -71,6 +72,7 @@ class InverseCloze:
         positions: np.ndarray | None = None,
         *,
         lengths: Sequence[int] = (64,),
+        offsets: Callable[[str], Offsets] = word_offsets,
         cut_share: float = 0.0,
         window: int = 0,
         seed: int = 0,
@@ -78,6 +80,7 @@ class InverseCloze:
         self.corpus = corpus
         self.positions = np.arange(len(corpus)) if positions is None else np.asarray(positions)
         self.lengths = tuple(lengths)
+        self.offsets = offsets
         self.cut_share = cut_share
         self.window = window
         self.seed = seed
@@ -94,7 +97,8 @@ class InverseCloze:
             texts = [self.corpus[position].full_text for position in chosen.tolist()]
             if self.window:
                 texts = [first_tokens(text, self.window) for text in texts]
-            spans = [cut_span(*draw) for draw in zip(texts, lengths.tolist(), places.tolist(), strict=True)]
+            drawn = zip(texts, lengths.tolist(), places.tolist(), map(self.offsets, texts), strict=True)
+            spans = [cut_span(*draw) for draw in drawn]
             documents = [span.outside if out else text for span, text, out in zip(spans, texts, cut, strict=True)]
             yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None])
 
@@ -170,8 +174,17 @@ class LabelledPairs:
 
 
 def batch_count(pairs: int, size: int) -> int:
-    """Count the batches of at most `size` in a turn; they differ by one pair at most, so none is left tiny."""
-    return max(1, -(-pairs // size))
+    """Count the batches of a turn, each of exactly `size` pairs, or of all where there are fewer.
+
+    The pairs that are left over wait for another turn, which has another order: a small last batch would have few
+    negatives, and batches made a little smaller would not be what was asked for.
+    """
+    return max(1, pairs // size)
+
+
+def in_batches(order: np.ndarray, size: int) -> list[np.ndarray]:
+    """Cut an order of pairs into its `batch_count` batches."""
+    return [order[start : start + size] for start in range(0, batch_count(len(order), size) * size, size)]
 
 
 def equal_texts(corpus: Corpus) -> np.ndarray:
@@ -184,9 +197,7 @@ def equal_texts(corpus: Corpus) -> np.ndarray:
 def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the batches of a turn's own order, with their indices."""
     order = np.random.default_rng([seed, turn]).permutation(items)
-    for index, chosen in enumerate(np.array_split(order, batch_count(len(order), size))):
-        if index >= first:
-            yield index, chosen
+    yield from list(enumerate(in_batches(order, size)))[first:]
 
 
 def _require_known(document_ids: Iterable[str], position_of: Mapping[str, int], corpus: Corpus) -> None:

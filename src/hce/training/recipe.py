@@ -6,15 +6,20 @@ measured best for each (docs/LOG.md).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from hce.data.terms import checked_language
 from hce.errors import InputError
+from hce.training.losses import LevelTarget
 
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 Pseudo = Literal["ict", "simcse"]
-Sampling = Literal["siblings", "fresh-siblings", "mined", "none"]
+Sampling = Literal["siblings", "fresh-siblings", "near", "mined", "none"]
+SpanUnit = Literal["words", "tokens"]
+Clustering = Literal["auto", "exact", "fast", "uniform"]
+Kept = Literal["mix", "best", "last"]
 Optimizer = Literal["adamw", "adafactor"]
 Learner = Literal["auto", "companion", "encoder", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -56,7 +61,11 @@ class Recipe:
         "the processor has instructions for it",
     )
     learning_rate: float = _positive(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
-    centroid_learning_rate: float = _option(0.0, "of the tree's centroids; 0 keeps them where clustering put them")
+    centroid_learning_rate: float = _option(
+        0.0,
+        "of the tree's centroids, which then move by the encoder's optimizer and schedule, as in the paper; 0 keeps "
+        "them where clustering put them",
+    )
     warmup: float = _option(0.0, "share of all steps over which the learning rate rises")
     optimizer: Optimizer = _option("adamw", "adamw, or the paper's adafactor")
     temperature: float = _positive(0.05, "τ of the document loss; the paper has 0.01")
@@ -64,33 +73,52 @@ class Recipe:
     tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
     branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
-    levels: int = _option(
-        -1,
-        "levels with a level loss, M; -1: all above the documents, but none where labelled queries have few right "
-        "documents each, or where training without labels is long",
+    levels: int = _option(-1, "levels with a level loss, M; -1 or all: all above the documents, L − 1")
+    level_target: LevelTarget = _option(
+        "node",
+        "what a query is to be near at each level: the node above its document (Eq. 5), or, softly, wherever its "
+        "document itself would go",
     )
+    level_weight: float = _option(1.0, "what the level losses count beside the document loss")
     negatives: Sampling = _option(
         "siblings",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
-        "with gradients, as in the paper; mined: the nearest wrong documents (ANCE); none: in-batch only",
+        "with gradients, as in the paper; near: wrong documents near the query, found through the tree; mined: the "
+        "nearest of all wrong documents (ANCE); none: in-batch only",
     )
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
+    mask: bool = _option(
+        True, "do not use other right documents of a query, or doubles of its document, as negatives; off in the paper"
+    )
     margin: float = _option(0.0, "documents with an inner product above this to the right one are no negatives; 0: off")
     alpha: float = _option(0.5, "weight of the unsupervised loss beside the supervised one")
     pseudo: Pseudo = _option("ict", "pseudo-queries: spans of the document (ict), or the document again (simcse)")
-    span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans in tokens; the paper has 64")
+    span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans; the paper has 64")
+    span_unit: SpanUnit = _option(
+        "words", "what spans are counted in: words and marks, or the tokens of the encoder, as in the paper"
+    )
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
     window: int = _option(0, "tokens from a document's start that an ICT pair is taken from; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
-    interpolate: bool = _option(
-        True, "return the best mix of the first and the trained weights on dev, not the trained"
+    keep: Kept = _option(
+        "mix",
+        "the weights to return: the best mix of the first and the trained ones on dev; those of the best epoch, which "
+        "may be the first ones; or the last, as in the paper",
     )
     mix_limit: float = _positive(
         1.0, "the most of the trained weights that a mix may have where no labelled queries say that more is better"
     )
     patience: int = _positive(5, "epochs without improvement on dev before stopping")
     dev_queries: int = _positive(512, "documents (or labelled queries, without a dev split) held out to measure on")
-    dev_pool: int = _positive(8192, "documents searched when measuring on dev")
+    dev_pool: int = _option(8192, "documents searched when measuring on dev; 0: all")
+    hold_out: bool = _option(
+        True, "do not train on the documents that held-out pseudo-queries are made of; off: train on all, as the paper"
+    )
+    clustering: Clustering = _option(
+        "auto",
+        "exact or fast k-means, auto: by the number of documents; uniform: exact, from documents dealt out at random, "
+        "as in the paper",
+    )
     seed: int = _option(0, "same seed, same result")
 
     def __post_init__(self) -> None:
@@ -122,15 +150,50 @@ class Recipe:
         Raises:
             InputError: a setting that does not exist, or a value that cannot be.
         """
+        trains_table = static or settings.get("train", "auto") in ("auto", "companion")
+        return cls._of({} if trains_table else TRANSFORMER, documents, settings)
+
+    @classmethod
+    def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
+        """Return the paper's settings, to the letter where it tells, with some replaced; see docs/how-it-works.md.
+
+        The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (gradient caching), which gives
+        the same gradients in less memory.
+        """
+        return cls._of(PAPER, documents, settings)
+
+    @classmethod
+    def _of(cls, defaults: dict[str, Any], documents: int | None, settings: dict[str, Any]) -> Recipe:
         unknown = set(settings) - {each.name for each in fields(cls)}
         if unknown:
             known = ", ".join(each.name for each in fields(cls))
             raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
-        trains_table = static or settings.get("train", "auto") in ("auto", "companion")
-        recipe = replace(cls() if trains_table else cls(**TRANSFORMER), **settings)
+        recipe = cls(**{**defaults, **settings})
         if documents is None or "batch_size" in settings:
             return recipe
         return replace(recipe, batch_size=min(recipe.batch_size, max(2, documents // 4)))
+
+    @classmethod
+    def parsed(cls, name: str, text: str) -> Any:
+        """Read a setting's value from text, as the command line has it: 8,16 for lengths, all for levels, true, 0.5.
+
+        Raises:
+            InputError: there is no such setting, or it cannot have this value.
+        """
+        defaults: dict[str, Any] = {each.name: each.default for each in fields(cls)}
+        if name not in defaults:
+            raise InputError(f"unknown setting {name}; there are: {', '.join(defaults)}")
+        default = defaults[name]
+        try:
+            if name == "levels" and text == "all":
+                return -1
+            if isinstance(default, bool):
+                return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+            if isinstance(default, tuple):
+                return tuple(int(item) for item in text.split(","))
+            return type(default)(text)
+        except (ValueError, KeyError):
+            raise InputError(f"{name} {text!r}: give a value such as {_shown(default)}") from None
 
     def require_documents(self, count: int) -> None:
         """Raise an `InputError` where there are fewer documents than a batch has pairs."""
@@ -157,6 +220,24 @@ class Recipe:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
+def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
+    """Read the settings that `--set` names, from texts such as levels=all; recipe=paper stands for all of the paper's.
+
+    Raises:
+        InputError: an item without =, an unknown setting, or a value that it cannot have.
+    """
+    settings: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise InputError(f"--set {item}: give name=value, such as epochs=4")
+        try:
+            settings |= PAPER if (name, text) == ("recipe", "paper") else {name: Recipe.parsed(name, text)}
+        except InputError as error:
+            raise InputError(f"--set {item}: {error}") from error
+    return settings
+
+
 def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -173,4 +254,38 @@ TRANSFORMER: dict[str, Any] = {
     "mix_limit": 0.5,
     "dev_queries": 96,
     "dev_pool": 512,
+}
+
+# Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the
+# same optimiser and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
+# returns the last weights.
+PAPER: dict[str, Any] = {
+    "train": "encoder",
+    "batch_size": 512,
+    "chunk_size": 32,
+    "precision": "bfloat16",
+    "learning_rate": 1e-4,
+    "centroid_learning_rate": 1e-4,
+    "warmup": 0.0,
+    "optimizer": "adafactor",
+    "temperature": 0.01,
+    "level_temperature": 0.01,
+    "levels": -1,
+    "level_target": "node",
+    "level_weight": 1.0,
+    "negatives": "fresh-siblings",
+    "negative_count": 4,
+    "mask": False,
+    "margin": 0.0,
+    "alpha": 0.5,
+    "pseudo": "ict",
+    "span_lengths": (64,),
+    "span_unit": "tokens",
+    "cut_share": 0.0,
+    "window": 0,
+    "fit_static": False,
+    "keep": "last",
+    "hold_out": False,
+    "dev_pool": 0,
+    "clustering": "uniform",
 }

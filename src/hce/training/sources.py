@@ -9,6 +9,8 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
+from hce.data.text import word_offsets
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
 from hce.training.heldout import DevSet, labelled_dev, pseudo_dev
@@ -18,8 +20,6 @@ from hce.training.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 LEAST_DEV_QUERIES = 20
-SHORT_TRAINING = 100_000  # pairs in all epochs
-MANY_ANSWERS = 4  # right documents a query, on average; from so many on, a query stands for a topic
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class Sources:
         supervised: pairs of labelled and generated queries.
         unsupervised: pairs made of the documents themselves.
         held_out: positions of documents kept for measuring; no pairs are made of them, and they are no negatives.
-        level_losses: whether to have any where the recipe leaves that open.
     """
 
     supervised: PairSource | None = None
     unsupervised: PairSource | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    level_losses: bool = True
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
@@ -47,7 +45,12 @@ class Sources:
 
 
 def sources_and_devset(
-    corpus: Corpus, pairs: Labels | None, generated: Labels | None, dev: Labels | None, recipe: Recipe
+    corpus: Corpus,
+    encoder: Encoder,
+    pairs: Labels | None,
+    generated: Labels | None,
+    dev: Labels | None,
+    recipe: Recipe,
 ) -> tuple[Sources, DevSet]:
     """Return the pairs to train on and the held-out queries to measure by; the arguments are those of `hce.train`."""
     if recipe.mode == "unsupervised":
@@ -58,6 +61,7 @@ def sources_and_devset(
     if dev is None:
         held_out = _held_out_documents(len(corpus), recipe)
         devset = pseudo_dev(corpus, held_out, recipe.dev_pool, recipe.seed)
+        held_out = held_out if recipe.hold_out else held_out[:0]
     else:
         devset = labelled_dev(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     supervised = unsupervised = None
@@ -65,8 +69,8 @@ def sources_and_devset(
     if labelled is not None:
         supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
-        unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), recipe)
-    return Sources(supervised, unsupervised, held_out, _wants_level_losses(supervised, len(corpus), recipe)), devset
+        unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
+    return Sources(supervised, unsupervised, held_out), devset
 
 
 def split_labels(pairs: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
@@ -100,27 +104,15 @@ def _held_out_documents(documents: int, recipe: Recipe) -> np.ndarray:
     return np.sort(np.random.default_rng([recipe.seed, 7]).choice(documents, count, replace=False))
 
 
-def _pseudo_pairs(corpus: Corpus, positions: np.ndarray, recipe: Recipe) -> PairSource:
+def _pseudo_pairs(corpus: Corpus, positions: np.ndarray, encoder: Encoder, recipe: Recipe) -> PairSource:
     if recipe.pseudo == "simcse":
         return DropoutTwins(corpus, positions, seed=recipe.seed)
     return InverseCloze(
         corpus,
         positions,
         lengths=recipe.span_lengths,
+        offsets=encoder.token_offsets if recipe.span_unit == "tokens" else word_offsets,
         cut_share=recipe.cut_share,
         window=recipe.window,
         seed=recipe.seed,
     )
-
-
-def _wants_level_losses(labelled: LabelledPairs | None, documents: int, recipe: Recipe) -> bool:
-    """Tell whether pulling queries towards regions of the tree is likely to pay (docs/LOG.md).
-
-    A query that one document answers is about that document and not about a region of the tree. Where people ask such
-    queries, level losses cost more than they gain, those of pseudo-queries too. Without labels nobody knows what will
-    be asked: then level losses gain recall in a short training, and in a long one wear away what tells the documents of
-    a region apart.
-    """
-    if labelled is not None:
-        return len(labelled) >= MANY_ANSWERS * len(labelled.texts)
-    return recipe.epochs * (recipe.epoch_pairs or documents) <= SHORT_TRAINING

@@ -102,13 +102,14 @@ class Trainer:
         alpha = recipe.alpha if sources.supervised is not None else 1.0
         weighted = ((1.0, sources.supervised), (alpha, sources.unsupervised))
         self.weighted = [(weight, source) for weight, source in weighted if source is not None]
-        self.level_losses = sources.level_losses
         available = max(len(source) for _, source in self.weighted)
         turns = min(TURNS, max(1, len(corpus) // available))
         wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
         self.steps_per_epoch = batch_count(wanted, recipe.batch_size)
-        self.pairs_per_epoch = self.steps_per_epoch * available // batch_count(available, recipe.batch_size)
-        self.optimizer = _optimizer(encoder, recipe)
+        self.pairs_per_epoch = self.steps_per_epoch * min(len(self.weighted[0][1]), recipe.batch_size)
+        parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
+        self.optimizer = _optimizer(parameters, recipe.learning_rate, recipe)
+        self.centroid_optimizer = None
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
@@ -119,9 +120,7 @@ class Trainer:
         )
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
-            self.centroid_optimizer = torch.optim.AdamW(
-                self.centroids, lr=recipe.centroid_learning_rate, weight_decay=0.0
-            )
+            self.centroid_optimizer = _optimizer(self.centroids, recipe.centroid_learning_rate, recipe)
         for centroids in self.centroids:
             centroids.requires_grad_(self.centroid_optimizer is not None)
 
@@ -132,16 +131,16 @@ class Trainer:
 
     def _objective(self, tree: Hierarchy) -> HCELoss:
         recipe = self.recipe
-        levels = min(recipe.levels, tree.depth - 1)
-        if recipe.levels < 0:
-            # Both sources have the same M, or the number of document losses, L − M, would outweigh α.
-            levels = tree.depth - 1 if self.level_losses else 0
+        levels = tree.depth - 1 if recipe.levels < 0 else min(recipe.levels, tree.depth - 1)
         return HCELoss(
             self.encoder.model,
             tree,
             levels=levels,
             temperature=recipe.temperature,
             level_temperature=recipe.level_temperature,
+            level_target=recipe.level_target,
+            level_weight=recipe.level_weight,
+            mask=recipe.mask,
             margin=recipe.margin or None,
             groups=self.groups,
             gather_across_devices=process_count() > 1,
@@ -238,16 +237,19 @@ class Trainer:
         total = self.recipe.epochs * self.steps_per_epoch
         rising = (step + 1) / max(1.0, self.recipe.warmup * total)
         falling = (total - step) / max(1.0, total - self.recipe.warmup * total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.learning_rate * min(1.0, rising, falling)
+        rates = {self.optimizer: self.recipe.learning_rate}
+        if self.centroid_optimizer is not None:
+            rates[self.centroid_optimizer] = self.recipe.centroid_learning_rate
+        for optimizer, rate in rates.items():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, rising, falling)
 
 
-def _optimizer(encoder: Encoder, recipe: Recipe) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
+def _optimizer(parameters: list[Tensor], learning_rate: float, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimizer == "adamw":
         # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
-        return torch.optim.AdamW(parameters, lr=recipe.learning_rate, weight_decay=0.0, fused=True)
-    return Adafactor(parameters, lr=recipe.learning_rate, relative_step=False, scale_parameter=False)
+        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
+    return Adafactor(parameters, lr=learning_rate, relative_step=False, scale_parameter=False)
 
 
 def _values(found: list[HCETerms]) -> dict[str, float]:

@@ -129,7 +129,7 @@ def _learn(
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Learnt:
     """Train an encoder by HCE; the state of the run is kept in `place`, where there is one."""
-    sources, devset = sources_and_devset(corpus, *labels, recipe)
+    sources, devset = sources_and_devset(corpus, encoder, *labels, recipe)
     with _at_work(encoder, recipe):
         scores = devset.scores(encoder)
         given = means(scores)
@@ -224,7 +224,7 @@ def improvement(result: TrainResult) -> str:
     before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
     shares = result.encoder.shares
     if result.after == result.before:
-        clearly = "" if LABELLED in result.after else " clearly"
+        clearly = "" if LABELLED in result.after or result.recipe.keep != "mix" else " clearly"
         return (
             f"training did not{clearly} beat the encoder it started from ({before:.4f}), "
             "so that one is returned unchanged"

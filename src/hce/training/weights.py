@@ -30,7 +30,7 @@ def load_best_mix(
         scores = dev.scores(encoder)
         if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
             chosen, best = mix, scores
-    if recipe.interpolate and not dev.is_labelled and not is_clear_gain(unmixed, best):
+    if not dev.is_labelled and not is_clear_gain(unmixed, best):
         chosen, best = 0.0, unmixed
     decided = of_the_first({"mix": chosen, **means(best)}, encoder.device)
     chosen = decided.pop("mix")
@@ -41,7 +41,7 @@ def load_best_mix(
 def mixes(recipe: Recipe, dev: DevSet) -> list[float]:
     """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
     limit = 1.0 if dev.is_labelled else recipe.mix_limit
-    return [mix for mix in MIXES if mix <= limit] if recipe.interpolate else [1.0]
+    return [mix for mix in MIXES if mix <= limit]
 
 
 def load_mix(encoder: Encoder, start_weights: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:

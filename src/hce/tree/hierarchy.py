@@ -18,7 +18,7 @@ from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive
-from hce.tree.kmeans import KMeansMode, spherical_kmeans
+from hce.tree.kmeans import Init, KMeansMode, spherical_kmeans
 from hce.tree.rows import chunk_ranges
 
 Names = list[list[list[str]]]
@@ -83,6 +83,7 @@ class Hierarchy:
         seed: int = 0,
         *,
         mode: KMeansMode = "auto",
+        init: Init = "points",
         device: torch.device | str | None = None,
     ) -> Hierarchy:
         """Grow the tree of `vectors`.
@@ -102,6 +103,7 @@ class Hierarchy:
             method: "agglomerative" is the paper's Alg. 1; "divisive" is for more vectors than that can cluster.
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
+            init: how k-means starts, see there.
             device: where inner products are computed; the CPU by default.
 
         Raises:
@@ -111,7 +113,7 @@ class Hierarchy:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
-        cluster = partial(spherical_kmeans, mode=mode, device=device)
+        cluster = partial(spherical_kmeans, mode=mode, init=init, device=device)
         levels, document_parent = METHODS[method](vectors, b, seed, cluster)
         facts = {"branching": b, "method": method, "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
