@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 
 from hce.encoding.encoder import Encoder
 from hce.encoding.side_by_side import SideBySide, joined, load_ours
 from hce.encoding.word_table import WordTable
-from hce.errors import FormatError
+from hce.errors import FormatError, HceError
 
 TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w10", "w11 w12 w13"]
 
@@ -118,6 +120,7 @@ def test_what_is_not_all_ours_is_left_to_sentence_transformers(tmp_path, types):
 def test_no_code_in_a_folder_is_run(both, tmp_path):
     """Another model type would have sentence-transformers look for a network, with code that the folder brings."""
     both.save(tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").unlink(missing_ok=True)  # who brings a folder brings what fits it
     for folder in (tmp_path / "model", tmp_path / "model" / "0_SideBySide" / "part-2"):
         settings = json.loads((folder / "config_sentence_transformers.json").read_text())
         (folder / "config_sentence_transformers.json").write_text(
@@ -142,3 +145,84 @@ def test_prompts_given_at_loading_reach_the_first_part_and_the_fingerprint(both,
     prompted = Encoder.load(tmp_path / "model", prompts={"query": "w20 "})
     assert prompted.fingerprint != both.fingerprint
     assert prompted.parts[0].prompt("query") == "w20 " == prompted.prompt("query")
+
+
+def test_what_a_model_is_loaded_with_reaches_its_parts(both, tmp_path):
+    both.save(tmp_path / "model")
+    options = {"device": "cpu", "trust_remote_code": True, "local_files_only": True}
+    plain = SentenceTransformer(str(tmp_path / "model"), model_kwargs={"attn_implementation": "eager"}, **options)
+    assert plain[0].parts[0][0].auto_model.config._attn_implementation == "eager"
+    other = SentenceTransformer(str(tmp_path / "model"), model_kwargs={"attn_implementation": "sdpa"}, **options)
+    assert other[0].parts[0][0].auto_model.config._attn_implementation == "sdpa"
+    short = SentenceTransformer(str(tmp_path / "model"), processor_kwargs={"model_max_length": 7}, **options)
+    assert short[0].parts[0][0].tokenizer.model_max_length == 7
+    with pytest.raises(FormatError, match=r"^[^\n]*damaged \([^\n]*\); train or copy the model again$"):
+        SentenceTransformer(str(tmp_path / "model"), model_kwargs={"no_such_option": 1}, **options)
+
+
+def damaged_files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+
+
+DAMAGES = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "noise": lambda data: b"\xff\xfe" * 50,
+    "deep": lambda data: b"[" * 200_000,
+    "list": lambda data: b"[]",
+    "null": lambda data: b"null",
+    "strings": lambda data: re.sub(rb":\s*(\[[^\]]*\]|\{\}|[-.0-9]+|true|false|null)", b': "x"', data),
+    "numbers": lambda data: re.sub(rb":\s*(\"[^\"]*\"|\[[^\]]*\]|null)", b": 7", data),
+    "header": lambda data: b"\xff" * 8 + data[8:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_one_line_or_does_no_harm(both, tmp_path, damage):
+    """No other error than ours comes out of a folder, whichever of its files is damaged."""
+    first, *companions = both.parts
+    centres = np.zeros((2, first.dim), dtype=np.float32)
+    first.beside(companions, both.shares, centres).save(tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").unlink(missing_ok=True)  # which would tell before anything is read
+    files = damaged_files(tmp_path / "model")
+    assert {"words.json", "model.safetensors", "tokenizer.json", "side_by_side.json", "centres.safetensors"} <= {
+        path.name for path in files
+    }
+    refused = set()
+    for path in files:
+        whole = path.read_bytes()
+        path.write_bytes(DAMAGES[damage](whole))
+        try:
+            Encoder.load(tmp_path / "model").encode(TEXTS)
+        except HceError as error:
+            assert len(str(error).splitlines()) == 1
+            assert len(str(error)) < 1500
+            refused.add(path.name)
+        path.write_bytes(whole)
+    if damage in ("empty", "cut", "noise", "header"):
+        assert {"model.safetensors", "centres.safetensors", "words.json"} <= refused
+
+
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        (["a", "b"], torch.zeros(3, 4)),
+        (["a", 7], torch.zeros(2, 4)),
+        (["a", "b"], torch.zeros(2, 4, dtype=torch.int64)),
+        (["a", "b"], torch.zeros(2)),
+        (["a", "b"], torch.zeros(2, 0)),
+    ],
+)
+def test_a_table_that_does_not_fit_its_words(tmp_path, words, table):
+    WordTable(["a"], torch.ones(1, 4), "english").save(str(tmp_path))
+    (tmp_path / "words.json").write_text(json.dumps({"words": words, "language": "english"}))
+    save_file({"table": table}, tmp_path / "model.safetensors")
+    with pytest.raises(FormatError, match=r"^[^\n]*damaged \([^\n]*\); train or copy the model again$"):
+        WordTable.load(str(tmp_path))
+
+
+def test_a_language_that_is_none(tmp_path):
+    WordTable(["a"], torch.ones(1, 4), "english").save(str(tmp_path))
+    (tmp_path / "words.json").write_text(json.dumps({"words": ["a"], "language": "klingon"}))
+    with pytest.raises(FormatError, match="klingon"):
+        WordTable.load(str(tmp_path))

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import InputModule, Normalize
@@ -24,12 +23,13 @@ from sentence_transformers.util import load_file_path
 from torch import Tensor, nn
 
 from hce.encoding.static import unit_rows
-from hce.encoding.word_table import WordTable
-from hce.errors import FormatError
+from hce.encoding.word_table import WordTable, hub_options
+from hce.errors import FormatError, one_line
 from hce.files import read_json, read_json_value, write_json
 
 CONFIG, CENTRES = "side_by_side.json", "centres.safetensors"
 SIDES = ("query", "document")  # the order of the centres
+PART_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs", "backend")
 NORMALIZE = f"{Normalize.__module__}.Normalize"
 
 
@@ -119,18 +119,23 @@ class SideBySide(InputModule):
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
         """Read what `save` wrote, from a folder or a hub id; no code that comes with a part is ever run.
 
+        Args:
+            model_name_or_path: the folder or the hub id.
+            subfolder: of the module, below it.
+            kwargs: as sentence-transformers gives them to a module: those that say where files come from, and
+                `model_kwargs`, `processor_kwargs`, `config_kwargs` and `backend`, which each part is loaded with.
+
         Raises:
             FormatError: something of it is missing or damaged.
         """
-        hub = {name: kwargs.get(name) for name in ("token", "cache_folder", "revision")}
-        local = bool(kwargs.get("local_files_only"))
-        folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, local_files_only=local, **hub))
-        shares = read_json(folder / CONFIG).get("shares", [])
+        folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
+        how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
         try:
+            shares = read_json(folder / CONFIG)["shares"]
             centres = load_file(folder / CENTRES)["centres"] if (folder / CENTRES).is_file() else None
-            return cls([_load_part(_folder(folder, number)) for number in range(len(shares))], shares, centres)
-        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-            raise FormatError(f"{folder}: damaged ({error}); train or copy the model again") from error
+            return cls([_load_part(_folder(folder, number), how) for number in range(len(shares))], shares, centres)
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again") from error
 
 
 def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
@@ -149,7 +154,7 @@ def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndar
     return unit_rows(np.concatenate(scaled, axis=1))
 
 
-def load_ours(spec: str | Path, *, local: bool) -> SentenceTransformer | None:
+def load_ours(spec: str | Path, *, local: bool, **how: Any) -> SentenceTransformer | None:
     """Load a model that consists of a module of this package and a Normalize; None where `spec` is something else.
 
     sentence-transformers imports modules that are not its own only for who trusts the model with all it may bring. So
@@ -158,6 +163,10 @@ def load_ours(spec: str | Path, *, local: bool) -> SentenceTransformer | None:
     Args:
         spec: a folder or a hub id.
         local: whether to stay off the hub.
+        how: what each part is loaded with, see `SideBySide.load`.
+
+    Raises:
+        FormatError: something of it is missing or damaged.
     """
     modules = load_file_path(str(spec), "modules.json", local_files_only=local)
     entries = None if modules is None else read_json_value(Path(modules))
@@ -165,7 +174,7 @@ def load_ours(spec: str | Path, *, local: bool) -> SentenceTransformer | None:
     if not types or types[0] not in OURS or not set(types[1:]) <= {NORMALIZE}:
         return None
     ours = OURS[types[0]]
-    module = ours.load(str(spec), subfolder=f"0_{ours.__name__}", local_files_only=local)
+    module = ours.load(str(spec), subfolder=f"0_{ours.__name__}", local_files_only=local, **how)
     settings = load_file_path(str(spec), "config_sentence_transformers.json", local_files_only=local)
     prompts = {} if settings is None else read_json(Path(settings))
     return SentenceTransformer(
@@ -182,8 +191,9 @@ OURS: dict[str, type[SideBySide] | type[WordTable]] = {
 }
 
 
-def _load_part(folder: Path) -> SentenceTransformer:
-    return load_ours(folder, local=True) or SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+def _load_part(folder: Path, how: dict[str, Any]) -> SentenceTransformer:
+    ours = load_ours(folder, local=True, **how)
+    return ours or SentenceTransformer(str(folder), device="cpu", local_files_only=True, **how)
 
 
 def _folder(parent: str | Path, number: int) -> Path:

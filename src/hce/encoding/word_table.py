@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor
 from hce.data.corpus import Corpus
 from hce.data.terms import checked_language, terms
 from hce.encoding.static import inverse_document_frequency
-from hce.errors import InputError
+from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json, write_json
 
 DIMENSIONS = 256
@@ -53,6 +53,10 @@ class WordTable(InputModule):
 
     def __init__(self, words: Sequence[str], table: Tensor, language: str) -> None:
         super().__init__()
+        if table.ndim != 2 or not table.is_floating_point() or not table.shape[1]:
+            raise ValueError(f"a table of {table.dtype} of shape {tuple(table.shape)} is not one vector a word")
+        if len(words) != len(table) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"{len(words)} words for {len(table)} vectors, or some are not words")
         self.words = list(words)
         self.language = checked_language(language)
         self.register_buffer("table", table)
@@ -140,10 +144,17 @@ class WordTable(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> WordTable:
-        """Read what `save` wrote."""
-        folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, local_files_only=True))
-        facts = read_json(folder / WORDS)
-        return cls(facts["words"], load_file(folder / TABLE)["table"], facts["language"])
+        """Read what `save` wrote, from a folder or a hub id; a table has no use for what transformers are loaded with.
+
+        Raises:
+            FormatError: something of it is missing or damaged.
+        """
+        folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
+        try:
+            facts = read_json(folder / WORDS)
+            return cls(facts["words"], load_file(folder / TABLE)["table"], facts["language"])
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again") from error
 
     def _terms(self, text: str) -> list[str]:
         return terms(text, self.language)
@@ -152,6 +163,12 @@ class WordTable(InputModule):
         """Return the row of each known word of a text, and its weight."""
         rows = Counter(self._row[word] for word in self._terms(text) if word in self._row)
         return {row: 1 + math.log(count) for row, count in rows.items()}
+
+
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick from what a module is loaded with what says where its files come from."""
+    names = ("token", "cache_folder", "revision", "local_files_only")
+    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def term_matrix(bags: Sequence[Counter[str]], words: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
