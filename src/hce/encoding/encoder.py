@@ -142,6 +142,20 @@ class Encoder:
             limit, taken = (getattr(tokenizer, "truncation", None) or {}).get("max_length"), 0
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token that the encoder makes of a text begins and ends, whatever it can read at once.
+
+        Raises:
+            InputError: the tokenizer does not know that.
+        """
+        tokenizer = self.model.tokenizer
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return [tuple(span) for span in tokenizer.encode(text, add_special_tokens=False).offsets]
+        if not tokenizer.is_fast:
+            raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
+        options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
+        return [tuple(span) for span in tokenizer(text, **options, verbose=False)["offset_mapping"]]
+
     @property
     def parts(self) -> list[Encoder]:
         """The encoders whose vectors stand side by side in this one's: itself, where it has no companion."""
