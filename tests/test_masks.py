@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from plain_losses import E1, E2, softmax_loss, unit
 
 from hce.errors import InputError
-from hce.training.losses import bidirectional
-from hce.training.losses import known_positives
+from hce.training.losses import bidirectional, known_positives
 from hce.training.objective import Documents, false_negatives, near_duplicates, same
 
 # --- false negatives

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hce.training.run import Epoch
 
 
+RecipeName = Literal["measured", "paper"]
+
+
 class LabelFiles(NamedTuple):
     """Files with queries and judgments, as given on the command line."""
 
@@ -47,6 +50,9 @@ def train(
     dev_qrels: Annotated[Path | None, typer.Option(help="judgments to measure by, of the same queries")] = None,
     generated: Annotated[Path | None, typer.Option(help="generated queries: records of document and query")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the unfinished run of this output")] = False,
+    recipe: Annotated[
+        RecipeName, typer.Option(help="where settings that are not given come from: measured best, or the paper")
+    ] = "measured",
     tracker: Annotated[str | None, typer.Option(help="also log to this accelerate tracker, e.g. tensorboard")] = None,
     as_json: JsonOption = False,
     **settings: Any,
@@ -59,6 +65,7 @@ def train(
       hce train docs.jsonl -o my-model
       hce train scifact -o my-model --encoder minilm --mode joint
       hce train docs.jsonl -o my-model --queries q.jsonl --qrels clicks.tsv
+      hce train docs.jsonl -o my-model --encoder sentence-transformers/gtr-t5-base --recipe paper
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
       torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
@@ -72,11 +79,15 @@ def train(
     device = join_processes()
     documents = Corpus.load(corpus)
     start = Encoder.load(encoder, device=device)
-    recipe = Recipe.for_encoder(static=start.is_static, documents=len(documents), **_chosen(settings))
-    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), recipe.mode)
+    chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
+    if recipe == "paper":
+        how = Recipe.paper(documents=len(documents), **chosen)
+    else:
+        how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
+    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode)
     first = is_first_process()
     with (
-        _tracked(tracker, recipe, output.parent) as log,
+        _tracked(tracker, how, output.parent) as log,
         interruptible("the same command with --resume goes on from the last checkpoint"),
     ):
 
@@ -86,7 +97,7 @@ def train(
                 err.print(str(epoch), soft_wrap=True)
 
         result = run(
-            documents, start, **labels, recipe=recipe, output=output, resume=resume, progress=first, on_epoch=on_epoch
+            documents, start, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
         )
     leave_processes()
     if not first:
@@ -162,9 +173,9 @@ def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     for name, hint in get_type_hints(Recipe).items():
-        limits = {"min": 0, "max": LARGEST_SEED} if name == "seed" else {}
+        limits: dict[str, Any] = {"min": 0, "max": LARGEST_SEED} if name == "seed" else {}
         option = typer.Option(help=Recipe.explain(name), show_default=False, rich_help_panel="Recipe", **limits)
-        kind = str if name == "span_lengths" else hint
+        kind = str if name in ("span_lengths", "levels") else hint  # 8,16,32 and all
         parameters.append(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
@@ -199,15 +210,11 @@ def _tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Callabl
         accelerator.end_training()
 
 
-def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
-    """Keep the settings that were given; span lengths are written as 8,16,32."""
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    if "span_lengths" in chosen:
-        try:
-            chosen["span_lengths"] = tuple(int(length) for length in chosen["span_lengths"].split(","))
-        except ValueError:
-            raise InputError(f"--span-lengths {chosen['span_lengths']}: give whole numbers, such as 8,16,32") from None
-    return chosen
+def _read(name: str, value: Any) -> Any:
+    """Return a setting as the recipe has it; what typer left as text may be another type's."""
+    from hce.training.recipe import Recipe
+
+    return Recipe.parsed(name, value) if isinstance(value, str) else value
 
 
 def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
