@@ -107,6 +107,13 @@ class Index:
         self._words = Live(self._store, WordsBuilder(self.manifest.language))
         self._cutter: Cutter | None = None
         self._tree: NumberedHierarchy | None = None
+        for part in (self._engine, self._words):
+            if (snapshot := part.ahead()) is not None:
+                logger.warning(
+                    "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
+                    "copy; restore both from a copy, or add again what is missing",
+                    *(snapshot, self._store.path, self._store.path.name),
+                )
 
     @classmethod
     def create(
@@ -583,6 +590,32 @@ class Index:
             self._words.rebuild(writer, WordsBuilder(manifest.language))
             writer.forget(manifest.documents)
             delete_other_trees(self.path, grown)
+
+    # ------------------------------------------------------------------------------------------------- repair
+
+    def derived(self, reader: Reader) -> list[Live[Any]]:
+        """Return the parts that are derived from the store; see `hce.index.check`."""
+        return [self._engine, *([self._passages] if reader.has_passages() else []), self._words]
+
+    def reindex(self) -> None:
+        """Have SQLite make its own indexes anew from its tables, where they were damaged."""
+        with self._store.writing() as writer:
+            writer.reindex()
+
+    def recount(self) -> None:
+        """Write down anew how many documents there are, and which were removed, where that was damaged."""
+        with self._store.writing() as writer:
+            writer.recount(self.manifest.documents)
+
+    def encode_anew(self, numbers: Sequence[int], progress: bool = False) -> None:
+        """Put documents in again, under new numbers, with vectors made anew of their texts; all or none."""
+        with self._store.writing() as writer:
+            documents = list(writer.documents(numbers).values())
+            writer.delete(numbers)
+            with progress_bar("encoding anew", len(documents), "documents", show=progress) as advance:
+                insert_documents(
+                    writer, chunks_of([documents]), self._encode_documents, self._document_cutter(), advance
+                )
 
     # ------------------------------------------------------------------------------------------------- internals
 

@@ -284,11 +284,7 @@ class Live(Generic[Part]):
         """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
         for folder, moment in self._usable_snapshots(reader):
             try:
-                part = self.builder.load(folder)
-                if not self.builder.fits(part, reader.numbers_at(moment)):
-                    raise FormatError(
-                        f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt"
-                    )
+                part = self._checked(folder, reader, moment)
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)
@@ -329,6 +325,32 @@ class Live(Generic[Part]):
             if is_as_written and saved["change"] >= now.change and not is_of_this_moment:
                 return folder
         return None
+
+    def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
+        """Read all snapshots that would be used, and yield those that are damaged, with what is wrong with them."""
+        for folder in self._snapshots():
+            try:
+                _, is_as_written = unsealed(read_json(folder / SNAPSHOT))
+                if is_as_written is False:
+                    raise FormatError(f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt")
+            except FormatError as error:
+                yield folder, str(error)
+        for folder, moment in self._usable_snapshots(reader):
+            try:
+                self._checked(folder, reader, moment)
+            except FormatError as error:
+                yield folder, str(error)
+
+    def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Part:
+        """Read a snapshot that says to be of a moment.
+
+        Raises:
+            FormatError: it is damaged, or not of the documents that there were.
+        """
+        part = self.builder.load(folder)
+        if not self.builder.fits(part, reader.numbers_at(moment)):
+            raise FormatError(f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt")
+        return part
 
     def _try_to_save(self) -> None:
         """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""

@@ -6,10 +6,8 @@ may come from a stranger: it can name nothing outside of the index's folder.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -135,6 +135,8 @@ class Store:
                 opened.
         """
         with self._errors(), self._connections.lend() as connection:
+            if not self._connections.can_write(connection):
+                raise sqlite3.OperationalError("attempt to write a readonly database")
             try:
                 _be_patient(connection, SECONDS_TO_WAIT if wait is None else wait)
                 connection.execute("BEGIN IMMEDIATE")
@@ -196,7 +198,10 @@ class Reader:
 
     def moment(self) -> Moment:
         """Return the moment that this reader sees."""
-        return Moment(*self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1"))
+        row = self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1")
+        if row is None:
+            raise FormatError(f"{STORE_FILE} is damaged (it knows of no change); restore it from a copy or index anew")
+        return Moment(*row)
 
     def moment_at(self, change: int, token: str) -> Moment | None:
         """Return an earlier moment of this store; None where the store never was in it."""

@@ -1,0 +1,370 @@
+"""Check: whether all that an index or a model is made of is as it was written, and what of it can be healed.
+
+What is derived (engine, words, tree) can be made anew, a vector be encoded anew from its text. A text, and the weights
+of an encoder, are nowhere else: of these a check tells which ones they are. What an earlier version wrote has no
+checksums; of that it is said that nothing is known, which is no damage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hce.checksums import CHECKSUMS, damage_in, files_in, write_checksums
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
+from hce.errors import FormatError, HceError, InputError
+from hce.index.encoder import ENCODER_FOLDER, file_stamps
+from hce.index.hierarchy import NumberedHierarchy
+from hce.index.index import Index
+from hce.index.manifest import MANIFEST_FILE, Manifest
+from hce.index.schema import row_checksum, vector_checksum
+from hce.index.store import STORE_FILE, Reader, content_key
+from hce.progress import Advance, progress_bar
+from hce.training.model_folder import FACTS, IN_AN_INDEX, ModelFolder
+
+NOT_UNIT = 1e-3  # how far from 1 the length of a vector may be
+FROM_A_COPY = "restore it from a copy"
+
+
+class Finding(NamedTuple):
+    """Something that is not as it was written, or of which that is not known.
+
+    Attributes:
+        part: of the index or model: store, documents, vectors, passages, changes, encoder, tree, engine, words, …
+        what: what was found, in one line.
+        state: "damaged", or "unknown" where there is no checksum.
+        heals: whether a repair can heal it.
+        remedy: what else to do.
+        number: of the document, where it is about one.
+    """
+
+    part: str
+    what: str
+    state: Literal["damaged", "unknown"] = "damaged"
+    heals: bool = False
+    remedy: str = ""
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What a check found.
+
+    Attributes:
+        path: of the index or the model.
+        kind: which of both it is.
+        findings: what is damaged or not known.
+        healed: what a repair has healed.
+        documents: how many there are in the store; 0 of a model.
+    """
+
+    path: str
+    kind: Literal["index", "model"]
+    findings: tuple[Finding, ...]
+    healed: tuple[Finding, ...] = ()
+    documents: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return all(finding.state != "damaged" for finding in self.findings)
+
+    @property
+    def heals(self) -> bool:
+        """Whether a repair would heal, or add, anything."""
+        return any(finding.heals for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, for JSON."""
+        lists = {name: [each._asdict() for each in getattr(self, name)] for name in ("findings", "healed")}
+        return {**asdict(self), **lists, "sound": self.is_sound}
+
+
+def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> Checkup:
+    """Read all of an index or a model through, and tell what is not as it was written.
+
+    Args:
+        path: the folder.
+        repair: heal what is derived or can be encoded anew, and give checksums to what has none.
+        progress: show bars.
+
+    Raises:
+        InputError: the folder holds neither.
+        FormatError: the manifest is damaged, so that nothing else can be told.
+    """
+    path = Path(path)
+    if (path / MANIFEST_FILE).is_file() and not (path / "hierarchy.safetensors").is_file():
+        return _check_index(path, repair, progress)
+    if any((path / name).is_file() for name in (FACTS, "modules.json", "config.json")):
+        return _check_model(path, repair, progress)
+    raise InputError(f"{path}: neither an index nor a model is there; name the folder of one")
+
+
+# ------------------------------------------------------------------------------------------------- a model
+
+
+def _check_model(path: Path, repair: bool, progress: bool) -> Checkup:
+    findings = _encoder_findings(path, path, None, progress)
+    if (path / FACTS).is_file() and not findings:
+        try:
+            ModelFolder.read(path)
+        except FormatError as error:
+            findings = [Finding("model", str(error), remedy="train or copy the model again")]
+    if not repair or not any(finding.heals for finding in findings):
+        return Checkup(str(path), "model", tuple(findings))
+    write_checksums(path)
+    return replace(_check_model(path, repair=False, progress=False), healed=tuple(findings))
+
+
+def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progress: bool) -> list[Finding]:
+    """Compare the files of an encoder with their checksums; without these, its weights with its fingerprint."""
+    name = folder.name if folder != root else "model"
+    remedy = f"copy {name}/ from another copy, or from the model that the index was made with"
+    if folder == root:
+        remedy = "train or copy the model again"
+    files = files_in(folder).values()
+    with progress_bar(
+        f"checking {name}", sum(file.stat().st_size for file in files), "bytes", show=progress
+    ) as advance:
+        damaged = damage_in(folder, advance)
+    if damaged is not None:
+        return [Finding(name, f"{name}/{each}" if folder != root else each, remedy=remedy) for each in damaged]
+    try:
+        found = Encoder.load(folder).fingerprint
+        wanted = fingerprint or (ModelFolder.read(folder).facts.fingerprint if (folder / FACTS).is_file() else found)
+    except HceError as error:
+        return [Finding(name, str(error), remedy=remedy)]
+    if found != wanted:
+        return [Finding(name, f"{folder} is not the encoder that was written there", remedy=remedy)]
+    about = "the weights are those that were written" if wanted is fingerprint else "nothing is known of its files"
+    return [Finding(name, f"{name} has no {CHECKSUMS} ({about})", "unknown", heals=True)]
+
+
+# ------------------------------------------------------------------------------------------------- an index
+
+
+def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
+    findings, documents = _index_findings(path, progress)
+    checkup = Checkup(str(path), "index", tuple(findings), documents=documents)
+    if not repair or not checkup.heals:
+        return checkup
+    _repair(path, findings, progress)
+    left, documents = _index_findings(path, progress)
+    lost = [each for each in findings if each.part == "log"]  # which a repair makes one forget
+    healed = tuple(each for each in findings if each not in left and each not in lost)
+    return Checkup(str(path), "index", (*left, *lost), healed, documents)
+
+
+def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
+    manifest = Manifest.read(path)
+    findings = _encoder_findings(path / ENCODER_FOLDER, path, manifest.fingerprint, progress)
+    findings += [
+        Finding("model", f"{IN_AN_INDEX}/{each}", remedy="it is about the training only; copy it from the model")
+        for each in damage_in(path / IN_AN_INDEX) or []
+    ]
+    findings += _tree_findings(path, manifest)
+    documents = 0
+    try:
+        with Index.open(path) as index, index.reading() as reader:
+            in_store = list(_store_findings(reader, manifest, progress))
+            documents = reader.row_count("documents")
+            findings += in_store
+            findings += _derived_findings(index, reader)
+    except HceError as error:
+        findings.append(Finding("store", str(error), remedy=f"{FROM_A_COPY}, or index anew"))
+    return findings, documents
+
+
+def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
+    if manifest.hierarchy is None:
+        return []
+    folder = path / manifest.hierarchy
+    try:
+        NumberedHierarchy.load(folder)
+    except FormatError as error:
+        return [Finding("tree", str(error), heals=True)]
+    if (folder / CHECKSUMS).is_file():
+        return []
+    return [Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", heals=True)]
+
+
+def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
+    """Read the snapshots; what is missing is made when it is needed, and no damage."""
+    findings = []
+    for live in index.derived(reader):
+        ahead = live.ahead()
+        if ahead is not None:
+            line = f"{ahead.relative_to(index.path)} knows of a later write than {STORE_FILE}: writes were lost"
+            remedy = f"{FROM_A_COPY} along with {STORE_FILE}-wal, or add again what is missing"
+            findings.append(Finding("log", line, remedy=remedy))
+        for folder, damage in live.damaged_snapshots(reader):
+            findings.append(Finding(folder.parent.name, damage, heals=True))
+    return findings
+
+
+# ------------------------------------------------------------------------------------------------- the store
+
+
+def _store_findings(reader: Reader, manifest: Manifest, progress: bool) -> Iterator[Finding]:
+    faults = reader.faults()
+    heals = bool(faults) and all(" index " in f" {fault} " for fault in faults)
+    for fault in faults:
+        yield Finding("store", f"{STORE_FILE}: {fault}", heals=heals, remedy="" if heals else FROM_A_COPY)
+    if faults and not heals:
+        return  # rows of such a file may be anything
+    tables = ("documents", "vectors", "passages", "changes")
+    total = sum(map(reader.row_count, tables))
+    with progress_bar("checking rows", total, "rows", show=progress) as advance:
+        sound = yield from _document_findings(reader, advance)
+        yield from _vector_findings(reader, sound, advance)
+        if reader.row_count("passages"):
+            yield from _passage_findings(reader, sound, advance)
+        yield from _change_findings(reader, manifest, sound, advance)
+
+
+class _Numbers(NamedTuple):
+    """Numbers of documents: of all, and of those whose texts are as they were written."""
+
+    there: set[int]
+    sound: set[int]
+
+
+def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, None, _Numbers]:
+    """Compare each document with its checksum, or at least its text with the key that is kept of it."""
+    numbers, unknown = _Numbers(set(), set()), 0
+    for *row, checksum in reader.raw_rows("documents"):
+        advance(1)
+        number, doc_id, content, _, title, text = row
+        numbers.there.add(number)
+        unknown += checksum is None
+        is_text_sound = _text_key(title, text) == content
+        if is_text_sound and checksum in (None, row_checksum(*row)):
+            numbers.sound.add(number)
+            continue
+        name = doc_id.decode(errors="backslashreplace") if isinstance(doc_id, bytes) else repr(doc_id)
+        what = "its text is as it was, its id, title or metadata are not" if is_text_sound else "its text is not"
+        remedy = "put it in again by 'hce add --update', or take it out by 'hce remove'"
+        yield Finding(
+            "documents", f"document {name!r} (number {number}): {what} as written", remedy=remedy, number=number
+        )
+    if unknown:
+        yield _unknown("documents", unknown, "of their metadata; their texts are as they were")
+    return numbers
+
+
+def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
+    left, unknown = set(numbers.there), 0
+    for number, vector, checksum in reader.raw_rows("vectors"):
+        advance(1)
+        if number not in numbers.there:
+            line = f"document number {number} is gone, and its vector is not"
+            yield Finding("vectors", line, remedy="put the document in again", number=number)
+            continue
+        left.discard(number)
+        unknown += checksum is None
+        if not _is_vector(vector, reader.dim) or checksum not in (None, vector_checksum(number, vector)):
+            yield _unsound("vectors", number, f"the vector of document number {number} is not as it was", numbers)
+    for number in sorted(left):
+        yield _unsound("vectors", number, f"document number {number} has no vector", numbers)
+    if unknown:
+        yield _unknown("vectors", unknown)
+
+
+def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
+    """Compare each passage with its checksum; whose it is may be what was damaged, so that neighbours heal too."""
+    unknown, before, is_damaged = 0, None, False
+    for *row, checksum in reader.raw_rows("passages"):
+        advance(1)
+        document, start, stop, vector = row
+        unknown += checksum is None
+        is_sound = document in numbers.there and _is_vector(vector, reader.dim) and 0 <= start < stop
+        is_sound = is_sound and checksum in (None, row_checksum(*row))
+        for number in {before, document} if not is_sound else {document} if is_damaged else set():
+            if number in numbers.there:
+                yield _unsound("passages", number, f"a passage of document number {number} is not as it was", numbers)
+        before, is_damaged = document, not is_sound
+    if unknown:
+        yield _unknown("passages", unknown)
+
+
+def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
+    """Compare what is written down of changes with its checksum, and with the documents that there are."""
+    unknown = 0
+    for *row, checksum in reader.raw_rows("changes"):
+        advance(1)
+        unknown += checksum is None
+        if checksum not in (None, reader.change_checksum(row)):
+            yield Finding("changes", f"change {row[0]} is not as it was written", heals=True)
+    moment, removed = reader.moment(), reader.removed_numbers()
+    if moment.documents != len(numbers.there):
+        line = f"{len(numbers.there):,} documents are there, and {moment.documents:,} were written"
+        yield Finding("changes", line, heals=True, remedy="find out which are missing, and put them in again")
+    first = range(1, min(manifest.documents, moment.last) + 1)
+    gone = {number for number in first if number not in numbers.there}
+    known = set(removed.tolist())
+    if known & numbers.there or gone != {number for number in known if number <= manifest.documents}:
+        yield Finding("changes", "what is written down of removed documents is not as it was", heals=True)
+    if unknown:
+        yield _unknown("changes", unknown)
+
+
+def _text_key(title: Any, text: Any) -> int | None:
+    try:
+        return content_key(Document("", text.decode(), title.decode()).full_text)
+    except (AttributeError, UnicodeDecodeError):
+        return None
+
+
+def _is_vector(blob: Any, dim: int) -> bool:
+    """Tell whether a blob can be a vector: of the right length in bytes, and of length 1."""
+    if not isinstance(blob, bytes) or len(blob) != 4 * dim:
+        return False
+    vector = np.frombuffer(blob, "<f4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return abs(math.sqrt(float(vector @ vector)) - 1) < NOT_UNIT
+
+
+def _unsound(part: str, number: int, line: str, numbers: _Numbers) -> Finding:
+    if number in numbers.sound:
+        return Finding(part, line, heals=True, number=number)
+    return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)
+
+
+def _unknown(part: str, count: int, of: str = "of them") -> Finding:
+    return Finding(part, f"{count:,} {part} have no checksum: nothing is known {of}", "unknown", heals=True)
+
+
+# ------------------------------------------------------------------------------------------------- healing
+
+
+def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
+    """Heal what can be healed, and give checksums to what has none.
+
+    Raises:
+        InputError: the store or the encoder is damaged, which all else is made from.
+    """
+    beyond = [each for each in findings if each.part in ("store", ENCODER_FOLDER) and each.state == "damaged"]
+    beyond = [each for each in beyond if not each.heals]
+    if beyond:
+        raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
+    with Index.open(path) as index:
+        if any(each.part == "store" for each in findings):
+            index.reindex()
+        if any(each.part == "changes" and each.state == "damaged" for each in findings):
+            index.recount()
+        unsound = {each.number for each in findings if each.heals and each.number is not None}
+        if unsound:
+            index.encode_anew(sorted(unsound), progress=progress)
+        index.rebuild()
+    folder = path / ENCODER_FOLDER
+    if not (folder / CHECKSUMS).is_file():
+        write_checksums(folder)
+        replace(Manifest.read(path), encoder_files=file_stamps(folder)).write(path)
+    if (path / IN_AN_INDEX).is_dir() and not (path / IN_AN_INDEX / CHECKSUMS).is_file():
+        write_checksums(path / IN_AN_INDEX)
