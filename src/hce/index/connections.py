@@ -207,7 +207,7 @@ class Connections:
 
     def _check_place(self) -> None:
         """Refuse another file than the one that was opened first."""
-        found = self._stamp().file
+        found = _file_id(self._found())
         if self._file is None:
             self._file = found
         elif found != self._file:
@@ -221,6 +221,10 @@ class Connections:
             raise WriterBusyError(f"{self._folder}: someone wrote to this index while it was read; try again")
 
     def _stamp(self) -> Stamp:
+        found = self._found()
+        return Stamp(_file_id(found), found.st_size, found.st_mtime_ns, self.log_size())
+
+    def _found(self) -> os.stat_result:
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -229,12 +233,16 @@ class Connections:
             raise InputError(f"{self._folder}: cannot be read ({error.strerror}); check its permissions") from error
         if not stat.S_ISREG(found.st_mode):
             raise self._missing()
-        return Stamp(FileId(found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, self.log_size())
+        return found
 
     def _missing(self) -> FormatError:
         if self._file is not None:
             return FormatError(f"{self._folder}: the index was moved or deleted since it was opened; open it again")
         return FormatError(f"{self._folder}: the index is incomplete ({self._path.name} is missing); index anew")
+
+
+def _file_id(found: os.stat_result) -> FileId:
+    return FileId(found.st_dev, found.st_ino)
 
 
 # ------------------------------------------------------------------------------------------------- forks
