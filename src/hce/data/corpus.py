@@ -81,10 +81,17 @@ class Corpus(Sequence[Document]):
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats", title="Hats")])
         >>> len(corpus), corpus.ids, list(corpus.texts())
         (2, ['a', 'b'], ['red shoes', 'Hats blue hats'])
+
+        Raises:
+            InputError: at the first fault, with the document's number.
         """
+        if not isinstance(documents, Iterable):
+            raise InputError(f"{name}: a {type(documents).__name__} where documents should be; give a list of them")
         check, kept, places = _Checker(name), [], []
         for number, document in enumerate(documents, start=1):
             where = f"{name}, number {number}"
+            if not isinstance(document, Document):
+                raise InputError(f"{where}: a {type(document).__name__}; make it a Document")
             fields = {"_id": document.id, "title": document.title, "text": document.text}
             checked = replace(parse_document(Record(where, fields)), metadata=document.metadata)
             if check.add(checked, where):

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -98,8 +98,10 @@ def create_index(
         raise InputError(f"engine {engine!r}: choose auto or one of {', '.join(ENGINES)}")
     codec_of(dtype)
     checked_language(language)
-    if words_share is not None and not 0 <= words_share <= 1:
+    if words_share is not None and not (_is_number(words_share) and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
+    if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
+        raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
     start = start_from(encoder, corpus)
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
@@ -125,6 +127,10 @@ def create_index(
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     shutil.rmtree(unfinished(path), ignore_errors=True)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray) -> Hierarchy | None:

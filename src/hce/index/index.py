@@ -257,12 +257,13 @@ class Index:
         Raises:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
-        if isinstance(ids, str):
-            raise InputError("remove takes a list of ids; put the single id into a list")
-        distinct = list(dict.fromkeys(ids))
-        for doc_id in distinct:
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
+        listed = list(ids)
+        for doc_id in listed:
             if not isinstance(doc_id, str):
                 raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
+        distinct = list(dict.fromkeys(listed))
         with self._store.writing() as writer:
             known = writer.present(distinct)
             missing = [doc_id for doc_id in distinct if doc_id not in known]
@@ -274,6 +275,8 @@ class Index:
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
+        if not isinstance(doc_id, str):
+            raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
         with self._store.reading() as reader:
             return reader.find(doc_id)
 
@@ -340,11 +343,11 @@ class Index:
             mode: "hybrid", by words and meaning; "dense", by meaning alone; "words", by BM25 alone.
 
         Raises:
-            InputError: k is below 1, the filter is not a valid one, or there is no such mode.
+            InputError: k is not a whole number from 1 on, a query is not a text, the filter is not a valid one, or
+                there is no such mode.
         """
-        if k < 1:
-            raise InputError(f"k = {k}: ask for 1 hit or more")
-        texts = [queries] if isinstance(queries, str) else list(queries)
+        texts = _checked_queries(queries)
+        _check_k(k)
         vectors = None if mode == "words" else self.encode_queries(texts)
         hits = self.search_encoded(texts, vectors, k, filter, mode)
         return hits[0] if isinstance(queries, str) else hits
@@ -359,8 +362,13 @@ class Index:
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
     ) -> list[list[Hit]]:
-        """Search by meaning alone, for queries that are encoded already: unit rows of shape (Q, n), float32."""
-        return self.search_encoded([""] * len(vectors), vectors, k, filter, "dense")
+        """Search by meaning alone, for queries that are encoded already: unit rows of shape (Q, n), float32.
+
+        Raises:
+            InputError: the vectors are not of that shape or hold NaN, or k or the filter is not a valid one.
+        """
+        rows = _checked_vectors(vectors, self.manifest.dim)
+        return self.search_encoded([""] * len(rows), rows, k, filter, "dense")
 
     def search_encoded(
         self,
@@ -373,11 +381,13 @@ class Index:
         """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none."""
         if mode not in get_args(SearchMode):
             raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
+        _check_k(k)
         while True:
             check()
             with self._store.reading() as reader:
                 allowed = None if filter is None else reader.numbers_where(filter)
-                ranked = self._ranked(reader, texts, vectors, k, allowed, mode)
+                most = max(1, reader.moment().documents)  # who asks for more is not given room for more
+                ranked = self._ranked(reader, texts, vectors, min(int(k), most), allowed, mode)
                 if ranked is not None:
                     return self._hits(reader, texts, ranked, mode)
             # Else another thread has brought a part to a later moment than this reader sees: look again.
@@ -749,6 +759,41 @@ def _in_text(hit: Hit, place: Passage) -> Passage:
     before = len(hit.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` has no white space at its ends
     start, stop = (min(max(place - before, 0), len(hit.text)) for place in place)
     return Passage(start, stop)
+
+
+def _check_k(k: int) -> None:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise InputError(f"k = {k!r}: give a whole number")
+    if k < 1:
+        raise InputError(f"k = {k}: ask for 1 hit or more")
+
+
+def _checked_queries(queries: str | Sequence[str]) -> list[str]:
+    """Return the texts to look for; of other things, say what they are."""
+    if not isinstance(queries, Iterable) or isinstance(queries, bytes):
+        raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
+    texts = [queries] if isinstance(queries, str) else list(queries)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"a query is a text, not a {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"query {text!r} holds half a surrogate pair; remove it") from None
+    return texts
+
+
+def _checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return vectors of queries as an array of shape (Q, n), float32; of other things, say what they are."""
+    try:
+        rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"vectors of queries are an array of numbers, not a {type(vectors).__name__}") from error
+    if rows.ndim != 2 or np.ndim(vectors) != 2 or rows.shape[1] != dim:
+        raise InputError(f"vectors of queries are of shape (queries, {dim}) in this index, not {np.shape(vectors)}")
+    if not np.isfinite(rows).all():
+        raise InputError("the vector of a query holds NaN or infinity; encode it again")
+    return rows
 
 
 def _by_words(found: Matches) -> _Ranked:

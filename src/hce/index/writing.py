@@ -29,6 +29,8 @@ def checked(documents: Iterable[Document]) -> Sequence[Document]:
     """
     if isinstance(documents, Corpus):
         return documents
+    if isinstance(documents, str | Document) or not isinstance(documents, Iterable):
+        raise InputError(f"documents are a list or a corpus, not a {type(documents).__name__}; put one into a list")
     listed = list(documents)
     if not listed or _all_sound(listed):
         return listed
