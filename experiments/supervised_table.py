@@ -68,7 +68,7 @@ def _table(comparison: Comparison, by_first: Table) -> str:
     rows = []
     for row in by_first.rows:
         scores = [row.score(first), *(str(comparison.score(row.system, measure)) for measure in others)]
-        rows.append([row.system, *scores, f"{row.training_seconds / 60:.1f} min" if row.training_seconds else "–"])
+        rows.append([row.name, *scores, f"{row.training_seconds / 60:.1f} min" if row.training_seconds else "–"])
     return table(["system", *comparison.measures, "training"], rows)
 
 

@@ -305,6 +305,29 @@ def test_text_and_markdown_and_json_say_the_same():
     assert any("the tree (hce less no-tree): M +0.1050" in note for note in notes(results))
 
 
+def test_a_system_that_fell_back_is_told_from_one_that_was_trained():
+    """What training threw away would otherwise be shown, and tested, as what training made."""
+    fallen = replace(
+        COMPARISON,
+        results=tuple(
+            replace(result, facts={"trained": (result.system, result.seed) not in (("hce", 1), ("no-tree", 0))})
+            for result in COMPARISON.results
+        ),
+    )
+    results = table(fallen)
+    assert [cells(row, ["M"])[0] for row in results.rows] == [
+        "bm25",
+        "no-tree (not trained)",
+        "hce (not trained in 1 of 2 seeds)",
+    ]
+    explained, effect = notes(results)[1:]
+    assert explained.startswith("not trained: held-out queries did not call the training better")
+    assert effect.endswith("not the tree's doing alone: hce was not trained in 1 of 2 seeds, no-tree was not trained")
+    assert as_json(results)["rows"][2]["fallbacks"] == "not trained in 1 of 2 seeds"
+    assert "hce (not trained in 1 of 2 seeds)" in page(results)
+    assert not any("not trained" in note for note in notes(table(COMPARISON)))
+
+
 def test_a_single_system_has_a_table_too():
     alone = table(made_up(bm25=[LOW]))
     (row,) = alone.rows

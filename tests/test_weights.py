@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from hce.data.judgments import Judgment, Qrels, Query
+from hce.encoding.encoder import Encoder
 from hce.training.heldout import labelled_dev, pseudo_dev
 from hce.training.recipe import Recipe
 from hce.training.weights import CLEAR, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
@@ -69,10 +70,13 @@ def test_the_best_mix_is_loaded_where_it_is_clearly_better(static_encoder, is_la
     assert chosen(static_encoder, scores, is_labelled) == 0.5
 
 
-def test_pseudo_queries_have_to_be_clear_and_labelled_ones_are_believed(static_encoder):
+def test_of_a_transformer_pseudo_queries_have_to_be_clear(static_encoder, bert_folder):
     """A gain of 0.01 with differences of ±0.1 over 50 queries has a standard error of 0.0143."""
+    transformer = Encoder.load(bert_folder, device="cpu")
     scores = {0.0: around(0.3, 0), **{mix: around(0.31, 0.1) for mix in (0.25, 0.5, 0.75, 1.0)}}
-    assert chosen(static_encoder, scores, is_labelled=False) == 0
+    assert chosen(transformer, scores, is_labelled=False) == 0
+    assert chosen(transformer, scores, is_labelled=True) == 0.25
+    assert chosen(static_encoder, scores, is_labelled=False) == 0.25  # of a table they are believed
     assert chosen(static_encoder, scores, is_labelled=True) == 0.25
 
 

@@ -69,6 +69,7 @@ class Row:
         versus: by measure, how the system compares with the best rival; p is corrected for the number of systems.
         training_seconds: and the other costs: means over seeds.
         facts: of the first seed.
+        fallbacks: for how many seeds training was thrown away, in words; empty for none.
     """
 
     system: str
@@ -81,6 +82,12 @@ class Row:
     search_ms: float
     index_bytes: float
     facts: dict[str, Any]
+    fallbacks: str = ""
+
+    @property
+    def name(self) -> str:
+        """The system's name, and whether it is what it started from."""
+        return f"{self.system} ({self.fallbacks})" if self.fallbacks else self.system
 
     def mark(self, measure: str) -> str:
         """Mark the best rival, and what is better or worse than it where that is no chance."""
@@ -136,6 +143,13 @@ class Comparison:
     def score(self, system: str, measure: str) -> Score:
         """Return a system's mean over seeds and queries, and the spread of its seeds."""
         return Score.of([fmean(result.per_query[measure].values()) for result in self.of(system)])
+
+    def fallbacks(self, system: str) -> str:
+        """Say for how many seeds a system is not what training made but what it started from; empty for none."""
+        trained = [result.facts.get("trained", True) for result in self.of(system)]
+        if all(trained):
+            return ""
+        return "not trained" + (f" in {trained.count(False)} of {len(trained)} seeds" if len(trained) > 1 else "")
 
     @property
     def best_rival(self) -> str | None:
@@ -202,6 +216,7 @@ def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row
         search_ms=fmean(result.search_ms for result in results),
         index_bytes=fmean(result.index_bytes for result in results),
         facts=results[0].facts,
+        fallbacks=comparison.fallbacks(name),
     )
 
 
@@ -213,7 +228,7 @@ def header(measures: Sequence[str]) -> list[str]:
 def cells(row: Row, measures: Sequence[str]) -> list[str]:
     """Write a row as text."""
     return [
-        row.system,
+        row.name,
         *(row.score(measure) for measure in measures),
         _shown_seconds(row.training_seconds),
         _shown_seconds(row.indexing_seconds),
@@ -231,11 +246,18 @@ def notes(table: Table) -> list[str]:
             f"{REFERENCE} the best rival ({rival}); {BETTER} better and {WORSE} worse than it, p < {ALPHA} "
             "(paired randomisation test, Holm's correction)"
         )
+    if any(row.fallbacks for row in table.rows):
+        lines.append(
+            "not trained: held-out queries did not call the training better, so that the encoder it started from was "
+            "kept and stands in the table"
+        )
     for one, other, measure, paired in table.effects:
+        fallen = [f"{name} was {why}" for name in (one, other) if (why := table.comparison.fallbacks(name))]
         lines.append(
             f"the tree ({one} less {other}): {measure} {paired.difference:+.4f}, "
             f"95 % between {paired.low:+.4f} and {paired.high:+.4f}, p = {paired.p:.4f}; "
             f"{paired.better} queries better, {paired.worse} worse, {paired.equal} equal"
+            + (f"; this is not the tree's doing alone: {', '.join(fallen)}" if fallen else "")
         )
     return lines
 
@@ -279,6 +301,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "search_ms": row.search_ms,
         "index_bytes": row.index_bytes,
         "facts": row.facts,
+        "fallbacks": row.fallbacks,
     }
 
 

@@ -138,6 +138,7 @@ def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
         "mode": result.recipe.mode,
         "epochs": len(result.history) - 1,
         "mix": result.mix,
+        "trained": bool(result.mix) or len(result.encoder.shares) > 1,
         "metric": result.metric,
         "before": result.before,
         "after": result.after,

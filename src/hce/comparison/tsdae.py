@@ -42,7 +42,7 @@ def build_tsdae(task: Task) -> Built:
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)
     mix, _ = load_best_mix(encoder, first, weights_of(encoder), dev, task.recipe)
-    return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix})
+    return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix, "trained": bool(mix)})
 
 
 def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool = False) -> None:

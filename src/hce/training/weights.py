@@ -1,6 +1,8 @@
 """How much of the trained weights to keep: F0·(1 − λ) + F′·λ, with the λ that held-out queries call best.
 
-A better mean on labelled queries is enough. Pseudo-queries are not what people ask, so they need a clear gain: one that
+A better mean on labelled queries is enough. Pseudo-queries are not what people ask. What they say of a table is
+believed too: training one has almost always helped, and to throw a training away for want of certainty costs more than
+it saves. A transformer is often harmed by training without labels, so there pseudo-queries need a clear gain: one that
 could be chance leaves the encoder as it was (docs/LOG.md).
 """
 
@@ -30,7 +32,7 @@ def load_best_mix(
         scores = dev.scores(encoder)
         if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
             chosen, best = mix, scores
-    if not dev.is_labelled and not is_clear_gain(unmixed, best):
+    if not (dev.is_labelled or encoder.is_table or is_clear_gain(unmixed, best)):
         chosen, best = 0.0, unmixed
     decided = of_the_first({"mix": chosen, **means(best)}, encoder.device)
     chosen = decided.pop("mix")
