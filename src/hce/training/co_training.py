@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -59,6 +60,15 @@ class TrainResult:
     recipe: Recipe
     held_out: np.ndarray
     words_share: float | None = None
+
+
+class Learnt(NamedTuple):
+    """What came of training an encoder, and each held-out query's score before and after."""
+
+    result: TrainResult
+    dev: DevSet
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
 
 
 def co_train(

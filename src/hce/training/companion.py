@@ -12,17 +12,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from hce.data.corpus import Corpus
+from hce.encoding.corpus_vectors import TEXTS_AT_ONCE, encode_corpus
 from hce.encoding.encoder import Encoder
+from hce.encoding.side_by_side import joined
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.processes import of_the_first
-from hce.training.heldout import DevSet, DevVectors, mean_over_kinds, means, side_by_side
+from hce.training.co_training import Learnt, cluster_corpus
+from hce.training.heldout import DevSet, DevVectors, mean_over_kinds, means, pseudo_dev, side_by_side
+from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.weights import is_clear_gain
+from hce.training.words_share import best_words_share
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +38,45 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 MOST_WITHOUT_LABELS = 0.3
 """Pseudo-queries are made of the documents' own words, and so call more of the words good than people do."""
 LEAST_TO_CENTRE = 100  # queries that a mean is taken of
+
+
+def with_companions(
+    corpus: Corpus, encoder: Encoder, learnt: Learnt, tables: list[Encoder], place: Path | None, *, progress: bool
+) -> Learnt:
+    """Put the token tables that were trained, and the corpus's words, beside the encoder, where dev prefers that.
+
+    The words to be measured are learnt without the documents that held-out queries were made of.
+    """
+    result, recipe = learnt.result, learnt.result.recipe
+    first = encoder if recipe.train == "companion" else result.encoder
+    dev = learnt.dev if first is result.encoder else _few_queries(learnt.dev, result.held_out, recipe)
+    vectors = encode_corpus(first, corpus, place and place / "encoded", progress=progress and not first.is_static)
+
+    def words(without: np.ndarray) -> list[Encoder]:
+        return words_of(corpus, first, language=recipe.language, without=without, seed=recipe.seed)
+
+    all_words, nobody = words(np.empty(0, dtype=np.int64)), not len(result.held_out)
+    companions, measured = [*tables, *all_words], [*tables, *(all_words if nobody else words(result.held_out))]
+    if len(companions) != len(measured):  # so few documents that some may not be left out
+        companions = measured = tables
+    chosen = accompany(first, companions, dev, measured=measured, vectors=vectors)
+    is_learner = first is result.encoder
+    vectors = _vectors_beside(corpus, chosen.encoder, vectors)
+    share = best_words_share(dev, chosen.encoder, vectors, recipe.language) if dev.is_labelled else None
+    if is_learner and chosen.encoder is first:
+        return learnt._replace(result=replace(result, words_share=share))
+    before, after = learnt.before if is_learner else chosen.before, chosen.after
+    result = replace(
+        result,
+        encoder=chosen.encoder,
+        hierarchy=cluster_corpus(vectors, recipe, first, recipe.epochs + 1),
+        mix=0.0 if chosen.encoder is first else result.mix,
+        before=means(before),
+        after=means(after),
+        metric=dev.name,
+        words_share=share,
+    )
+    return Learnt(result, dev, before, after)
 
 
 class Accompanied(NamedTuple):
@@ -113,6 +159,35 @@ def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.nda
         logger.warning("%s; the encoder gets no words of the corpus", error)
         return []
     return [Encoder.of_words(table, device=encoder.device)]
+
+
+def recipe_of_table(corpus: Corpus, recipe: Recipe) -> Recipe:
+    """Return how a companion is trained beside a transformer that is trained too: measured by the same documents."""
+    settings = {name: getattr(recipe, name) for name in ("mode", "seed", "dev_queries", "language")}
+    return Recipe.for_encoder(static=True, documents=len(corpus), train="encoder", precision="float32", **settings)
+
+
+def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+    """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
+    if len(encoder.shares) == 1:
+        return vectors
+    centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
+    rows = np.empty((len(corpus), encoder.dim), dtype=np.float32)
+    for start in range(0, len(corpus), TEXTS_AT_ONCE):
+        texts = [document.full_text for document in corpus[start : start + TEXTS_AT_ONCE]]
+        block = slice(start, start + len(texts))
+        others = [each.encode(texts, zeros=True) for each in companions]
+        rows[block] = joined([vectors[block], *others], encoder.shares, centre)
+    return rows
+
+
+def _few_queries(dev: DevSet, held_out: np.ndarray, recipe: Recipe) -> DevSet:
+    """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
+    few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
+    if dev.is_labelled or len(held_out) <= few:
+        return dev
+    some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(held_out, few, replace=False))
+    return pseudo_dev(dev.corpus, some, recipe.dev_pool, recipe.seed)
 
 
 def _shares(share: float, companions: int) -> list[float]:

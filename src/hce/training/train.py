@@ -20,20 +20,17 @@ from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
 from hce.data.text import TOKEN
-from hce.encoding.corpus_vectors import TEXTS_AT_ONCE, encode_corpus
 from hce.encoding.encoder import Encoder, fast_dtype
-from hce.encoding.side_by_side import joined
 from hce.errors import InputError
 from hce.files import require_new, unfinished
 from hce.processes import is_first_process, process_count
-from hce.training.co_training import TrainResult, cluster_corpus, co_train
-from hce.training.companion import accompany, words_of
-from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means, pseudo_dev
+from hce.training.co_training import Learnt, TrainResult, co_train
+from hce.training.companion import recipe_of_table, with_companions
+from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
 from hce.training.model_folder import DevQuery, save_model
-from hce.training.recipe import TRANSFORMER, Learner, Precision, Recipe, Supervision
+from hce.training.recipe import Learner, Precision, Recipe, Supervision
 from hce.training.run import CheckpointFolder, Epoch
 from hce.training.sources import sources_and_devset
-from hce.training.words_share import best_words_share
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
@@ -88,10 +85,10 @@ def train(
     if recipe.train != "encoder":
         tables = [learnt.result.encoder] if recipe.train == "companion" else []
         if recipe.train == "both" and table is not None:
-            of_table = _recipe_of_table(corpus, recipe)
+            of_table = recipe_of_table(corpus, recipe)
             trained = _learn(corpus, table, labels, of_table, place and place / "table", progress=progress)
             tables = [trained.result.encoder]
-        learnt = _with_companions(corpus, encoder, learnt, tables, place, progress=progress)
+        learnt = with_companions(corpus, encoder, learnt, tables, place, progress=progress)
     result = learnt.result
     if output is not None and place is not None and is_first_process():
         if result.hierarchy.levels:
@@ -107,15 +104,6 @@ class LabelledData(NamedTuple):
     pairs: Labels | None
     generated: Labels | None
     dev: Labels | None
-
-
-class Learnt(NamedTuple):
-    """What came of training an encoder, and each held-out query's score before and after."""
-
-    result: TrainResult
-    dev: DevSet
-    before: dict[str, np.ndarray]
-    after: dict[str, np.ndarray]
 
 
 def _learn(
@@ -142,74 +130,6 @@ def _learn(
         is_unchanged = start is encoder and not result.mix
         after = scores if is_unchanged else devset.scores(result.encoder)
     return Learnt(replace(result, before=given, after=means(after)), devset, scores, after)
-
-
-def _with_companions(
-    corpus: Corpus, encoder: Encoder, learnt: Learnt, tables: list[Encoder], place: Path | None, *, progress: bool
-) -> Learnt:
-    """Put the token tables that were trained, and the corpus's words, beside the encoder, where dev prefers that.
-
-    The words to be measured are learnt without the documents that held-out queries were made of.
-    """
-    result, recipe = learnt.result, learnt.result.recipe
-    first = encoder if recipe.train == "companion" else result.encoder
-    dev = learnt.dev if first is result.encoder else _few_queries(learnt.dev, result.held_out, recipe)
-    vectors = encode_corpus(first, corpus, place and place / "encoded", progress=progress and not first.is_static)
-
-    def words(without: np.ndarray) -> list[Encoder]:
-        return words_of(corpus, first, language=recipe.language, without=without, seed=recipe.seed)
-
-    all_words, nobody = words(np.empty(0, dtype=np.int64)), not len(result.held_out)
-    companions, measured = [*tables, *all_words], [*tables, *(all_words if nobody else words(result.held_out))]
-    if len(companions) != len(measured):  # so few documents that some may not be left out
-        companions = measured = tables
-    chosen = accompany(first, companions, dev, measured=measured, vectors=vectors)
-    is_learner = first is result.encoder
-    vectors = _vectors_beside(corpus, chosen.encoder, vectors)
-    share = best_words_share(dev, chosen.encoder, vectors, recipe.language) if dev.is_labelled else None
-    if is_learner and chosen.encoder is first:
-        return learnt._replace(result=replace(result, words_share=share))
-    before, after = learnt.before if is_learner else chosen.before, chosen.after
-    result = replace(
-        result,
-        encoder=chosen.encoder,
-        hierarchy=cluster_corpus(vectors, recipe, first, recipe.epochs + 1),
-        mix=0.0 if chosen.encoder is first else result.mix,
-        before=means(before),
-        after=means(after),
-        metric=dev.name,
-        words_share=share,
-    )
-    return Learnt(result, dev, before, after)
-
-
-def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
-    """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
-    if len(encoder.shares) == 1:
-        return vectors
-    centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
-    rows = np.empty((len(corpus), encoder.dim), dtype=np.float32)
-    for start in range(0, len(corpus), TEXTS_AT_ONCE):
-        texts = [document.full_text for document in corpus[start : start + TEXTS_AT_ONCE]]
-        block = slice(start, start + len(texts))
-        others = [each.encode(texts, zeros=True) for each in companions]
-        rows[block] = joined([vectors[block], *others], encoder.shares, centre)
-    return rows
-
-
-def _few_queries(dev: DevSet, held_out: np.ndarray, recipe: Recipe) -> DevSet:
-    """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
-    few = TRANSFORMER["dev_queries"]
-    if dev.is_labelled or len(held_out) <= few:
-        return dev
-    some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(held_out, few, replace=False))
-    return pseudo_dev(dev.corpus, some, recipe.dev_pool, recipe.seed)
-
-
-def _recipe_of_table(corpus: Corpus, recipe: Recipe) -> Recipe:
-    """Return how a companion is trained beside a transformer that is trained too: measured by the same documents."""
-    settings = {name: getattr(recipe, name) for name in ("mode", "seed", "dev_queries", "language")}
-    return Recipe.for_encoder(static=True, documents=len(corpus), train="encoder", precision="float32", **settings)
 
 
 def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
