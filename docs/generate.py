@@ -32,6 +32,7 @@ COMMANDS = (
     "status",
     "serve",
     "rebuild",
+    "check",
     "evaluate",
     "compare",
     "generate-queries",

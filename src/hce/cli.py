@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from hce._version import __version__
+from hce.commands.check import check
 from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import compare, evaluate
 from hce.commands.generate import generate_queries
@@ -45,6 +46,7 @@ app.command()(search)
 app.command()(status)
 app.command()(serve)
 app.command()(rebuild)
+app.command()(check)
 app.command()(evaluate)
 app.command()(compare)
 app.command("generate-queries")(generate_queries)

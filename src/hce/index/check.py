@@ -142,7 +142,8 @@ def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progres
         return [Finding(name, str(error), remedy=remedy)]
     if found != wanted:
         return [Finding(name, f"{folder} is not the encoder that was written there", remedy=remedy)]
-    about = "the weights are those that were written" if wanted is fingerprint else "nothing is known of its files"
+    is_known = fingerprint is not None or (folder / FACTS).is_file()
+    about = "the weights are those that were written" if is_known else "nothing is known of its files"
     return [Finding(name, f"{name} has no {CHECKSUMS} ({about})", "unknown", heals=True)]
 
 
@@ -366,5 +367,6 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
     if not (folder / CHECKSUMS).is_file():
         write_checksums(folder)
         replace(Manifest.read(path), encoder_files=file_stamps(folder)).write(path)
-    if (path / IN_AN_INDEX).is_dir() and not (path / IN_AN_INDEX / CHECKSUMS).is_file():
-        write_checksums(path / IN_AN_INDEX)
+    for beside in filter(None, (Manifest.read(path).hierarchy, IN_AN_INDEX)):
+        if (path / beside).is_dir() and not (path / beside / CHECKSUMS).is_file():
+            write_checksums(path / beside)
