@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +62,14 @@ def load_tree(index: Path) -> NumberedHierarchy | None:
         except FormatError as error:
             known, name = name, Manifest.read(index).hierarchy
             if name == known:  # else another process has just rebuilt the index
-                logger.warning("%s (it is left out until 'hce rebuild %s' grows it anew)", error, index)
+                _say_once(f"{error} (it is left out until 'hce rebuild {index}' grows it anew)")
                 return None
     return None
+
+
+@lru_cache(maxsize=64)
+def _say_once(line: str) -> None:
+    logger.warning(line)
 
 
 def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
