@@ -1,10 +1,12 @@
 """The web server: many clients at once beside one bare search, measured in one run.
 
-    python benchmarks/serve.py INDEX [--clients 64] [--searches 20]
+    python benchmarks/serve.py INDEX [--clients 64] [--searches 20] [--idle 600]
 
 starts `hce serve` on the index and lets that many clients search at once, each as fast as it is answered. Beside it
 stand one client alone, and what a search cannot do without: encoding the query and a faiss flat search, one query
-after the other. Prints median and 99th percentile of each, and fails if a single answer is not what it should be.
+after the other. With --idle, one client searches once more beside that many connections that say nothing, each query
+over a connection of its own. Prints median and 99th percentile of each, and fails if a single answer is not what it
+should be.
 """
 
 from __future__ import annotations
@@ -107,12 +109,25 @@ async def clients(url: str, queries: list[str], expected: list[str], count: int)
     return Timing([each for part in parts for each in part], time.perf_counter() - start)
 
 
+async def beside_idle(url: str, queries: list[str], expected: list[str], count: int) -> Timing:
+    """Search beside connections that say nothing, each query over a new connection."""
+    where = urlsplit(url)
+    idle = [await asyncio.open_connection(where.hostname, where.port) for _ in range(count)]
+    start = time.perf_counter()
+    each = [await client(url, [query], [best]) for query, best in zip(queries, expected, strict=True)]
+    whole = time.perf_counter() - start
+    for _, writer in idle:
+        writer.close()
+    return Timing([seconds for part in each for seconds in part], whole)
+
+
 def main() -> None:
     """Measure, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("index", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--searches", type=int, default=20)
+    parser.add_argument("--idle", type=int, default=0)
     arguments = parser.parse_args()
     with Index.open(arguments.index) as index:
         queries = queries_of(index, arguments.clients * arguments.searches)
@@ -123,11 +138,15 @@ def main() -> None:
             asyncio.run(clients(url, queries[:50], expected[:50], 1))  # warm up
             one = asyncio.run(clients(url, queries, expected, 1))
             many = asyncio.run(clients(url, queries, expected, arguments.clients))
+            if arguments.idle:
+                beside = asyncio.run(beside_idle(url, queries[:200], expected[:200], arguments.idle))
         again = bare(index, queries)
     best = min(alone, again, key=lambda timing: timing.whole)
     print(best.line("encode + faiss flat, bare"))
     print(one.line("served, 1 client"))
     print(many.line(f"served, {arguments.clients} clients at once"))
+    if arguments.idle:
+        print(beside.line(f"served, beside {arguments.idle} idle"))
     print(f"errors: 0 of {len(many.each):,}")
     ratio = (len(many.each) / many.whole) / (len(best.each) / best.whole)
     print(f"searches/s served to {arguments.clients} clients / bare, one after the other: {ratio:.2f}")

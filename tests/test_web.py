@@ -292,14 +292,20 @@ def test_a_long_query_marks_its_first_words():
 
 
 def test_marking_takes_one_pass_whatever_is_asked():
-    """660 words of two letters and a text all of them, which a pattern of 660 alternatives took 0.2 s for."""
+    """A pattern with an alternative for each of 660 words took ninety times as long as one for a single word."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = [one + two for one in letters for two in letters][:660]
-    for text in (" ".join(pairs * 20), " ".join(f"zz{pair}zz" for pair in pairs * 10), "zz" * 20_000, "é " * 20_000):
-        start = time.perf_counter()
-        for _ in range(10):
-            best_snippet(text, QueryWords(" ".join(pairs)), 2000)
-        assert (time.perf_counter() - start) / 10 < 0.03
+    text = " ".join(f"{pair}{letter}zzzz" for letter in letters for pair in pairs)
+
+    def seconds(query):
+        words, times = QueryWords(query), []
+        for _ in range(5):
+            start = time.process_time()
+            best_snippet(text, words)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert seconds(" ".join(pairs)) < 6 * seconds("zz")
 
 
 @given(st.text("ab c", max_size=80), st.text("ab c", min_size=1, max_size=8), st.integers(8, 30))
