@@ -337,6 +337,8 @@ class Live(Generic[Part]):
                 yield folder, str(error)
         for folder, moment in self._usable_snapshots(reader):
             try:
+                if unsealed(read_json(folder / SNAPSHOT))[1] is None:
+                    raise FormatError(f"{folder / SNAPSHOT}: it has no checksum; it has to be rebuilt")
                 self._checked(folder, reader, moment)
             except FormatError as error:
                 yield folder, str(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,8 @@ class Manifest:
             manifest._check()
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
-        if is_as_written is False:
+        strange = values.keys() - {field.name for field in fields(cls)}
+        if is_as_written is False or (is_as_written is None and strange):  # of which one may have been the checksum
             raise FormatError(
                 f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
                 "meant, take the checksum out of it"

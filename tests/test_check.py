@@ -1,0 +1,378 @@
+"""hce check: no flipped bit goes unseen, what can be healed is healed, and strangers' folders can do nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hce.checksums import CHECKSUMS, write_checksums
+from hce.data.documents import Document
+from hce.encoding.encoder import Encoder
+from hce.errors import FormatError, HceError, InputError
+from hce.index import before
+from hce.index.check import check
+from hce.index.index import Index
+from hce.index.manifest import Manifest
+from hce.search.engine import load_engine, new_engine
+
+FORMATS = Path(__file__).parent / "data" / "formats-0.1.0"
+LONG = Document("long", " ".join(f"star w{number % 90}" for number in range(900)) + " law cell w99", "a long one")
+
+
+@pytest.fixture(scope="module")
+def made(planted_corpus, tmp_path_factory):
+    """An index with a tree, passages, and documents that came and went."""
+    folder = tmp_path_factory.mktemp("made")
+    encoder = Encoder.load(FORMATS / "model", device="cpu")
+    with Index.create(folder / "index", planted_corpus, encoder, "grow") as index:
+        index.remove([document.id for document in planted_corpus[:3]])
+        index.add([LONG, Document("new", "star w1", metadata={"year": 2000})])
+        index.rebuild()
+        index.remove([planted_corpus[5].id])
+    return folder / "index"
+
+
+@pytest.fixture
+def index(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "index"))
+
+
+def run(folder: Path, *statements: str, bind: tuple = ()) -> list:
+    with closing(sqlite3.connect(folder / "documents.sqlite", isolation_level=None)) as connection:
+        return [connection.execute(each, bind).fetchall() for each in statements][-1]
+
+
+def contents(folder: Path) -> object:
+    """All that is in a store, whatever pages it is on; what SQLite says where it cannot be read."""
+    try:
+        with closing(sqlite3.connect(folder / "documents.sqlite")) as connection:
+            connection.text_factory = bytes
+            tables = ("sqlite_master", "documents", "vectors", "passages", "changes", "removed", "sqlite_sequence")
+            rows = [connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables]  # noqa: S608
+            return rows, connection.execute("PRAGMA integrity_check").fetchall()
+    except sqlite3.Error as error:
+        return str(error)
+
+
+def flip(path: Path, bits: list[int]) -> None:
+    """Flip bits, and leave size and time as they were."""
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    for bit in bits:
+        content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def is_told(folder: Path) -> bool:
+    try:
+        return not check(folder).is_sound
+    except HceError:
+        return True
+
+
+def parts(folder: Path) -> set[str]:
+    return {finding.part for finding in check(folder).findings}
+
+
+# ------------------------------------------------------------------------------------------------- damage is seen
+
+
+def test_what_is_whole_is_sound(index):
+    found = check(index)
+    assert found.is_sound
+    assert found.findings == ()
+    assert found.documents == 238
+    assert found.as_dict()["sound"] is True
+
+
+def test_no_flipped_bit_of_the_store_goes_unseen(index):
+    """A bit is either told of, or in a place where nothing is written."""
+    path, chance = index / "documents.sqlite", random.Random(0)  # noqa: S311
+    content, before_it = path.read_bytes(), contents(index)
+    told = 0
+    for _ in range(60):
+        for name in ("documents.sqlite-wal", "documents.sqlite-shm"):
+            (index / name).unlink(missing_ok=True)
+        path.write_bytes(content)
+        flip(path, [chance.randrange(8 * len(content))])
+        seen = is_told(index)
+        assert seen or contents(index) == before_it
+        told += seen
+    assert told > 10
+
+
+def test_no_flipped_bit_of_another_file_goes_unseen(index):
+    chance = random.Random(1)  # noqa: S311
+    for path in sorted(index.rglob("*")):
+        if not path.is_file() or path.name.startswith("documents.sqlite"):
+            continue
+        content = path.read_bytes()
+        for _ in range(4 if len(content) > 2 else 0):
+            place = chance.randrange(8 * len(content))
+            while content[place // 8] in b" \n":  # which may be white space of JSON
+                place = chance.randrange(8 * len(content))
+            flip(path, [place])
+            assert is_told(index), (path.relative_to(index), place)
+            path.write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_damaged_encoder_is_never_used(index, seed):
+    """2,000 bits with size and time kept: a check tells, and so does whoever loads it."""
+    path = max((index / "encoder").rglob("*"), key=lambda each: each.stat().st_size)
+    flip(path, random.Random(seed).sample(range(8 * path.stat().st_size), 2000))  # noqa: S311
+    assert "encoder" in parts(index)
+    with Index.open(index) as opened, pytest.raises(FormatError, match=r"encoder: damaged \(.* not as it was written"):
+        opened.search("star")
+
+
+@pytest.mark.parametrize("table", ["documents", "vectors", "passages"])
+def test_rows_that_are_missing_are_told_of(index, table):
+    run(index, f"DELETE FROM {table} WHERE rowid = 9")  # noqa: S608
+    assert is_told(index) is (table != "passages")  # that one has none of this number any more, or it is gone
+    column = "document" if table == "passages" else "number"
+    run(index, f"UPDATE {table} SET {column} = {column} + 100000 WHERE rowid = (SELECT max(rowid) FROM {table})")  # noqa: S608
+    assert is_told(index)
+
+
+def test_a_model(tmp_path):
+    model = Path(shutil.copytree(FORMATS / "model", tmp_path / "model"))
+    (finding,) = check(model).findings
+    assert (finding.state, finding.heals) == ("unknown", True)
+    assert check(model, repair=True).findings == ()
+    path = model / "hierarchy" / "hierarchy.safetensors"
+    flip(path, [8 * (path.stat().st_size - 1)])
+    found = check(model, repair=True)
+    assert [each.what for each in found.findings] == ["hierarchy/hierarchy.safetensors is not as it was written"]
+    assert not found.is_sound
+    with pytest.raises(InputError, match="neither an index nor a model"):
+        check(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- and healed
+
+
+def test_vectors_and_passages_are_encoded_anew(index, planted_corpus):
+    with Index.open(index) as opened:
+        expected = {entry.document.id: entry.vector for entry in opened.entries()}
+        hits = [hit.id for hit in opened.search("star red w3", 10)]
+    passages = run(index, "SELECT count(*) FROM passages")
+    run(index, "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE number IN (50, 51)")
+    run(index, "UPDATE passages SET start = start + 1 WHERE number = (SELECT min(number) FROM passages)")
+    found = check(index)
+    assert parts(index) == {"vectors", "passages"}
+    assert all(finding.heals for finding in found.findings)
+    found = check(index, repair=True)
+    assert found.is_sound
+    assert len(found.healed) >= 3
+    assert check(index).findings == ()
+    with Index.open(index) as opened:
+        for entry in opened.entries():
+            np.testing.assert_allclose(entry.vector, expected[entry.document.id], atol=1e-6)
+        assert {entry.document.id for entry in opened.entries()} == set(expected)
+        assert [hit.id for hit in opened.search("star red w3", 10)] == hits
+        assert run(index, "SELECT count(*) FROM passages") == passages
+
+
+def test_a_damaged_text_is_named_and_kept(index):
+    run(index, "UPDATE documents SET text = text || '.' WHERE number = 60")
+    run(index, "UPDATE documents SET metadata = '{\"year\": 2001}' WHERE id = 'new'")
+    text, metadata = sorted((each for each in check(index).findings), key=lambda each: each.number)
+    assert "its text is not as written" in text.what
+    assert "its text is as it was" in metadata.what
+    assert "document 'new'" in metadata.what
+    assert not any(each.heals for each in (text, metadata))
+    assert not check(index, repair=True).is_sound
+    with Index.open(index) as opened:
+        opened.update([Document("new", "star w1", metadata={"year": 2000})])
+        opened.remove([next(each.document.id for each in opened.entries() if each.number == 60)])
+    assert check(index).findings == ()
+
+
+@pytest.mark.parametrize("part", ["engine", "words", "passages", "hierarchy"])
+def test_what_is_derived_is_made_anew(index, part):
+    folder = next(path for path in index.glob(f"{part}*"))
+    path = max((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each.stat().st_size)
+    flip(path, [8 * (path.stat().st_size // 2)])
+    (finding,) = check(index).findings
+    assert finding.heals
+    assert finding.part == {"hierarchy": "tree"}.get(part, part)
+    found = check(index, repair=True)
+    assert found.healed == (finding,)
+    assert check(index).findings == ()
+
+
+def test_what_was_counted_is_counted_anew(index, planted_corpus):
+    run(index, "UPDATE changes SET documents = documents + 7, last = 3")
+    run(index, "UPDATE removed SET number = number + 20 WHERE number = 2")
+    assert "changes" in parts(index)
+    assert check(index, repair=True).is_sound
+    with Index.open(index) as opened:
+        assert len(opened) == 238
+        assert (opened.status().removed, opened.status().added) == (4, 2)
+        opened.add([Document("newest", "star")])
+        assert len(list(opened)) == 239
+    assert check(index).findings == ()
+
+
+def test_indexes_of_sqlite_are_made_anew(index):
+    run(
+        index,
+        "PRAGMA writable_schema = ON",
+        "CREATE TABLE spare (content INTEGER)",
+        "CREATE INDEX empty ON spare (content)",
+        "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master WHERE name = 'empty') "
+        "WHERE name = 'documents_by_content'",
+        "DELETE FROM sqlite_master WHERE name IN ('spare', 'empty')",
+    )
+    assert any("index" in finding.what and finding.heals for finding in check(index).findings) or is_told(index)
+
+
+def test_nothing_is_repaired_without_its_encoder(index):
+    run(index, "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE number = 50")
+    path = next((index / "encoder").rglob("*.safetensors"))
+    flip(path, [800])
+    with pytest.raises(
+        InputError, match=r"nothing was repaired, since encoder/.* is not as it was written; first copy"
+    ):
+        check(index, repair=True)
+
+
+def test_an_index_of_an_earlier_version_gets_checksums(tmp_path):
+    folder = Path(shutil.copytree(FORMATS / "index", tmp_path / "index"))
+    found = check(folder)
+    assert found.is_sound
+    assert {finding.state for finding in found.findings} == {"unknown"}
+    assert check(folder, repair=True).findings == ()
+    run(folder, "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE number = 5")
+    assert parts(folder) == {"vectors"}
+
+
+def test_texts_of_an_earlier_version_are_compared_with_their_keys(tmp_path):
+    folder = Path(shutil.copytree(FORMATS / "index", tmp_path / "index"))
+    run(folder, "UPDATE documents SET text = 'another' WHERE number = 5")
+    (finding,) = (each for each in check(folder).findings if each.state == "damaged")
+    assert finding.number == 5
+
+
+# ------------------------------------------------------------------------------------------------- lost writes
+
+
+def test_a_snapshot_that_knows_more_than_the_store_is_told_of(index, caplog):
+    shutil.copy(index / "documents.sqlite", index / "older.sqlite")
+    with Index.open(index) as opened:
+        opened.add([Document("lost", "star w7")])
+        opened.build_engine()
+    (index / "older.sqlite").replace(index / "documents.sqlite")
+    for name in ("documents.sqlite-wal", "documents.sqlite-shm"):
+        (index / name).unlink(missing_ok=True)
+    caplog.clear()
+    with Index.open(index) as opened:
+        assert "lost" not in opened
+    assert "knows of a later write than" in caplog.text
+    assert "log" in parts(index)
+    found = check(index, repair=True)
+    assert not found.is_sound or found.healed == ()
+
+
+# ------------------------------------------------------------------------------------------------- from a stranger
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../../etc", "/dev", "hierarchy/../..", "encoder", "hierarchy-", "hierarchy-1\n"]
+)
+def test_a_manifest_names_no_other_folder(index, name):
+    values = json.loads((index / "manifest.json").read_text())
+    del values["checksum"]
+    (index / "manifest.json").write_text(json.dumps({**values, "hierarchy": name}))
+    with pytest.raises(FormatError, match="'hierarchy' is not what it has to be"):
+        Index.open(index)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("dim", -1), ("dim", 1e9), ("words_share", 7), ("engine", None), ("window", 0), ("format", "2")]
+)
+def test_a_manifest_has_sound_values(index, name, value):
+    values = json.loads((index / "manifest.json").read_text())
+    del values["checksum"]
+    (index / "manifest.json").write_text(json.dumps({**values, name: value}))
+    with pytest.raises(FormatError, match=f"'{name}' is not what it has to be"):
+        Index.open(index)
+
+
+def test_a_changed_manifest_is_told_of(index):
+    content = (index / "manifest.json").read_text()
+    (index / "manifest.json").write_text(content.replace('"english"', '"german"'))
+    with pytest.raises(FormatError, match=r"manifest\.json is not as it was written"):
+        Index.open(index)
+
+
+def test_no_hub_is_asked_for_the_encoder_that_an_index_names(index, monkeypatch):
+    manifest = Manifest.read(index)
+    Manifest(**{**vars(manifest), "base_encoder": "stranger/tracks-you"}).write(index)
+    asked = []
+
+    def load(spec, **options):
+        asked.append(options)
+        raise InputError("not there")
+
+    monkeypatch.setattr(Encoder, "load", load)
+    with Index.open(index) as opened:
+        untrained = before.Untrained(opened)
+        untrained._catch_up_or_say_why()
+        assert "stranger/tracks-you is not on this machine" in untrained.readiness().reason
+    assert asked == [{"local": True}]
+
+
+@pytest.mark.parametrize("name", ["flat", "tree"])
+def test_checksums_of_an_engine_name_nothing_outside(tmp_path, name):
+    rows = np.eye(40, 16, dtype=np.float32)
+    rows[16:] = rows[:8].repeat(3, axis=0)
+    new_engine(name, 16, numbers=np.arange(1, 41), vectors=rows).save(tmp_path)
+    facts = json.loads((tmp_path / CHECKSUMS).read_text())
+    (tmp_path / CHECKSUMS).write_text(json.dumps({**facts, "/dev/zero": 0}))
+    with pytest.raises(FormatError, match="/dev/zero is missing, or is no regular file"):
+        load_engine(name, tmp_path, 16)
+
+
+def crafted(path: Path, chance: random.Random) -> bytes:
+    """A file with a few bytes drawn anew."""
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.randrange(1, 9)):
+        content[chance.randrange(len(content))] = chance.choice((0, 1, 127, 255, chance.randrange(256)))
+    return bytes(content)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["flat", "tree"])
+def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, name, dtype):
+    """faiss reads none of it: no crash, no endless loop, nothing larger than its file; at worst other scores."""
+    chance = random.Random(3)  # noqa: S311
+    rows = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    new_engine(name, 8, numbers=np.arange(1, 301), vectors=rows, dtype=dtype).save(tmp_path)
+    files = [path for path in sorted(tmp_path.iterdir()) if path.name != CHECKSUMS]
+    refused = 0
+    for turn in range(150):
+        path = files[turn % len(files)]
+        content = path.read_bytes()
+        path.write_bytes(crafted(path, chance))
+        write_checksums(tmp_path)
+        try:
+            engine = load_engine(name, tmp_path, 8)
+            found = engine.search(rows[:5], 10)
+            engine.add(np.array([10**6]), rows[:1])
+            engine.remove(np.arange(1, 20))
+            assert found.numbers.shape == (5, 10)
+        except FormatError:
+            refused += 1
+        path.write_bytes(content)
+    assert refused
