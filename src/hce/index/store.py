@@ -351,12 +351,8 @@ class Reader:
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
         """Return the numbers of the documents that there were at this moment or an earlier one, rising."""
-        query = (
-            "SELECT number FROM documents WHERE number <= ? "
-            "UNION SELECT number FROM removed WHERE number <= ? AND change > ? ORDER BY 1"
-        )
-        rows = self._connection.execute(query, (moment.last, moment.last, moment.change))
-        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+        numbers = np.union1d(self.numbers(), self.removed_since(moment.change))
+        return numbers[numbers <= moment.last]
 
     def removed_up_to(self, number: int) -> int:
         """Count how many of the first `number` documents are not there any more."""
