@@ -46,8 +46,8 @@ def index(tmp_path, planted_corpus, static_encoder):
     static_encoder.save(tmp_path / "model")
     corpus = {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
     known = {"encoder": str(tmp_path / "start"), "fingerprint": static_encoder.fingerprint, "corpus": corpus}
-    measured = {"metric": "NDCG@10", "before": {}, "after": {}, "mix": 1.0}
-    facts = {"format": 1, "hce": "0.1.0", "static": True, "recipe": {}, **known, **measured}
+    measured = {"metric": "NDCG@10", "before": {"titles": 0.5}, "after": {"titles": 0.6}, "mix": 1.0}
+    facts = {"format": 1, "hce": "0.1.0", "static": True, "recipe": {"mode": "unsupervised"}, **known, **measured}
     (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
     with Index.create(tmp_path / "index", planted_corpus, tmp_path / "model") as made:
         yield made
@@ -132,3 +132,13 @@ def test_a_worker_works_when_woken_and_ends_when_stopped():
     worker.stop()
     assert not worker.is_alive()
     assert len(calls) == 2
+
+
+def test_vectors_of_documents_whose_removal_a_rebuild_forgot_are_left_out(index):
+    index.add([Document("x", "w1 w2")])
+    index.remove(["x"])
+    index.add([Document("y", "w3")])
+    index.rebuild()
+    known = VectorsByNumber(np.array([1, 241, 242]), np.ones((3, 32), np.float32))
+    with index.reading() as reader:
+        assert before._still_there(known, reader).numbers.tolist() == [1, 242]

@@ -240,7 +240,13 @@ def test_a_trained_models_tree_and_history_come_along(tmp_path, planted_corpus, 
     encoder.save(model)
     Hierarchy.build(vectors, 4, seed=3).save(model / "hierarchy")
     corpus = {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
-    before = {"static": True, "recipe": {}, "metric": "NDCG@10", "before": {"titles": 0.5}, "mix": 0.0}
+    before = {
+        "static": True,
+        "recipe": {"mode": "unsupervised"},
+        "metric": "NDCG@10",
+        "before": {"titles": 0.5},
+        "mix": 0.0,
+    }
     known = {"encoder": "static, fitted", "fingerprint": encoder.fingerprint, "corpus": corpus}
     facts = {"format": 1, "hce": "0.1.0", **known, **before, "after": {"titles": 0.5}}
     (model / "hce.json").write_text(json.dumps(facts))
