@@ -360,7 +360,7 @@ def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, 
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     new_engine(name, 8, numbers=np.arange(1, 301), vectors=rows, dtype=dtype).save(tmp_path)
     files = [path for path in sorted(tmp_path.iterdir()) if path.name != CHECKSUMS]
-    refused = 0
+    refused = searched = 0
     for turn in range(150):
         path = files[turn % len(files)]
         content = path.read_bytes()
@@ -372,7 +372,9 @@ def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, 
             engine.add(np.array([10**6]), rows[:1])
             engine.remove(np.arange(1, 20))
             assert found.numbers.shape == (5, 10)
+            searched += 1
         except FormatError:
             refused += 1
         path.write_bytes(content)
     assert refused
+    assert searched

@@ -30,6 +30,12 @@ def test_files_as_they_were_written(folder):
     require_undamaged(folder, "copy it again")
 
 
+def test_they_are_written_anew(folder):
+    (folder / "a").write_bytes(b"other")
+    write_checksums(folder)
+    assert damage_in(folder) == []
+
+
 def test_nothing_is_known_without_the_file(folder):
     (folder / CHECKSUMS).unlink()
     assert damage_in(folder) is None

@@ -19,14 +19,14 @@ from hce.progress import Advance
 
 CHECKSUMS = "checksums.json"
 SEAL = "checksum"
-FOR_PEOPLE = {"README.md"}  # which they may change as they like
+LEFT_OUT = {CHECKSUMS, "README.md"}  # the latter is for people, who may change it as they like
 BYTES_AT_ONCE = 1 << 22
 
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write down the checksums of a folder's files: of some by name, or of all in it and below."""
     files = files_in(folder)
-    chosen = files.keys() - FOR_PEOPLE if names is None else names
+    chosen = files.keys() - LEFT_OUT if names is None else names
     write_json(folder / CHECKSUMS, {name: file_checksum(files[name]) for name in sorted(chosen)})
 
 

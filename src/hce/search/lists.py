@@ -278,19 +278,6 @@ class Lists:
 
         return search_exactly(fetch, len(among), queries, k)
 
-    def check(self) -> None:
-        """Refuse arrays that do not tell what is in the lists.
-
-        Raises:
-            ValueError: they do not.
-        """
-        lists = range(self.file.index.nlist)
-        home = np.repeat(lists, [self.file.size(number) for number in lists])
-        stored = np.concatenate([self.file.ids(number) for number in lists])
-        order = np.argsort(stored)
-        fit = np.array_equal(stored[order], self.ids) and np.array_equal(home[order], self.home)
-        require(fit, f"the lists do not hold the {len(self.ids)} numbers that they should")
-
 
 @dataclass
 class Layers:

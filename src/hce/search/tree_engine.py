@@ -35,6 +35,7 @@ from hce.tree.hierarchy import Hierarchy
 LEAF = 8  # documents in a leaf, on average
 EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
+LISTS = ("stored", "sizes", "ids", "home", "ranges")  # arrays of a layer on disk
 KEPT = 64  # settings of searches; making one takes as long as searching a few lists
 
 
@@ -115,9 +116,9 @@ class TreeEngine:
         for number, lists in enumerate(self._layers.lists):
             name, file, numbers = f"layer{number}", lists.file, range(lists.file.index.nlist)
             codes[name] = [file.codes(each) for each in numbers]
-            arrays[f"{name}.stored"] = np.concatenate([file.ids(each) for each in numbers])
-            arrays[f"{name}.sizes"] = np.array([file.size(each) for each in numbers], np.int64)
-            arrays |= {f"{name}.ids": lists.ids, f"{name}.home": lists.home, f"{name}.ranges": code_ranges(file.index)}
+            stored, sizes = [file.ids(each) for each in numbers], [len(each) for each in codes[name]]
+            saved = np.concatenate(stored), np.array(sizes, np.int64), lists.ids, lists.home, code_ranges(file.index)
+            arrays |= {f"{name}.{of}": array for of, array in zip(LISTS, saved, strict=True)}
         write_files(folder, EngineFiles(codes, arrays))
 
     @classmethod
@@ -136,7 +137,6 @@ class TreeEngine:
             lists = [_read_lists(files, name, dim) for name in names]
             layers = Layers(lists, branching.tolist())
             for number, each in enumerate(lists):
-                each.check()
                 require(set(each.home.tolist()) <= set(layers.nodes(number).tolist()), "a list without a node")
             seed = int(files.arrays["seed"][0])
         return cls(layers, seed)
@@ -234,10 +234,13 @@ def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) ->
 
 def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:
     """Make the lists of a layer of what was saved under a name."""
-    arrays = files.arrays
-    stored, codes = checked_numbers(arrays[f"{name}.stored"], name), np.asarray(files.codes[name])
-    file = InvertedFile.of_codes(dim, arrays[f"{name}.sizes"], stored, codes, arrays[f"{name}.ranges"])
-    return Lists(file, checked_numbers(arrays[f"{name}.ids"], name), arrays[f"{name}.home"])
+    stored, sizes, ids, home, ranges = (files.arrays[f"{name}.{of}"] for of in LISTS)
+    file = InvertedFile.of_codes(dim, sizes, stored, np.asarray(files.codes[name]), ranges)
+    order = np.argsort(stored)
+    homes = np.repeat(np.arange(len(sizes)), sizes)[order]
+    fit = np.array_equal(checked_numbers(stored[order], name), ids) and np.array_equal(homes, home)
+    require(fit and home.dtype == np.int64, f"the lists do not hold the {len(ids)} numbers that they should")
+    return Lists(file, ids, home)
 
 
 def _ready(queries: np.ndarray) -> np.ndarray:
