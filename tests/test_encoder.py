@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -254,3 +255,13 @@ def test_another_type_for_a_while(static_encoder):
         assert static_encoder.dtype == torch.bfloat16
         raise KeyError
     assert static_encoder.dtype == torch.float32
+
+
+@pytest.mark.parametrize("value", [{}, []])
+def test_settings_that_only_encoding_shows_to_be_damaged_are_one_line(static_encoder, tmp_path, value):
+    static_encoder.save(tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").unlink(missing_ok=True)
+    path = tmp_path / "model" / "1_Normalize" / "config.json"
+    path.write_text(json.dumps(dict.fromkeys(json.loads(path.read_text()), value)))
+    with pytest.raises(FormatError, match=r"^[^\n]*damaged[^\n]*$"):
+        Encoder.load(tmp_path / "model").encode(["star"])

@@ -351,9 +351,9 @@ class Encoder:
     def _embedded(self, texts: list[str], kind: Kind) -> np.ndarray:
         try:
             return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
-        except IndexError as error:
+        except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
             raise FormatError(
-                f"encoder {self.name!r} is damaged: its tokenizer has tokens without a vector ({one_line(error)}); "
+                f"encoder {self.name!r} is damaged: its files do not fit together ({one_line(error)}); "
                 "train or copy it again"
             ) from error
 
