@@ -27,11 +27,13 @@ from hce.training.recipe import Recipe
 
 ABOUT = """
 The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone
-(supervised), and with both (joint); each with the tree (hce) and by the same training without it (no-tree). Look for
+(supervised), and with both (joint); each with the tree (hce) and by the same training without it (no-tree), beside the
+encoder as given (untrained). Look for
 what joint training adds to supervised, most of all where documents have no training queries (squad: test; test_seen has
 them), and for the difference that the tree makes in each scenario beside the spread over seeds.
 """
-COMPARED = ("no-tree", "hce")
+COMPARED = ("untrained", "no-tree", "hce", "hce-eq5", "ct")
+DEFAULT = ["untrained", "no-tree", "hce"]
 Found = dict[str, dict[str, dict[str, Comparison]]]
 """Collection → split → scenario → what was measured."""
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run what is not there yet, then show all."""
     parser = command_line("scenarios", __doc__ or "", seeds=3, several=True)
     parser.add_argument("--mode", type=_modes, default=["unsupervised"], help="scenarios with commas between")
-    parser.add_argument("--systems", type=_systems, default=list(COMPARED), help="with commas between")
+    parser.add_argument("--systems", type=_systems, default=DEFAULT, help="with commas between")
     parser.add_argument("--splits", type=names, default=["test"], help="those of them that a collection has")
     arguments = parser.parse_args(argv)
     found = {folder.absolute().name: run_collection(folder, arguments) for folder in arguments.folders}
@@ -97,9 +99,10 @@ def _table(found: Found) -> str:
                 for system in comparison.systems:
                     scores = [str(comparison.score(system, measure)) for measure in DEFAULT_MEASURES]
                     results = comparison.of(system)
-                    mix = fmean(result.facts["mix"] for result in results)
+                    mixes = [result.facts["mix"] for result in results if "mix" in result.facts]
+                    mix = f"{fmean(mixes):.2f}" if mixes else "–"
                     seconds = fmean(result.training_seconds + result.indexing_seconds for result in results)
-                    rows.append([collection, split, mode, system, *scores, f"{mix:.2f}", f"{seconds:.0f} s"])
+                    rows.append([collection, split, mode, system, *scores, mix, f"{seconds:.0f} s"])
     return table(["collection", "split", "scenario", "system", *DEFAULT_MEASURES, "λ", "time"], rows)
 
 

@@ -28,8 +28,12 @@ MARKS = (
     f"{REFERENCE} the best system without the tree; {BETTER} better and {WORSE} worse than it, p < 0.05 (paired "
     "randomisation test over queries, Holm's correction)."
 )
+CQADUPSTACK = "cqadupstack"  # a folder of twelve forums, which BEIR counts as one collection: the mean over them
+LARGE = 200_000  # documents; the paper has an average of the collections below that
 Found = dict[str, Comparison]
 """What was measured, by collection."""
+Columns = dict[str, list[Comparison]]
+"""What a column is the mean of: one collection, or the forums of CQADupStack."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,24 +43,44 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=names, default=["test"], help="the split that is measured")
     parser.add_argument("--measures", type=names, default=["nDCG@10", "R@10", "R@100"], help="tested by the first")
     arguments = parser.parse_args(argv)
-    found = run_collections(arguments)
+    found, sizes = run_collections(arguments)
+    columns = columns_of(found)
+    large = {name for name in columns if any(sizes[each] >= LARGE for each in found if column_of(each) == name)}
     first, *others = arguments.measures
-    tables = {first: _table(found, first, _marks(found))} | {measure: _table(found, measure, {}) for measure in others}
+    tables = {first: _table(columns, large, first, _marks(found))}
+    tables |= {measure: _table(columns, large, measure, {}) for measure in others}
     systems = next(iter(found.values())).systems
     notes = [f"{MARKS} Marks are on {first}.", seeds_note(arguments), *map(": ".join, systems.items())]
-    page = Page("unsupervised_table", "Without labels", ABOUT, tables, notes, [_panel(found, first)])
+    page = Page("unsupervised_table", "Without labels", ABOUT, tables, notes, [_panel(columns, first)])
     page.show(parser, arguments)
 
 
-def run_collections(arguments: argparse.Namespace) -> Found:
-    """Train and measure every system on every collection."""
-    found = {}
+def run_collections(arguments: argparse.Namespace) -> tuple[Found, dict[str, int]]:
+    """Train and measure every system on every collection; return that, and how many documents each has."""
+    found, sizes = {}, {}
     for folder in arguments.folders:
         bench = bench_of(arguments, folder, arguments.measures)
         bench = replace(bench, task=for_mode(bench.task, "unsupervised"))
         systems = choose(arguments.systems, bench.task, static=bench.encoder.is_static)
-        found[bench.collection] = run_systems(bench, systems, arguments)[arguments.splits[0]]
-    return found
+        name = bench.collection
+        if folder.absolute().parent.name.lower() == CQADUPSTACK:
+            name = f"{CQADUPSTACK}/{name}"
+        found[name] = run_systems(bench, systems, arguments)[arguments.splits[0]]
+        sizes[name] = len(bench.task.corpus)
+    return found, sizes
+
+
+def column_of(collection: str) -> str:
+    """Return the column that a collection belongs to: its own, but one for all forums of CQADupStack."""
+    return collection.partition("/")[0]
+
+
+def columns_of(found: Found) -> Columns:
+    """Group the collections by column, in the order given."""
+    columns: Columns = {}
+    for name, comparison in found.items():
+        columns.setdefault(column_of(name), []).append(comparison)
+    return columns
 
 
 def _marks(found: Found) -> dict[str, dict[str, str]]:
@@ -65,21 +89,30 @@ def _marks(found: Found) -> dict[str, dict[str, str]]:
     return {name: {row.system: row.mark(each.measures[0]) for row in tested(each).rows} for name, each in first.items()}
 
 
-def _table(found: Found, measure: str, marks: dict[str, dict[str, str]]) -> str:
+def _table(columns: Columns, large: set[str], measure: str, marks: dict[str, dict[str, str]]) -> str:
+    averages = {"average": list(columns)}
+    if large:
+        averages = {"average (< 200k)": [name for name in columns if name not in large], **averages}
     rows = []
-    for system in next(iter(found.values())).systems:
-        scores = {name: comparison.score(system, measure) for name, comparison in found.items()}
-        cells = [f"{score} {marks.get(name, {}).get(system, '')}".rstrip() for name, score in scores.items()]
-        rows.append([system, *cells, f"{fmean(score.mean for score in scores.values()):.4f}"])
-    return table(["system", *found, "average"], rows)
+    for system in next(iter(columns.values()))[0].systems:
+        means = {name: fmean(each.score(system, measure).mean for each in of) for name, of in columns.items()}
+        cells = [
+            f"{of[0].score(system, measure) if len(of) == 1 else f'{means[name]:.4f}'} "
+            f"{marks.get(name, {}).get(system, '')}".rstrip()
+            for name, of in columns.items()
+        ]
+        cells += [f"{fmean(means[name] for name in names):.4f}" if names else "–" for names in averages.values()]
+        fallen = {each.fallbacks(system) for of in columns.values() for each in of} - {""}
+        rows.append([f"{system} (in places not trained)" if fallen else system, *cells])
+    return table(["system", *columns, *averages], rows)
 
 
-def _panel(found: Found, measure: str) -> Panel:
+def _panel(columns: Columns, measure: str) -> Panel:
     series = []
-    for system in next(iter(found.values())).systems:
-        values = [comparison.score(system, measure).mean for comparison in found.values()]
+    for system in next(iter(columns.values()))[0].systems:
+        values = [fmean(each.score(system, measure).mean for each in of) for of in columns.values()]
         series.append(Series(system, [*values, fmean(values)]))
-    return Panel(f"{measure}, no labels", "collection", measure, [*found, "average"], series, bars=True)
+    return Panel(f"{measure}, no labels", "collection", measure, [*columns, "average"], series, bars=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from conftest import real_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 from hce.comparison.bm25 import K1, B, BM25Searcher, expanded_texts
 from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
@@ -170,6 +171,30 @@ def test_pefa_without_neighbours_is_the_encoder(module_static_encoder, concept_c
         expected = [hit.id for hit in plain.search(query, 20)[0]]
         assert [hit.id for hit in extra.search(query, 20)[0]] == expected
         assert [hit.id for hit in small.search(query, 20)[0]] == expected
+
+
+# ---------------------------------------------------------------------------------------------------- as it was given
+
+
+def test_an_encoder_that_says_so_is_scored_by_inner_products(concept_corpus, bert_folder, tmp_path):
+    """Contriever's vectors have lengths that mean something; ours are unit vectors everywhere else."""
+    model = SentenceTransformer(str(bert_folder), device="cpu")
+    model.similarity_fn_name = "dot"
+    model.save(str(tmp_path / "dot"), create_model_card=False)
+    queries = [concept_corpus[position].text for position in range(5)]
+    texts = list(concept_corpus.texts())
+    for folder, by_lengths in ((tmp_path / "dot", True), (bert_folder, False)):
+        built = SYSTEMS["untrained"].build(Task(concept_corpus, str(folder), Recipe()))
+        one, other = model.encode(queries), model.encode(texts)
+        if not by_lengths:
+            one, other = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (one, other))
+        expected = np.sort(one @ other.T, axis=1)[:, ::-1][:, :3]
+        found = [[hit.score for hit in hits] for hits in built.searcher.search(queries, 3)]
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    saved = Encoder.load(tmp_path / "dot", device="cpu")
+    assert saved.is_scored_by_inner_product
+    saved.save(tmp_path / "ours")  # with the Normalize that makes its vectors ours
+    assert not Encoder.load(tmp_path / "ours", device="cpu").is_scored_by_inner_product
 
 
 # -------------------------------------------------------------------------------------------------------------- TAS-B

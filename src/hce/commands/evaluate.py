@@ -331,7 +331,7 @@ def compare(
     command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures.
 
     Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, companion, hce-hybrid, hce+qg.
+    pefa-xl, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, companion, hce-hybrid, hce+qg.
 
     Examples:
       hce compare scifact

@@ -25,13 +25,20 @@ from hce.comparison.tas_b import build_tas_b
 from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae
 from hce.errors import InputError
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
+from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, InnerProductSearcher
 from hce.training.recipe import Recipe
 from hce.training.train import train
 
 
 def build_untrained(task: Task) -> Built:
-    """Take the encoder as given."""
+    """Take the encoder as given, by cosines, or by inner products where its model says so (Contriever)."""
+    encoder = task.load_encoder()
+    way = InnerProductSearcher if encoder.is_scored_by_inner_product else DenseSearcher
+    return searched_by_vectors(encoder, task.corpus, searcher=way)
+
+
+def build_untrained_by_cosines(task: Task) -> Built:
+    """Take the encoder as given, by cosines as an index does."""
     return searched_by_vectors(task.load_encoder(), task.corpus)
 
 
@@ -101,7 +108,7 @@ SYSTEMS: dict[str, System] = {
     "bm25+qg": System("BM25 with generated queries (doc2query)", build_bm25_with_queries, "generated", seeded=False),
     "untrained": System("the encoder as given", build_untrained, seeded=False),
     "fitted": System("its table fitted to the corpus, not trained", build_fitted, "static", seeded=False),
-    "hybrid": System("BM25 and the encoder as given, fused", with_words(build_untrained), seeded=False),
+    "hybrid": System("BM25 and the encoder as given, fused", with_words(build_untrained_by_cosines), seeded=False),
     "rrf": System("BM25 and the encoder as given, fused by reciprocal ranks", build_rrf, seeded=False),
     "ict": System(
         "spans of documents as queries, no tree, no labels", trained(labels=False, mode="unsupervised", tree=False)
@@ -112,11 +119,23 @@ SYSTEMS: dict[str, System] = {
         "transformer",
     ),
     "tsdae": System("denoising auto-encoder, no labels", build_tsdae, "transformer"),
-    "dpr": System("labelled pairs, in-batch negatives", trained(**IN_BATCH), "labels"),
+    "dpr": System(
+        "labelled pairs, in-batch negatives; unlike DPR, one encoder for both sides and no BM25 negatives",
+        trained(**IN_BATCH),
+        "labels",
+    ),
     "dpr+qg": System("dpr with generated queries", trained(generated=True, **IN_BATCH), "generated"),
-    "ct": System("hce's pairs, mined negatives (ANCE) in place of the tree", trained(**MINED)),
+    "ct": System(
+        "hce's pairs, mined negatives in place of the tree; unlike ANCE, mined exactly and at every step, by document "
+        "vectors of the last epoch that was better",
+        trained(**MINED),
+    ),
     "ct+qg": System("ct with generated queries", trained(generated=True, **MINED), "generated"),
-    "tas-b": System("labelled pairs in batches of one topic", build_tas_b, "labels"),
+    "tas-b": System(
+        "labelled pairs in batches of one topic; unlike TAS-B, no teachers and no balanced margins",
+        build_tas_b,
+        "labels",
+    ),
     "pefa-xs": System("documents moved towards their labelled queries", build_pefa_xs, "labels", seeded=False),
     "pefa-xl": System("what the nearest labelled queries were answered with", build_pefa_xl, "labels", seeded=False),
     "no-tree": System("hce, no tree: the same training otherwise", trained(tree=False)),
@@ -125,6 +144,11 @@ SYSTEMS: dict[str, System] = {
     "hce-u": System("hce, unsupervised: no labels", trained(labels=False, mode="unsupervised"), ours=True),
     "hce-s": System("hce, supervised: labelled pairs alone", trained(mode="supervised"), "labels", ours=True),
     "hce": System("hce: joint where there are labels, else unsupervised", trained(), ours=True),
+    "hce-eq5": System(
+        "hce with the paper's level losses (Eq. 5): joint where there are labels, else unsupervised",
+        trained(level_target="node"),
+        ours=True,
+    ),
     "companion": System(
         "companions of the corpus beside the encoder: what `hce train` does", build_companion, ours=True
     ),

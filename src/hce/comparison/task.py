@@ -121,12 +121,16 @@ class System:
 
 
 def searched_by_vectors(
-    encoder: Encoder, corpus: Corpus, training_seconds: float = 0.0, facts: Mapping[str, Any] | None = None
+    encoder: Encoder,
+    corpus: Corpus,
+    training_seconds: float = 0.0,
+    facts: Mapping[str, Any] | None = None,
+    searcher: type[DenseSearcher] = DenseSearcher,
 ) -> Built:
     """Build a system that is nothing but an encoder: its documents' vectors, searched exactly."""
     start = time.perf_counter()
-    searcher = DenseSearcher.of(encoder, corpus)
-    return Built(searcher, training_seconds, time.perf_counter() - start, searcher.vectors.nbytes, facts or {})
+    found = searcher.of(encoder, corpus)
+    return Built(found, training_seconds, time.perf_counter() - start, found.vectors.nbytes, facts or {})
 
 
 def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SimilarityFunction
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -63,6 +63,7 @@ class Encoder:
         self.name = name
         self.device = device
         self.dtype = dtype
+        self._gave_any_length = False  # before the Normalize module that `load` appends
         self._words: WordMemo | None = None
 
     @classmethod
@@ -93,11 +94,14 @@ class Encoder:
         if dtype is None:
             dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
         model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec), local)
-        if not isinstance(model[-1], Normalize):
+        any_length = not isinstance(model[-1], Normalize)
+        if any_length:
             model.append(Normalize())
         for each in (model, *(model[0].parts[:1] if isinstance(model[0], SideBySide) else ())):
             each.prompts.update(prompts or {})
-        return cls(model, str(spec), device=device, dtype=dtype)
+        encoder = cls(model, str(spec), device=device, dtype=dtype)
+        encoder._gave_any_length = any_length
+        return encoder
 
     @classmethod
     def for_corpus(cls, spec: str | Path, corpus: Corpus) -> Encoder:
@@ -141,6 +145,17 @@ class Encoder:
         else:
             limit, taken = (getattr(tokenizer, "truncation", None) or {}).get("max_length"), 0
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
+
+    @property
+    def is_scored_by_inner_product(self) -> bool:
+        """Whether the model came with vectors of any length, and says that inner products compare them (Contriever)."""
+        return self._gave_any_length and self.model.similarity_fn_name == SimilarityFunction.DOT_PRODUCT.value
+
+    def encode_unnormalised(self, texts: Sequence[str], kind: Kind = "document") -> np.ndarray:
+        """Encode texts to vectors as long as the model itself makes them, of shape (texts, n)."""
+        modules = list(self.model)[:-1] if self._gave_any_length else list(self.model)
+        model = SentenceTransformer(modules=modules, device=str(self.device))
+        return np.asarray(model.encode(list(texts), prompt=self.prompt(kind), show_progress_bar=False))
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Return where each token that the encoder makes of a text begins and ends, whatever it can read at once.

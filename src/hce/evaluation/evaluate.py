@@ -73,11 +73,29 @@ class DenseSearcher:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k nearest documents of each query, best first."""
-        positions, scores = nearest(self.encoder.encode(queries, "query"), self.vectors, k)
+        positions, scores = nearest(self.encode(queries), self.vectors, k)
         return [
             [Scored(self.ids[position], float(score)) for position, score in zip(*row, strict=True)]
             for row in zip(positions, scores, strict=True)
         ]
+
+
+    def encode(self, queries: Sequence[str]) -> np.ndarray:
+        """Encode queries, of shape (queries, n)."""
+        return self.encoder.encode(queries, "query")
+
+
+class InnerProductSearcher(DenseSearcher):
+    """The same with vectors of any length, for an encoder whose model says that inner products compare them."""
+
+    @classmethod
+    def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> InnerProductSearcher:
+        """Encode a corpus, to search it."""
+        return cls(encoder, corpus.ids, encoder.encode_unnormalised(list(corpus.texts())))
+
+    def encode(self, queries: Sequence[str]) -> np.ndarray:
+        """Encode queries, of shape (queries, n)."""
+        return self.encoder.encode_unnormalised(queries, "query")
 
 
 @dataclass(frozen=True)
