@@ -1238,9 +1238,8 @@ def test_the_command_serves_and_stops(index, tmp_path):
     assert said.strip().endswith("stopped")
 
 
-@pytest.mark.parametrize("options", [["--token", "two words"], ["--token", "é"], ["--name", "http://x"]])
-def test_what_cannot_work_is_refused_at_the_start(index, options):
-    command = [sys.executable, "-m", "hce", "serve", str(index.path), "--port", "0", *options]
+def test_a_token_that_cannot_work_is_refused_at_the_start(index):
+    command = [sys.executable, "-m", "hce", "serve", str(index.path), "--port", "0", "--token", "two words"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("error: ")
