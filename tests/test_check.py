@@ -22,6 +22,7 @@ from hce.index.check import check
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.search.engine import load_engine, new_engine
+from hce.search.words import Words
 
 FORMATS = Path(__file__).parent / "data" / "formats-0.1.0"
 LONG = Document("long", " ".join(f"star w{number % 90}" for number in range(900)) + " law cell w99", "a long one")
@@ -341,6 +342,27 @@ def test_checksums_of_an_engine_name_nothing_outside(tmp_path, name):
     (tmp_path / CHECKSUMS).write_text(json.dumps({**facts, "/dev/zero": 0}))
     with pytest.raises(FormatError, match="/dev/zero is missing, or is no regular file"):
         load_engine(name, tmp_path, 16)
+
+
+def test_crafted_words_with_right_checksums_are_refused_or_searched(tmp_path):
+    chance = random.Random(1)  # noqa: S311
+    words = Words.new()
+    words.add((number, f"alpha beta w{number % 40}") for number in range(1, 400))
+    outcomes = set()
+    for turn in range(80):
+        (folder := tmp_path / str(turn)).mkdir()
+        words.save(folder)
+        files = sorted(path for path in folder.iterdir() if path.name != CHECKSUMS and path.stat().st_size)
+        path = files[turn % len(files)]
+        path.write_bytes(crafted(path, chance))
+        write_checksums(folder)
+        try:
+            Words.load(folder, "english").search("alpha w3 w7", 10)
+            outcomes.add("searched")
+        except FormatError as error:
+            assert "the index of words is damaged" in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"searched", "refused"}
 
 
 def crafted(path: Path, chance: random.Random) -> bytes:

@@ -75,14 +75,10 @@ class Words:
         Raises:
             FormatError: nothing is there, or it is damaged.
         """
-        try:
+        with _damage_told(folder, ValueError, OSError, FormatError):
             if damaged := damage_in(folder):
                 raise FormatError("; ".join(damaged))
             return cls._readable(folder, language)
-        except BaseException as error:
-            if isinstance(error, (ValueError, OSError, FormatError)) or type(error).__name__ == "PanicException":
-                raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
-            raise
 
     @classmethod
     def _readable(cls, folder: Path, language: str) -> Words:
@@ -173,8 +169,9 @@ class Words:
         return tantivy.Query.boolean_query(each) if each else None
 
     def _found(self, asked: Any, depth: int) -> Matches:
-        hits = self._searcher.search(asked, depth, count=False).hits
-        numbers = np.array(self._searcher.fast_field_values(NUMBER, [place for _, place in hits]), np.int64)
+        with _damage_told(self._folder):
+            hits = self._searcher.search(asked, depth, count=False).hits
+            numbers = np.array(self._searcher.fast_field_values(NUMBER, [place for _, place in hits]), np.int64)
         scores = np.array([score for score, _ in hits], np.float32)
         order = np.lexsort((numbers, -scores))
         return Matches(numbers[order], scores[order])
@@ -194,12 +191,28 @@ class Words:
             except (FileNotFoundError, ValueError) as error:
                 raise FormatError(f"{self._folder}: the index of words is gone; load the one that is there") from error
             self._private, self._folder = private, private.path
-        writer = self._index.writer(HEAP, 1)
-        yield writer
-        writer.commit()
-        writer.wait_merging_threads()
-        self._index.reload()
+        with _damage_told(self._folder):
+            writer = self._index.writer(HEAP, 1)
+            yield writer
+            writer.commit()
+            writer.wait_merging_threads()
+            self._index.reload()
         self._searcher = self._index.searcher()
+
+
+@contextmanager
+def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn some errors, and tantivy's panics, which no one else would catch, into one sentence.
+
+    Raises:
+        FormatError: one of these came.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, errors) and type(error).__name__ != "PanicException":
+            raise
+        raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
 
 
 def _among(found: Matches, allowed: np.ndarray) -> Matches:
