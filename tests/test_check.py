@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from hce.checksums import CHECKSUMS, write_checksums
+from hce.cli import app
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
@@ -196,6 +198,26 @@ def test_a_damaged_text_is_named_and_kept(index):
         opened.update([Document("new", "star w1", metadata={"year": 2000})])
         opened.remove([next(each.document.id for each in opened.entries() if each.number == 60)])
     assert check(index).findings == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "vectors SET vector = x'00'",
+        "documents SET metadata = '{\"a\": 1e999}' || ''",
+        "documents SET text = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_what_cannot_be_read_is_one_line(index, change):
+    run(index, f"UPDATE {change} WHERE number = 50")
+    shutil.rmtree(index / "engine")
+    with Index.open(index) as opened:
+        try:
+            list(opened.entries())
+            opened.search_vectors(np.eye(1, opened.manifest.dim, dtype=np.float32), 300)
+        except FormatError as error:
+            assert "is damaged; 'hce check' tells" in str(error)
+    assert is_told(index)
 
 
 @pytest.mark.parametrize("part", ["engine", "words", "passages", "hierarchy"])
@@ -400,3 +422,28 @@ def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, 
         path.write_bytes(content)
     assert refused
     assert searched
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+def hce(*arguments: object) -> tuple[int, str]:
+    ended = CliRunner().invoke(app, [str(each) for each in arguments])
+    return ended.exit_code, ended.stdout
+
+
+def test_the_command(index):
+    code, text = hce("check", index)
+    assert (code, text) == (0, f"{index}: 238 documents, all is as it was written\n")
+    run(index, "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE number < 40")
+    code, text = hce("check", index)
+    assert code == 1
+    assert text.startswith("damaged    vectors: the vector of document number 4 is not as it was; --repair heals it\n")
+    assert text.count("\n") == 11  # ten of them, and the verdict
+    code, text = hce("check", index, "--json")
+    assert code == 1
+    assert len(json.loads(text)["findings"]) > 30
+    code, text = hce("check", index, "--repair")
+    assert code == 0
+    assert text.startswith("healed     vectors: ")
+    assert text.endswith(f"{index}: 238 documents, all is as it was written\n")

@@ -180,6 +180,8 @@ class Store:
                 raise WriterBusyError(
                     f"{folder}: another process is writing to this index; try again when it is done"
                 ) from error
+            if "decode" in str(error):  # a text that is no Unicode any more
+                raise _damaged("a text") from error
             raise InputError(
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
@@ -231,7 +233,7 @@ class Reader:
             "WHERE number > ? ORDER BY number"
         )
         for number, vector, *row in self._connection.execute(query, (after,)):
-            yield Entry(number, _document(*row), np.frombuffer(vector, dtype="<f4"))
+            yield Entry(number, _document(*row), _vectors([vector], self.dim)[0])
 
     def numbers(self) -> np.ndarray:
         """Return the numbers of all documents, rising, of shape (N,), int64."""
@@ -246,8 +248,7 @@ class Reader:
         for start in range(0, count, ROWS_PER_FETCH):
             fetched = rows.fetchmany(ROWS_PER_FETCH)
             numbers[start : start + len(fetched)] = [number for number, _ in fetched]
-            joined = np.frombuffer(b"".join([vector for _, vector in fetched]), dtype="<f4")
-            vectors[start : start + len(fetched)] = joined.reshape(len(fetched), self.dim)
+            vectors[start : start + len(fetched)] = _vectors([vector for _, vector in fetched], self.dim)
         return numbers, vectors
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
@@ -259,7 +260,7 @@ class Reader:
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
         """Return the vectors of documents that are there, in the order of their numbers given, of shape (m, n)."""
         rows = self._each_in("SELECT number, vector FROM vectors WHERE number IN ({})", numbers.tolist())
-        found = {number: np.frombuffer(vector, dtype="<f4") for number, vector in rows}
+        found = {number: _vectors([vector], self.dim)[0] for number, vector in rows}
         return np.array([found[number] for number in numbers.tolist()], np.float32).reshape(len(numbers), self.dim)
 
     def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
@@ -269,7 +270,7 @@ class Reader:
         found = {}
         for content, title, text, vector in self._each_in(query, wanted):
             if Document("", text, title).full_text == wanted[content]:  # and not another text of the same key
-                found[wanted[content]] = np.frombuffer(vector, dtype="<f4")
+                found[wanted[content]] = _vectors([vector], self.dim)[0]
         return found
 
     def has_passages(self) -> bool:
@@ -313,7 +314,7 @@ class Reader:
 
     def _passage_vectors(self, rows: Iterable[tuple[int, int, bytes]]) -> PassageVectors:
         numbers, documents, blobs = list(zip(*rows, strict=True)) or ((), (), ())
-        vectors = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), self.dim)
+        vectors = _vectors(blobs, self.dim)
         return PassageVectors(np.array(numbers, np.int64), np.array(documents, np.int64), vectors)
 
     def removed_since(self, change: int) -> np.ndarray:
@@ -519,7 +520,26 @@ def _row(document: Document) -> tuple[str, int, str, str, str]:
 
 
 def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
-    return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
+    try:
+        return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _damaged(f"the metadata of {doc_id!r}") from error
+
+
+def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:
+    """Return blobs as vectors, of shape (blobs, n).
+
+    Raises:
+        FormatError: one of them is something else.
+    """
+    try:
+        return np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
+    except (TypeError, ValueError) as error:
+        raise _damaged("a vector") from error
+
+
+def _damaged(what: str) -> FormatError:
+    return FormatError(f"{STORE_FILE}: {what} is damaged; 'hce check' tells which and what can be healed")
 
 
 def _metadata_json(document: Document) -> str:
