@@ -68,7 +68,7 @@ def main() -> None:
     batches = list(source.batches(0, arguments.batch))[: arguments.steps]
 
     def hce_step(batch: Batch) -> None:
-        trainer._step([trainer._part(1.0, batch, [0, 0, 0, 0])])
+        trainer._step([trainer._source_batch(1.0, source, batch, [0, 0, 0, 0])])
 
     def as_trained(batch: Batch) -> None:
         with encoder.remembering_words():

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Qrels, Query, write_queries
+from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -131,6 +131,19 @@ def bert_config() -> BertConfig:
         intermediate_size=64,
         max_position_embeddings=64,
     )
+
+
+@pytest.fixture
+def concept_labels(concept_corpus) -> Labels:
+    """For each of 60 documents a query of three words that mean what it means; none need be in it."""
+    rng = np.random.default_rng(5)
+    queries, judgments = {}, []
+    for number in range(60):
+        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
+        text = " ".join(f"w{5 * concept + rng.integers(5)}" for concept in concepts)
+        queries[f"q{number}"] = Query(f"q{number}", text)
+        judgments.append(Judgment(f"q{number}", f"d{number}", 1))
+    return Labels(queries, Qrels(judgments))
 
 
 @pytest.fixture(scope="session")

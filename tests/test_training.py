@@ -48,19 +48,6 @@ SMALL = Recipe.for_encoder(
 )
 
 
-@pytest.fixture
-def concept_labels(concept_corpus) -> Labels:
-    """For each of 60 documents a query of three words that mean what it means; none need be in it."""
-    rng = np.random.default_rng(5)
-    queries, judgments = {}, []
-    for number in range(60):
-        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
-        text = " ".join(f"w{5 * concept + rng.integers(5)}" for concept in concepts)
-        queries[f"q{number}"] = Query(f"q{number}", text)
-        judgments.append(Judgment(f"q{number}", f"d{number}", 1))
-    return Labels(queries, Qrels(judgments))
-
-
 # ------------------------------------------------------------------------------------------------------- what it does
 
 

@@ -219,7 +219,7 @@ def level_loss(
     scores higher than every sibling that is not right too; an only child always does, a tie never.
 
     The optimum of Eq. 5 is near the centroid and not at the document: it draws what lies under a node together. With
-    `documents` given, a query is to go the way that its document would go, and no further: see `routing`.
+    `documents` given, a query is to go the way that its document would go, and no further: see `divergence`.
 
     Args:
         queries: Unit vectors, of shape (B, n).
@@ -229,7 +229,7 @@ def level_loss(
         temperature: τ_h, which may be softer than the τ of the documents.
         right: Nodes that other right documents of each query lie under, padded with −1, of shape (B, P): those among
             the siblings are right as well, −log Σ_right / Σ_siblings. Without effect where `documents` are given.
-        documents: The queries' documents, unit vectors of shape (B, n), for the routing loss in place of Eq. 5.
+        documents: The queries' documents, unit vectors of shape (B, n), to go the way of, in place of Eq. 5.
         route: "full" scores all K nodes and masks the strangers, "gather" collects each query's siblings first; by
             default the cheaper one. They agree.
     """
@@ -247,29 +247,30 @@ def level_loss(
         if right is not None:
             loss = loss - contrastive(positive, scores, ~known | family.own)
     else:
-        loss = routing(scores, family.scores(documents.detach(), temperature), family.strangers)
+        loss = divergence(scores, family.scores(documents.detach(), temperature), family.strangers)
     accurate = ((scores < positive[:, None]) | family.strangers | known).all(dim=1)  # (B,)
     return LevelLoss(loss.mean(), accurate.to(loss.dtype).mean())
 
 
-def routing(queries: Tensor, documents: Tensor, forbidden: Tensor) -> Tensor:
-    """KL(softmax of the documents' scores ‖ softmax of the queries'), per query: go the way that your document goes.
+def divergence(given: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
+    """KL(softmax of the target ‖ softmax of what is given), per query.
 
-    The gradient is 0 where query and document score alike, so that nothing is drawn to a centroid. The documents'
-    scores are a target: no gradient passes through them.
+    Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
+    way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
+    document's neighbours, the target is what a teacher thinks of them. No gradient passes through the target.
 
     Args:
-        queries: Scores of the queries with some nodes, of shape (B, K).
-        documents: Scores of their documents with the same nodes, of shape (B, K).
-        forbidden: True where a node does not count, of shape (B, K); in every row some node does.
+        given: Scores of the queries, of shape (B, K).
+        target: Scores to be like, up to a constant a row, of shape (B, K).
+        forbidden: True where a column does not count, of shape (B, K); in every row some column does.
 
     Returns:
         The losses, of shape (B,).
     """
-    target = documents.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
-    given = queries.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
-    differences = (target - given).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
-    return (target.exp() * differences).sum(dim=1)  # (B,)
+    wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    found = given.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    differences = (wanted - found).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
+    return (wanted.exp() * differences).sum(dim=1)  # (B,)
 
 
 def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
@@ -354,6 +355,21 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Taught:
+    """Neighbours of each query's document, and what a teacher thinks of the document and of them.
+
+    Attributes:
+        vectors: The neighbours', of shape (B, S, n).
+        scores: The teacher's, divided by its temperature, the document first, of shape (B, 1 + S).
+        forbidden: True where a neighbour only fills the row up, of shape (B, S).
+    """
+
+    vectors: Tensor
+    scores: Tensor
+    forbidden: Tensor
+
+
+@dataclass(frozen=True)
 class InBatch:
     """How the batch's documents and queries are paired and masked, under the names of :func:`bidirectional`."""
 
@@ -372,12 +388,14 @@ class HCETerms:
         levels: The losses of the levels 1 … M.
         accuracies: The share of queries that would descend correctly at each of them.
         document: The sum of the document losses, levels M + 1 … L.
+        neighbours: What the ranking of neighbours differs from the teacher's; None without a teacher.
     """
 
     total: Tensor
     levels: tuple[Tensor, ...]
     accuracies: tuple[Tensor, ...]
     document: Tensor
+    neighbours: Tensor | None = None
 
 
 def hce_loss(
@@ -391,6 +409,7 @@ def hce_loss(
     level_target: LevelTarget = "node",
     level_weight: float = 1.0,
     batch: InBatch | None = None,
+    taught: Taught | None = None,
 ) -> HCETerms:
     """L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
 
@@ -405,20 +424,20 @@ def hce_loss(
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels; τ if not given, as in the paper. Softer (0.15 beside τ = 0.05) was better
             in our measurements.
-        level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `routing`.
+        level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `divergence`.
         level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
         batch: Masks and, across processes, pairing.
+        taught: Neighbours to be ranked as a teacher ranks them, which the paper does not have; counts once.
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
     tau = temperature if level_temperature is None else level_temperature
     pairing = batch or InBatch()
-    own = None
-    if level_target == "document":
-        own = documents if pairing.positive is None else documents[pairing.positive]
+    own = documents if pairing.positive is None else documents[pairing.positive]  # (B, n)
+    followed = own if level_target == "document" else None
     terms = [
         level_loss(
-            *(queries, each.centroids, each.node, each.siblings), temperature=tau, right=each.right, documents=own
+            *(queries, each.centroids, each.node, each.siblings), temperature=tau, right=each.right, documents=followed
         )
         for each in levels
     ]
@@ -437,4 +456,10 @@ def hce_loss(
     ).sum()
     losses = tuple(term.loss for term in terms)
     total = torch.stack([*(level_weight * loss for loss in losses), document]).sum()
-    return HCETerms(total, losses, tuple(term.accuracy for term in terms), document)
+    neighbours = None
+    if taught is not None:
+        candidates = torch.cat([own[:, None], taught.vectors.to(own.dtype)], dim=1)  # (B, 1 + S, n)
+        scores = scores_of(queries, candidates, temperature)
+        neighbours = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
+        total = total + neighbours
+    return HCETerms(total, losses, tuple(term.accuracy for term in terms), document, neighbours)

@@ -27,6 +27,7 @@ from hce.training.losses import (
     LevelTarget,
     Sampled,
     Siblings,
+    Taught,
     hce_loss,
     known_positives,
     precise,
@@ -177,12 +178,13 @@ class HCELoss(nn.Module):
         named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(terms.levels, start=1)}
         return {**named, "document": terms.document}
 
-    def terms(self, embeddings: Sequence[Tensor], positions: Tensor | None) -> HCETerms:
+    def terms(self, embeddings: Sequence[Tensor], positions: Tensor | None, taught: Taught | None = None) -> HCETerms:
         """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
 
         Args:
             embeddings: At least the first two columns.
             positions: The column `label`, of shape (B,), or (B, 1 + sampled columns + further known positives).
+            taught: Neighbours of the documents, and what a teacher thinks of them.
         """
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
@@ -200,6 +202,7 @@ class HCELoss(nn.Module):
             level_target=self.level_target,
             level_weight=self.level_weight,
             batch=self._in_batch(queries, documents, own, known),
+            taught=taught,
         )
 
     @property

@@ -87,6 +87,11 @@ class Recipe:
         "nearest of all wrong documents (ANCE); none: in-batch only",
     )
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
+    neighbours: int = _option(
+        8,
+        "documents near a pseudo-query's own, found through the tree, that a table learns to rank as their words do "
+        "(BM25); 0: none",
+    )
     mask: bool = _option(
         True, "do not use other right documents of a query, or doubles of its document, as negatives; off in the paper"
     )
@@ -251,6 +256,7 @@ TRANSFORMER: dict[str, Any] = {
     "warmup": 0.1,
     "span_lengths": (8, 16, 32, 64),
     "window": 96,
+    "neighbours": 0,
     "mix_limit": 0.5,
     "dev_queries": 96,
     "dev_pool": 512,
@@ -275,6 +281,7 @@ PAPER: dict[str, Any] = {
     "level_weight": 1.0,
     "negatives": "fresh-siblings",
     "negative_count": 4,
+    "neighbours": 0,
     "mask": False,
     "margin": 0.0,
     "alpha": 0.5,

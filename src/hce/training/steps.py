@@ -20,8 +20,9 @@ from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, Kind
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
 from hce.training.gradcache import backward_in_chunks
-from hce.training.losses import HCETerms
+from hce.training.losses import HCETerms, Taught
 from hce.training.negatives import NEGATIVES, Negatives
+from hce.training.neighbours import WordTeacher, neighbours_of, taught
 from hce.training.objective import HCELoss
 from hce.training.pairs import Batch, PairSource, batch_count, equal_texts
 from hce.training.recipe import Recipe
@@ -64,11 +65,12 @@ class Counters:
 
 
 class _SourceBatch(NamedTuple):
-    """One source's batch in a step: how much its loss weighs, its pairs, and the negatives drawn for them."""
+    """One source's batch in a step: how much its loss weighs, its pairs, negatives drawn for them, and neighbours."""
 
     weight: float
     batch: Batch
     drawn: np.ndarray  # (B, S)
+    taught: Taught | None
 
 
 class _Column(NamedTuple):
@@ -90,6 +92,7 @@ class Trainer:
 
     objective: HCELoss
     negatives: Negatives
+    neighbours: np.ndarray | None  # of each document by the present tree, of shape (N, S), where a teacher ranks them
     centroid_optimizer: torch.optim.Optimizer | None
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
@@ -102,6 +105,9 @@ class Trainer:
         alpha = recipe.alpha if sources.supervised is not None else 1.0
         weighted = ((1.0, sources.supervised), (alpha, sources.unsupervised))
         self.weighted = [(weight, source) for weight, source in weighted if source is not None]
+        self.pseudo = sources.unsupervised
+        wants_teacher = recipe.tree and recipe.neighbours and self.pseudo is not None and recipe.pseudo == "ict"
+        self.teacher = WordTeacher(corpus, recipe.language) if wants_teacher else None
         available = max(len(source) for _, source in self.weighted)
         turns = min(TURNS, max(1, len(corpus) // available))
         wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
@@ -118,6 +124,10 @@ class Trainer:
         self.negatives = NEGATIVES[recipe.negatives](
             self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
         )
+        self.neighbours = None
+        if self.teacher is not None and tree.levels:
+            self.neighbours = neighbours_of(tree, vectors, recipe.neighbours, self.held_out)
+        self.vectors = vectors
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = _optimizer(self.centroids, recipe.centroid_learning_rate, recipe)
@@ -149,13 +159,13 @@ class Trainer:
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
         self.encoder.model.train()
-        streams = [(weight, self._endless(source, counters.step)) for weight, source in self.weighted]
+        streams = [(weight, source, self._endless(source, counters.step)) for weight, source in self.weighted]
         for batch in range(counters.batch, self.steps_per_epoch):
             self._set_learning_rate(counters.step)
             seed_step(self.recipe.seed, counters.step)  # dropout, so that a continued run draws what it would have
             batches = [
-                self._source_batch(weight, next(stream), [self.recipe.seed, counters.epoch, batch, index])
-                for index, (weight, stream) in enumerate(streams)
+                self._source_batch(weight, source, next(stream), [self.recipe.seed, counters.epoch, batch, index])
+                for index, (weight, source, stream) in enumerate(streams)
             ]
             yield self._step(batches), len(batches[0].batch.queries) * process_count()
 
@@ -199,11 +209,14 @@ class Trainer:
         ]
         return backward_in_chunks(embed, chunks, loss_of)
 
-    def _source_batch(self, weight: float, batch: Batch, seed: list[int]) -> _SourceBatch:
+    def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
         """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
         drawn = self.negatives.draw(batch, seed)
         own = own_share(len(batch.positions))
-        return _SourceBatch(weight, batch.rows(own), drawn[own])
+        share, found = batch.rows(own), None
+        if source is self.pseudo and self.teacher is not None and self.neighbours is not None:
+            found = taught(self.teacher, share, self.neighbours, self.vectors, self.encoder.device)
+        return _SourceBatch(weight, share, drawn[own], found)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded anew, negatives."""
@@ -217,12 +230,12 @@ class Trainer:
         """Return the objective of each source, from the embeddings of all columns one below another."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
-        for _, batch, drawn in batches:
+        for _, batch, drawn, neighbours in batches:
             queries, documents, encoded = next(blocks), next(blocks), next(blocks)
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
             rows = np.concatenate([batch.positions[:, None], chosen.positions, batch.known], axis=1)
             positions = torch.from_numpy(rows).to(self.encoder.device)
-            found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions))
+            found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions, neighbours))
         return found
 
     def _endless(self, source: PairSource, step: int) -> Iterator[Batch]:
@@ -257,4 +270,6 @@ def _values(found: list[HCETerms]) -> dict[str, float]:
     with_levels = next((terms for terms in found if terms.levels), found[0])
     losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(with_levels.levels, start=1)}
     accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(with_levels.accuracies, start=1)}
-    return {**losses, "document": float(found[0].document.detach()), **accuracies}
+    taught = next((float(terms.neighbours.detach()) for terms in found if terms.neighbours is not None), None)
+    neighbours = {} if taught is None else {"neighbours": taught}
+    return {**losses, "document": float(found[0].document.detach()), **neighbours, **accuracies}
