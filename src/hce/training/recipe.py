@@ -75,9 +75,9 @@ class Recipe:
     branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
     levels: int = _option(-1, "levels with a level loss, M; -1 or all: all above the documents, L − 1")
     level_target: LevelTarget = _option(
-        "node",
-        "what a query is to be near at each level: the node above its document (Eq. 5), or, softly, wherever its "
-        "document itself would go",
+        "document",
+        "what a query is to be like at each level: node, the node above its document (Eq. 5), or document, softly, "
+        "wherever its document itself would go",
     )
     level_weight: float = _option(1.0, "what the level losses count beside the document loss")
     negatives: Sampling = _option(
