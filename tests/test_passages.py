@@ -328,20 +328,24 @@ def test_a_rebuild_keeps_passages(tmp_path, encoder, book, engine):
         check_found(index)
 
 
-def test_words_alone_name_no_passage(tmp_path, encoder, book):
+def test_words_name_the_passage_that_has_them(tmp_path, encoder, book):
     with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
         (hit,) = index.search("w177", 5, mode="words")
-        assert (hit.id, hit.passage) == ("book", None)
+        assert hit.id == "book"
+        assert "w177" in hit.text[slice(*hit.passage)].split()
+        (hit,) = index.search("w177", 5, mode="words", filter={"year": 1900})
+        assert hit.id == "book"
+        assert index.search("w177", 5, mode="words", filter={"year": 5}) == []
 
 
 def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_path, encoder, book):
     with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
         hit, query = index.search(ODD, 1, mode="dense")[0], index.encode_queries([ODD])[0]
         with index.reading() as reader:
-            nearest = _NearestToOne(reader, query, np.empty(0, np.int64), np.empty(0, np.float32), {})
-            vectors = nearest.vectors_at(np.array([4, hit.number, 2]))
-            np.testing.assert_array_equal(vectors[[0, 2]], reader.vectors_at(np.array([4, 2])))
-            assert vectors[1] @ query == pytest.approx(hit.score, abs=1e-5)
+            nearest = _NearestToOne(reader, index._engine, query, np.empty(0, np.int64), np.empty(0, np.float32), {})
+            cosines = nearest.cosines_at(np.array([4, hit.number, 2]))
+            np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
+            assert cosines[1] == pytest.approx(hit.score, abs=1e-5)
             ((number, passage),) = nearest.passages.items()
             assert number == hit.number
             assert ODD in book.full_text[slice(*reader.places([passage])[passage])]

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -125,20 +126,25 @@ class HybridSearcher:
         positions, scores = nearest(vectors, self.dense.vectors, candidates)
         fused = [
             search_both(
-                *(self.words, text, vector),
+                *(self.words, text),
                 numbers=numbers,
                 cosines=cosines,
-                vectors_at=self.dense.vectors.__getitem__,
+                cosines_at=partial(_cosines, self.dense.vectors, vector),
                 candidates=candidates,
                 words_share=self.words_share,
+                k=k,
             )
             for text, vector, numbers, cosines in zip(queries, vectors, positions, scores, strict=True)
         ]
-        return [self._scored(each.best(k)) for each in fused]
+        return [self._scored(each) for each in fused]
 
     def _scored(self, fused: Fused) -> list[Scored]:
         rows = zip(fused.numbers.tolist(), (fused.meaning + fused.words).tolist(), strict=True)
         return [Scored(self.dense.ids[position], score) for position, score in rows]
+
+
+def _cosines(vectors: np.ndarray, query: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return np.asarray(vectors[positions]) @ query
 
 
 @dataclass(frozen=True)

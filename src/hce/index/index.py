@@ -33,7 +33,7 @@ from hce.index.passages import Cutter
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import progress_bar
-from hce.search.engine import ENGINES, codec_of, engine_for
+from hce.search.engine import ENGINES, Engine, codec_of, engine_for
 from hce.search.fusion import Fused, candidates_for, search_both
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
@@ -53,9 +53,9 @@ class Hit(NamedTuple):
         number: of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
-        matched: the query's words that the document has, in any form.
+        matched: the query's words that the document has, in any form; of a long query, of the first 64 words.
         passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
-            the document's own vector was nearer, and by words alone.
+            it was found as a whole. In a hybrid search, the one of words where these gave more of the score.
     """
 
     rank: int
@@ -408,25 +408,25 @@ class Index:
         found = self._nearest(reader, vectors, candidates, allowed)
         if found is None:
             return None
-        nearest = [_NearestToOne.of(reader, vector, *row) for vector, *row in zip(vectors, *found, strict=True)]
+        nearest = [
+            _NearestToOne.of(reader, self._engine, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
+        ]
         if mode == "dense":
-            return [
-                _Ranked(Fused(each.numbers, each.cosines, np.zeros(len(each.numbers))), each.passages)
-                for each in nearest
-            ]
+            return [_Ranked(_by_meaning(each), each.passages) for each in nearest]
 
         def fused(words: Words) -> list[_Ranked]:
             return [
                 _Ranked(
                     search_both(
-                        *(words, text, each.query),
+                        *(words, text),
                         numbers=each.numbers,
                         cosines=each.cosines,
-                        vectors_at=each.vectors_at,
+                        cosines_at=each.cosines_at,
                         candidates=candidates,
                         words_share=self.manifest.words_share,
                         allowed=allowed,
-                    ).best(k),
+                        k=k,
+                    ),
                     each.passages,
                 )
                 for text, each in zip(texts, nearest, strict=True)
@@ -449,21 +449,18 @@ class Index:
             [
                 Hit.of(rank, number, documents[number], float(meaning), float(words))
                 for rank, (number, meaning, words) in enumerate(
-                    zip(*map(np.ndarray.tolist, each.fused), strict=True), 1
+                    zip(*map(np.ndarray.tolist, each.fused[:3]), strict=True), 1
                 )
             ]
             for each in ranked
         ]
-        if mode != "words" and reader.has_passages():
-            hits = [_with_passages(reader, row, each.passages) for row, each in zip(hits, ranked, strict=True)]
+        if reader.has_passages():
+            hits = [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, ranked, strict=True)]
         if mode == "dense":
             return hits
 
         def explained(words: Words) -> list[list[Hit]]:
-            shared = [
-                words.matched(text, [f"{hit.title} {hit.text}" for hit in row])
-                for text, row in zip(texts, hits, strict=True)
-            ]
+            shared = [words.matched(text, [hit.number for hit in row]) for text, row in zip(texts, hits, strict=True)]
             return [
                 [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
                 for row, each in zip(hits, shared, strict=True)
@@ -698,10 +695,18 @@ class InMode:
 
 
 class _Ranked(NamedTuple):
-    """Documents in order, and the number of the passage that each was found by; 0 is the document's own vector."""
+    """Documents in order, and by document the number of the passage that was nearest; 0 is its own vector."""
 
     fused: Fused
     passages: dict[int, int]
+
+    def found_by(self) -> dict[int, int]:
+        """Return the number of the passage that each document was found by; 0 is the document as a whole."""
+        found = {}
+        for number, meaning, words, passage in zip(*map(np.ndarray.tolist, self.fused), strict=True):
+            by_meaning = self.passages.get(number, 0)
+            found[number] = (passage or by_meaning) if words > meaning else (by_meaning or passage)
+        return found
 
 
 class _NearestToOne(NamedTuple):
@@ -709,6 +714,7 @@ class _NearestToOne(NamedTuple):
 
     Attributes:
         reader: of the moment.
+        engine: of the vectors of all documents.
         query: its vector, of shape (n,).
         numbers: of the documents, best first, of shape (m,).
         cosines: of these, of shape (m,).
@@ -716,6 +722,7 @@ class _NearestToOne(NamedTuple):
     """
 
     reader: Reader
+    engine: Live[Engine]
     query: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
@@ -723,27 +730,35 @@ class _NearestToOne(NamedTuple):
 
     @classmethod
     def of(
-        cls, reader: Reader, query: np.ndarray, numbers: np.ndarray, scores: np.ndarray, passages: np.ndarray
+        cls,
+        reader: Reader,
+        engine: Live[Engine],
+        query: np.ndarray,
+        numbers: np.ndarray,
+        scores: np.ndarray,
+        passages: np.ndarray,
     ) -> _NearestToOne:
         """Take one row of what was found, without the places that nothing was found for."""
         there = numbers >= 0
         by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
-        return cls(reader, query, numbers[there], scores[there], by_document)
+        return cls(reader, engine, query, numbers[there], scores[there], by_document)
 
-    def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return a vector for each of some other documents, of a long one that of its nearest passage; (m, n)."""
-        vectors = self.reader.vectors_at(numbers)
+    def cosines_at(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the cosine of each of some other documents, of a long one that of its nearest passage; (m,)."""
+        cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
+        if cosines is None:  # the engine has gone on to a later moment, and the store still knows this one
+            cosines = self.reader.vectors_at(numbers) @ self.query
         if not len(numbers) or not self.reader.has_passages():
-            return vectors
+            return cosines
         further = self.reader.passages_of(numbers.tolist())
-        cosines, own = further.vectors @ self.query, vectors @ self.query
+        nearer = further.vectors @ self.query
         rows = {number: row for row, number in enumerate(numbers.tolist())}
-        for passage in np.argsort(cosines, kind="stable").tolist():  # the nearest one last, which stays
+        for passage in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
             document = int(further.documents[passage])
-            if cosines[passage] > own[rows[document]]:
-                vectors[rows[document]] = further.vectors[passage]
+            if nearer[passage] > cosines[rows[document]]:
+                cosines[rows[document]] = nearer[passage]
                 self.passages[document] = int(further.numbers[passage])
-        return vectors
+        return cosines
 
 
 def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
@@ -796,8 +811,13 @@ def _checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
     return rows
 
 
+def _by_meaning(found: _NearestToOne) -> Fused:
+    nothing = np.zeros(len(found.numbers))
+    return Fused(found.numbers, found.cosines, nothing, nothing.astype(np.int64))
+
+
 def _by_words(found: Matches) -> _Ranked:
-    return _Ranked(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores), {})
+    return _Ranked(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

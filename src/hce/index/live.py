@@ -24,6 +24,7 @@ from hce.files import new_folder, read_json, write_json
 from hce.index.connections import heed_forks
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import Manifest
+from hce.index.passages import passage_texts
 from hce.index.store import Moment, Reader, Store
 from hce.search.engine import ENGINES, FILES, Engine, load_engine, new_engine
 from hce.search.passages import PassageEngine
@@ -194,8 +195,8 @@ class WordsBuilder:
         return len(part) == len(numbers)
 
     def add(self, part: Words, reader: Reader, after: int) -> int:
-        """Add the words of the texts above a number."""
-        return part.add(reader.texts(after))
+        """Add the words of the texts above a number, and of the passages of the long ones."""
+        return part.add(reader.texts(after), passage_texts(reader, after))
 
 
 class Live(Generic[Part]):

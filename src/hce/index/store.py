@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections
+from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
 from hce.index.filters import Filter, compile_filter
 from hce.index.schema import (
     COLUMNS,
@@ -119,7 +120,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open one consistent view, however long it is held and whatever is written meanwhile."""
-        with self._errors(), self._connections.lend() as connection:
+        with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             yield Reader(connection, self.dim)
 
@@ -303,6 +304,14 @@ class Reader:
         """Return where passages stand in the `full_text` of their documents, by number; where `has_passages`."""
         rows = self._each_in("SELECT number, start, stop FROM passages WHERE number IN ({})", numbers)
         return {number: Passage(*place) for number, *place in rows}
+
+    def all_places(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
+        """Yield each long document above `after`, by number, with its passages: number → place."""
+        if not self._has_passage_table():
+            return
+        query = "SELECT document, number, start, stop FROM passages WHERE document > ? ORDER BY document, number"
+        for document, rows in groupby(self._connection.execute(query, (after,)), key=itemgetter(0)):
+            yield document, {number: Passage(*place) for _, number, *place in rows}
 
     def long_documents(self, numbers: Iterable[int]) -> set[int]:
         """Return which of these documents have passages; where `has_passages`."""

@@ -86,6 +86,10 @@ class Engine(Protocol):
         """
         ...
 
+    def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query, of shape (n,), with vectors that are there, of shape (m,), float32."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write everything into an existing, empty folder."""
         ...

@@ -109,7 +109,7 @@ def search_rows(
 
     def fetch(block: np.ndarray, count: int) -> Found:
         _, rows = storage.search(block, count, params=chosen)
-        return Found(numbers[rows], _scores(storage, block, rows))
+        return Found(numbers[rows], scores_of_rows(storage, block, rows))
 
     return search_exactly(fetch, len(numbers) if among is None else int(among.sum()), queries, k, SLACK)
 
@@ -119,7 +119,7 @@ def selector(chosen: np.ndarray) -> faiss.IDSelector:
     return faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
 
 
-def _scores(storage: faiss.Index, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def scores_of_rows(storage: faiss.Index, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Compute the inner products of each query with its candidate rows of shape (Q, C)."""
     flat, of_query = rows.reshape(-1), np.repeat(np.arange(len(rows)), rows.shape[1])
     scores = np.empty(len(flat), np.float32)

@@ -23,7 +23,7 @@ from hce.search.engine import (
     set_code_ranges,
     write_files,
 )
-from hce.search.exact import search_rows
+from hce.search.exact import scores_of_rows, search_rows
 from hce.tree.hierarchy import Hierarchy
 
 
@@ -35,6 +35,7 @@ class FlatEngine:
     def __init__(self, storage: faiss.Index, numbers: np.ndarray) -> None:
         self._storage = storage
         self._numbers = numbers
+        self._order: np.ndarray | None = None  # rows by number; made when it is needed
 
     @classmethod
     def build(
@@ -66,7 +67,7 @@ class FlatEngine:
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Append rows."""
         self._storage.add(np.ascontiguousarray(vectors, dtype=np.float32))
-        self._numbers = np.concatenate([self._numbers, numbers])
+        self._numbers, self._order = np.concatenate([self._numbers, numbers]), None
 
     def remove(self, numbers: np.ndarray) -> None:
         """Fill the gaps with the last rows, so that the work is that of the rows removed and not of all."""
@@ -76,13 +77,21 @@ class FlatEngine:
         codes = self._codes()
         codes[gaps] = codes[movers]
         self._numbers[gaps] = self._numbers[movers]
-        self._numbers = self._numbers[:kept].copy()
+        self._numbers, self._order = self._numbers[:kept].copy(), None
         self._resize(kept)
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k vectors of the largest inner product, exactly."""
         among = None if allowed is None else np.isin(self._numbers, allowed)
         return search_rows(self._storage, self._numbers, queries, k, among)
+
+    def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query with some vectors."""
+        order = self._order
+        if order is None:  # several threads may do this at once, to the same end
+            order = self._order = np.argsort(self._numbers)
+        rows = order[np.searchsorted(self._numbers, numbers, sorter=order)] if len(numbers) else numbers
+        return scores_of_rows(self._storage, query[None], rows[None])[0]
 
     def save(self, folder: Path) -> None:
         """Write the rows and their numbers."""

@@ -16,6 +16,7 @@ import numpy as np
 from hce.search.words import Words
 
 CANDIDATES = 200  # of each kind, at the least
+SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
 
 
@@ -26,11 +27,13 @@ class Fused(NamedTuple):
         numbers: of the documents, of shape (m,), int64.
         meaning: the part of the dense score, of shape (m,).
         words: the part of BM25, of shape (m,).
+        passages: the number of the passage that BM25 is of, of shape (m,); 0 where it is of the whole document.
     """
 
     numbers: np.ndarray
     meaning: np.ndarray
     words: np.ndarray
+    passages: np.ndarray
 
     def best(self, k: int) -> Fused:
         """Return the first k candidates."""
@@ -45,54 +48,100 @@ def candidates_for(k: int) -> int:
 def search_both(
     words: Words,
     text: str,
-    vector: np.ndarray,
     *,
     numbers: np.ndarray,
     cosines: np.ndarray,
-    vectors_at: Callable[[np.ndarray], np.ndarray],
+    cosines_at: Callable[[np.ndarray], np.ndarray],
     candidates: int,
     words_share: float,
     allowed: np.ndarray | None = None,
+    k: int | None = None,
 ) -> Fused:
     """Fuse what meaning found with what words find; each candidate gets both its scores.
 
     Args:
         words: of all documents.
         text: the query.
-        vector: its vector, of shape (n,).
         numbers: of the documents that meaning found, of shape (m,).
         cosines: of these documents, of shape (m,).
-        vectors_at: from numbers to the vectors of documents.
+        cosines_at: from the numbers of other documents to their cosines.
         candidates: how many to take from words.
         words_share: of words in the sum, from 0 to 1.
         allowed: search among these numbers only, rising.
+        k: how many of the best are wanted; by default all candidates. For fewer, words are looked at once only: most
+            that meaning alone found cannot be among the k best, whatever their words.
     """
     matches = words.search(text, candidates, allowed)
-    only_words, only_meaning = np.setdiff1d(matches.numbers, numbers), np.setdiff1d(numbers, matches.numbers)
+    place, is_new = _places(matches.numbers, numbers)
+    only_words = matches.numbers[is_new]
     together = np.concatenate([numbers, only_words])
-    meaning = np.concatenate([cosines, vectors_at(only_words) @ vector])
-    bm25 = dict(zip(matches.numbers.tolist(), matches.scores.tolist(), strict=True))
+    meaning = np.concatenate([cosines, cosines_at(only_words)])
+    bm25, passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
+    place[is_new] = np.arange(len(numbers), len(together))
+    bm25[place], passages[place] = matches.scores, matches.passages
     if len(matches.numbers) == candidates:  # else these are all that share a word
-        bm25 |= zip(only_meaning.tolist(), words.scores(text, only_meaning).tolist(), strict=True)
-    return fuse(together, meaning, np.array([bm25.get(number, 0.0) for number in together.tolist()]), words_share)
+        unknown = np.ones(len(together), bool)
+        unknown[place] = False
+        ceiling = float(matches.scores[-1])  # whatever words did not find has no more
+        rows = _in_question(meaning, bm25, unknown, ceiling, words_share, k)
+        if len(rows):
+            known = words.among(text, together[rows])
+            found, _ = _places(known.numbers, together[rows])
+            bm25[rows[found]], passages[rows[found]] = known.scores, known.passages
+    return fuse(together, meaning, bm25, words_share, passages).best(len(together) if k is None else k)
 
 
-def fuse(numbers: np.ndarray, meaning: np.ndarray, words: np.ndarray, words_share: float) -> Fused:
+def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find where each of some numbers stands among others, in any order; and which do not stand there."""
+    if not len(numbers):
+        return np.zeros(len(wanted), np.int64), np.ones(len(wanted), bool)
+    order = np.argsort(numbers)
+    place = order[np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(numbers) - 1)]
+    return place, numbers[place] != wanted
+
+
+def _in_question(
+    meaning: np.ndarray, words: np.ndarray, unknown: np.ndarray, ceiling: float, words_share: float, k: int | None
+) -> np.ndarray:
+    """Return the rows whose BM25 scores are unknown, `ceiling` at the most, and may decide which are the k best."""
+    if k is None or k >= len(meaning):
+        return np.flatnonzero(unknown)
+    least = _parts(meaning, words, words_share).sum(axis=0)
+    kth = np.partition(least, -k)[-k]
+    most = _parts(meaning, np.where(unknown, ceiling, words), words_share).sum(axis=0)
+    return np.flatnonzero(unknown & (most >= kth - SAME))
+
+
+def fuse(
+    numbers: np.ndarray,
+    meaning: np.ndarray,
+    words: np.ndarray,
+    words_share: float,
+    passages: np.ndarray | None = None,
+) -> Fused:
     """Rank candidates by both kinds of scores; ties go by number.
 
-    >>> fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), words_share=0.5)
-    Fused(numbers=array([8, 7, 9]), meaning=array([0.25, 0.5 , 0.  ]), words=array([0.5 , 0.  , 0.25]))
+    >>> fused = fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), words_share=0.5)
+    >>> fused.numbers, fused.meaning, fused.words
+    (array([8, 7, 9]), array([0.25, 0.5 , 0.  ]), array([0.5 , 0.  , 0.25]))
 
     Args:
         numbers: of the documents, of shape (m,).
         meaning: their cosines, of shape (m,).
         words: their BM25 scores, 0 where no word is shared, of shape (m,).
         words_share: of words in the sum, from 0 to 1.
+        passages: the numbers of the passages that these are of, of shape (m,); by default all are of whole documents.
     """
-    from_meaning = (1 - words_share) * _scaled(meaning, meaning.min(initial=1.0))
-    from_words = words_share * _scaled(words, 0.0)
+    from_meaning, from_words = _parts(meaning, words, words_share)
     order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
-    return Fused(numbers[order], from_meaning[order], from_words[order])
+    passages = np.zeros(len(numbers), np.int64) if passages is None else passages
+    return Fused(numbers[order], from_meaning[order], from_words[order], passages[order])
+
+
+def _parts(meaning: np.ndarray, words: np.ndarray, words_share: float) -> np.ndarray:
+    """Scale both kinds of scores by their shares, of shape (2, m)."""
+    from_meaning = (1 - words_share) * _scaled(meaning, meaning.min(initial=1.0))
+    return np.stack([from_meaning, words_share * _scaled(words, 0.0)])
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:

@@ -267,6 +267,16 @@ class Lists:
         found = [self.file.search(queries[block], k, lists[block], only) for block in blocks]
         return Found(*map(np.concatenate, zip(*found, strict=True)))
 
+    def scores(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query, of shape (n,), with the vectors of ids that are there, in any order."""
+        if not len(ids):
+            return np.empty(0, np.float32)
+        only = faiss.IDSelectorBatch(np.ascontiguousarray(ids, dtype=np.int64))
+        found = self.search(query[None], len(ids), np.unique(self.home_of(ids)), only)
+        scores = np.empty(len(ids), np.float32)
+        scores[np.argsort(ids)] = found.scores[0, np.argsort(found.numbers[0])]
+        return scores
+
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k best of all lists, or of the allowed ids (rising), ties settled by id."""
         among = self.ids if allowed is None else np.intersect1d(self.ids, allowed, assume_unique=True)

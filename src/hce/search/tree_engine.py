@@ -109,6 +109,10 @@ class TreeEngine:
         found = self._descent().search(queries, k + EXTRA_CANDIDATES, self._work(k))
         return completed(ranked(found, k), queries, lambda few: documents.search_exactly(few, k))
 
+    def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query with some vectors."""
+        return self._layers.documents.scores(query, numbers)
+
     def save(self, folder: Path) -> None:
         """Write the layers."""
         codes: dict[str, np.ndarray | list[np.ndarray]] = {}

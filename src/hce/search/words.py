@@ -3,14 +3,18 @@
 tantivy was chosen over SQLite's FTS5 by measurement (docs/LOG.md): level with bm25s in quality, and at 118 thousand
 documents five times faster than bm25s and seventy times faster than FTS5. An index of words lives in a folder: a
 snapshot that is only read, or a private copy from the first change on.
+
+Of a long text there are its passages too, each under the number of the text: it is scored by the best of them, or as a
+whole where that is better. What is common and how long a text usually is, BM25 counts over texts and passages alike.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,8 +28,9 @@ from hce.errors import FormatError
 from hce.files import ScratchFolder
 
 WORD = re.compile(r"\w+")
-BODY, NUMBER, ANALYZER = "body", "number", "words"
+BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
+MOST_TOLD = 64  # words of a query that are told to be in a document, the first ones
 SPARE = 8  # hits beyond k, so that ties at the last place are settled by number
 
 
@@ -35,13 +40,27 @@ class Matches(NamedTuple):
     Attributes:
         numbers: best first, of shape (m,), int64.
         scores: by BM25, of shape (m,), float32.
+        passages: the number of the passage that has the score, of shape (m,), int64; 0 where the whole text has it.
     """
 
     numbers: np.ndarray
     scores: np.ndarray
+    passages: np.ndarray
+
+    def rows(self, chosen: np.ndarray | slice) -> Matches:
+        """Return some of them, chosen as numpy chooses."""
+        return Matches(*(column[chosen] for column in self))
 
 
-NOTHING = Matches(np.empty(0, np.int64), np.empty(0, np.float32))
+NOTHING = Matches(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+
+
+class PassageText(NamedTuple):
+    """What is read of a passage, under the number of its text and its own, from 1 on."""
+
+    number: int
+    passage: int
+    text: str
 
 
 class Words:
@@ -52,14 +71,21 @@ class Words:
         language: whose endings are cut off, one of `LANGUAGES` or "none".
     """
 
-    FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 2"  # type: ignore[attr-defined]
+    FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 3"  # type: ignore[attr-defined]
 
     def __init__(self, folder: Path, language: str, private: ScratchFolder | None = None) -> None:
         self.language = checked_language(language)
         self._folder = folder
         self._private = private  # where changes may be made; deleted along with this object
         self._index = _opened(folder, language)
+        self._look()
+
+    def _look(self) -> None:
+        """See what is there now."""
         self._searcher = self._index.searcher()
+        whole = tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
+        self._texts = int(self._searcher.search(whole, 1, count=True).count) if self._searcher.num_docs else 0
+        self._passages = int(self._searcher.num_docs) - self._texts
 
     @classmethod
     def new(cls, language: str = "english") -> Words:
@@ -96,22 +122,21 @@ class Words:
         write_checksums(folder)
 
     def __len__(self) -> int:
-        return int(self._searcher.num_docs)
+        return self._texts
 
-    def add(self, texts: Iterable[tuple[int, str]]) -> int:
-        """Take texts in, each under a number that is not there yet; return how many there were."""
+    def add(self, texts: Iterable[tuple[int, str]], passages: Iterable[PassageText] = ()) -> int:
+        """Take texts in, each under a number that is not there yet, and passages of them; return how many texts."""
         count = 0
         with self._changing() as writer:
             for number, text in texts:
-                document = tantivy.Document()
-                document.add_text(BODY, spelled_out(text))
-                document.add_unsigned(NUMBER, number)
-                writer.add_document(document)
+                writer.add_document(_entry(number, 0, text))
                 count += 1
+            for each in passages:
+                writer.add_document(_entry(*each))
         return count
 
     def remove(self, numbers: np.ndarray) -> None:
-        """Take texts out; numbers that are not there are passed over."""
+        """Take texts out, and their passages; numbers that are not there are passed over."""
         with self._changing() as writer:
             gone = tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
             writer.delete_documents_by_query(gone)
@@ -127,37 +152,58 @@ class Words:
         asked = self._asked(query)
         depth = k + SPARE
         while asked is not None:
-            found = self._found(asked, min(depth, max(1, len(self))))
-            kept = found if allowed is None else _among(found, allowed)
+            found = self._found(asked, min(depth, max(1, self._texts + self._passages)))
+            kept = self._each_once(found)
+            if allowed is not None:
+                kept = kept.rows(np.isin(kept.numbers, allowed))
             if len(kept.numbers) >= k or len(found.numbers) < depth:
-                return Matches(kept.numbers[:k], kept.scores[:k])
-            depth *= 8  # the filter has left too few: look further down
+                return kept.rows(slice(k))
+            depth *= 8  # the filter, or the passages of a few documents, have left too few: look further down
         return NOTHING
 
-    def scores(self, query: str, numbers: np.ndarray) -> np.ndarray:
-        """Return the score of each of these documents, of shape (m,), float32; 0 where no word is shared."""
+    def among(self, query: str, numbers: np.ndarray) -> Matches:
+        """Return those of these documents that share a word with the query, best first."""
         asked = self._asked(query)
-        scores = np.zeros(len(numbers), np.float32)
         if asked is None or not len(numbers):
-            return scores
+            return NOTHING
         these = tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
         only = tantivy.Query.boolean_query(
             [(tantivy.Occur.Must, asked), (tantivy.Occur.Must, tantivy.Query.const_score_query(these, 0.0))]
         )
-        found = self._found(only, len(numbers))
+        return self._each_once(self._found(only, len(numbers) + self._passages))
+
+    def scores(self, query: str, numbers: np.ndarray) -> np.ndarray:
+        """Return the score of each of these documents, of shape (m,), float32; 0 where no word is shared."""
+        found = self.among(query, numbers)
+        scores = np.zeros(len(numbers), np.float32)
         place = np.argsort(numbers, kind="stable")
         scores[place[np.searchsorted(numbers, found.numbers, sorter=place)]] = found.scores
         return scores
 
-    def matched(self, query: str, texts: Iterable[str]) -> list[tuple[str, ...]]:
-        """Return for each text the words of a query, as the query spells them, that the text has in any form."""
-        words = {word: set(terms(word, self.language)) for word in WORD.findall(query)}
-        found = []
-        for text in texts:
-            check()  # texts may be many and long
-            there = set(terms(text, self.language))
-            found.append(tuple(word for word, forms in words.items() if forms & there))
-        return found
+    def matched(self, query: str, numbers: Sequence[int]) -> list[tuple[str, ...]]:
+        """Return for each document the words of a query, as the query spells them, that it has in any form.
+
+        tantivy is asked for each word: to read the texts took seconds where they are many and long. Of a query that is
+        a text itself, the first `MOST_TOLD` words are looked for.
+        """
+        found: dict[int, list[str]] = {number: [] for number in numbers}
+        for word in islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD):
+            check()  # documents may be many
+            for number in self._having(word, numbers):
+                found[number].append(word)
+        return [tuple(found[number]) for number in numbers]
+
+    def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
+        """Return which of these documents have a word in any form."""
+        asked, schema = self._asked(word), self._index.schema
+        if asked is None or not numbers:
+            return []
+        these = tantivy.Query.term_set_query(schema, NUMBER, list(numbers))
+        whole = tantivy.Query.term_query(schema, PASSAGE, 0)
+        unscored = [(tantivy.Occur.Must, tantivy.Query.const_score_query(each, 0.0)) for each in (asked, these, whole)]
+        with _damage_told(self._folder, ValueError):
+            hits = self._searcher.search(tantivy.Query.boolean_query(unscored), len(numbers), count=False).hits
+            return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
 
     def _asked(self, query: str) -> Any:
         """Build tantivy's query: any of the words, a repeated one counting as often as it stands there."""
@@ -169,12 +215,23 @@ class Words:
         return tantivy.Query.boolean_query(each) if each else None
 
     def _found(self, asked: Any, depth: int) -> Matches:
-        with _damage_told(self._folder):
+        """Find texts and passages, best first."""
+        with _damage_told(self._folder, ValueError):
             hits = self._searcher.search(asked, depth, count=False).hits
-            numbers = np.array(self._searcher.fast_field_values(NUMBER, [place for _, place in hits]), np.int64)
+            places = [place for _, place in hits]
+            numbers = np.array(self._searcher.fast_field_values(NUMBER, places), np.int64)
+            passages = np.zeros(len(hits), np.int64)
+            if self._passages:
+                passages = np.array(self._searcher.fast_field_values(PASSAGE, places), np.int64)
         scores = np.array([score for score, _ in hits], np.float32)
-        order = np.lexsort((numbers, -scores))
-        return Matches(numbers[order], scores[order])
+        order = np.lexsort((passages, numbers, -scores))
+        return Matches(numbers[order], scores[order], passages[order])
+
+    def _each_once(self, found: Matches) -> Matches:
+        """Leave the best of each document."""
+        if not self._passages:
+            return found
+        return found.rows(np.sort(np.unique(found.numbers, return_index=True)[1]))
 
     @contextmanager
     def _changing(self) -> Iterator[Any]:
@@ -197,7 +254,7 @@ class Words:
             writer.commit()
             writer.wait_merging_threads()
             self._index.reload()
-        self._searcher = self._index.searcher()
+            self._look()
 
 
 @contextmanager
@@ -215,9 +272,13 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
         raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
 
 
-def _among(found: Matches, allowed: np.ndarray) -> Matches:
-    kept = np.isin(found.numbers, allowed)
-    return Matches(found.numbers[kept], found.scores[kept])
+def _entry(number: int, passage: int, text: str) -> tantivy.Document:
+    """Return what tantivy keeps of a text, or of a passage of it."""
+    document = tantivy.Document()
+    document.add_text(BODY, spelled_out(text))
+    document.add_unsigned(NUMBER, number)
+    document.add_unsigned(PASSAGE, passage)
+    return document
 
 
 def _private_folder() -> ScratchFolder:
@@ -235,7 +296,8 @@ def _opened(folder: Path, language: str, *, new: bool = False) -> Any:
     if new:
         schema = tantivy.SchemaBuilder()
         schema.add_text_field(BODY, tokenizer_name=ANALYZER, index_option="freq")
-        schema.add_unsigned_field(NUMBER, indexed=True, fast=True)
+        for name in (NUMBER, PASSAGE):
+            schema.add_unsigned_field(name, indexed=True, fast=True)
         index = tantivy.Index(schema.build(), str(folder))
     else:
         index = tantivy.Index.open(str(folder))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from hce.encoding.encoder import Encoder
@@ -30,10 +32,10 @@ def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, languag
     asked = encoder.encode(queries.texts, "query")
     fused = [
         search_both(
-            *(words, text, vector),
+            *(words, text),
             numbers=numbers,
             cosines=cosines,
-            vectors_at=pool.__getitem__,
+            cosines_at=partial(_cosines, pool, vector),
             candidates=CANDIDATES,
             words_share=0.5,
         )
@@ -47,3 +49,7 @@ def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, languag
         return float(ndcg_of_rankings(ranked, queries.answers).mean())
 
     return max(SHARES, key=measure)
+
+
+def _cosines(pool: np.ndarray, query: np.ndarray, places: np.ndarray) -> np.ndarray:
+    return np.asarray(pool[places]) @ query
