@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 TORCH  := $(shell grep '^torch==' constraints.txt)
 QUIET  := --quiet --disable-pip-version-check
 
-.PHONY: demo test coverage lint docs check-docs package bench clean
+.PHONY: demo test coverage lint docs check-docs package bench torture clean
 
 demo: $(STAMP)   ## the main job, on the docstrings of your own Python
 	$(BIN)/hce demo
@@ -46,11 +46,13 @@ bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEI
 	$(BIN)/python benchmarks/cluster.py --branching 128 memory
 	$(BIN)/python benchmarks/train_step.py $(DATA)/scifact
 	$(BIN)/python benchmarks/index.py $(DATA)/wordnet_examples
-	$(BIN)/python benchmarks/crash.py --trials 300
 	test -d bench-output/squad || $(BIN)/hce train $(DATA)/squad -o bench-output/squad
 	$(BIN)/python benchmarks/search.py engines $(DATA)/squad bench-output/squad --page bench-output/search.html
 	test -d bench-output/demo || $(BIN)/hce demo --output bench-output/demo
 	$(BIN)/python benchmarks/serve.py bench-output/demo/index
+
+torture: $(STAMP)  ## kills, failing disks, damage, hostile inputs, requests and crowds; docs/reliability.md has the table
+	$(BIN)/python -m benchmarks.torture
 
 # constraints.txt pins what was tested. torch is installed first and alone, so that where pip
 # is offered a CPU build of that version, no other package pulls in another one.

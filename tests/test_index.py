@@ -737,18 +737,6 @@ def test_searching_from_many_threads_while_one_writes(index, encoder):
     assert len(index.search("star", 1000)) == 240
 
 
-def test_a_few_kills(tmp_path):
-    """The short version of benchmarks/crash.py."""
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "crash.py"), "--trials", "8"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "lost, halved or unopenable: 0" in run.stdout
-
-
 # ------------------------------------------------------------------------------------------------- hard to hurt
 
 
