@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from contextvars import copy_context
-from threading import Thread
+from threading import Thread, Timer
 
+import numpy as np
 import pytest
 
 from hce.data.documents import Document
 from hce.deadline import Deadline, DeadlineError, check
 from hce.index.index import Index
-from hce.search import words as words_module
+from hce.index.store import Store
 from hce.search.words import Words
 
 
@@ -45,19 +46,49 @@ def test_it_is_called_off_from_another_thread():
     assert ended == [True]
 
 
-def test_telling_shared_words_looks_before_each_text(monkeypatch):
-    index, deadline, read = Words.new(), Deadline(60), []
+def test_telling_shared_words_looks_before_each_word(monkeypatch):
+    index, deadline, asked = Words.new(), Deadline(60), []
+    index.add((number, "a ship") for number in range(1, 9))
 
-    def terms(text, language):
-        read.append(text)
-        if len(read) == 4:  # the query's one word, then texts
+    def having(word, numbers):
+        asked.append(word)
+        if len(asked) == 3:
             deadline.call_off()
-        return [text]
+        return numbers
 
-    monkeypatch.setattr(words_module, "terms", terms)
+    monkeypatch.setattr(index, "_having", having)
     with deadline.around(), pytest.raises(DeadlineError):
-        index.matched("ship", ["a ship"] * 1000)
-    assert len(read) == 4
+        index.matched(" ".join(f"w{place}" for place in range(50)), range(1, 9))
+    assert len(asked) == 3
+
+
+def test_sql_over_all_metadata_is_broken_off(tmp_path):
+    """One statement over many rows holds its thread no longer than someone waits for it."""
+    metadata = {"tags": [str(tag) for tag in range(300)]}
+    store = Store.create(tmp_path, 1)
+    with store.writing() as writer:
+        writer.insert([Document(str(place), "t", "", metadata) for place in range(3000)], np.ones((3000, 1)))
+    conditions = {"tags": "none of them"}
+    with store.reading() as reader:
+        start = time.perf_counter()
+        assert not len(reader.numbers_where(conditions))
+        whole = time.perf_counter() - start
+    deadline = Deadline(60)
+    Timer(whole / 10, deadline.call_off).start()
+    start = time.perf_counter()
+    with deadline.around(), pytest.raises(DeadlineError), store.reading() as reader:
+        reader.numbers_where(conditions)
+    assert time.perf_counter() - start < whole * 0.7
+    with store.reading() as reader:  # and the connection goes on to serve others
+        assert len(reader.numbers_where({"tags": "7"})) == 3000
+
+
+def test_a_write_is_not_broken_off(tmp_path):
+    store = Store.create(tmp_path, 1)
+    with Deadline(-1).around(), store.writing() as writer:
+        writer.insert([Document(str(place), "t") for place in range(3000)], np.ones((3000, 1)))
+    with store.reading() as reader:
+        assert reader.moment().documents == 3000
 
 
 def test_a_search_that_nobody_waits_for_does_not_begin(tmp_path, planted_corpus, static_encoder):

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
+from hce.deadline import check
 from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.schema import check_schema
 
 SECONDS_TO_WAIT = 5.0  # for another writer
 CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
+
+STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look costs less than one of these
 
 
 class FileId(NamedTuple):
@@ -239,6 +242,24 @@ class Connections:
         if self._file is not None:
             return FormatError(f"{self._folder}: the index was moved or deleted since it was opened; open it again")
         return FormatError(f"{self._folder}: the index is incomplete ({self._path.name} is missing); index anew")
+
+
+@contextmanager
+def heeding_deadlines(connection: Connection) -> Iterator[None]:
+    """Break off any statement, however long it takes, once nobody waits for it any more; for reading alone.
+
+    Raises:
+        DeadlineError: nobody did.
+    """
+    connection.set_progress_handler(check, STEPS_BETWEEN_LOOKS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "interrupted" in str(error):
+            check()
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
 
 
 def _file_id(found: os.stat_result) -> FileId:
