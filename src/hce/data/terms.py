@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache, lru_cache
-from itertools import chain
 from typing import Any
 
 import tantivy
@@ -33,8 +32,10 @@ def terms(text: str, language: str) -> list[str]:
     >>> terms("Parsing URLs by parse_url", "english")
     ['pars', 'url', 'by', 'parse_url', 'pars', 'url']
     """
-    pieces = (_remembered if len(piece) <= LONGEST_PIECE else _terms_between_spaces for piece in text.split())
-    return list(chain.from_iterable(find(piece, language) for find, piece in zip(pieces, text.split(), strict=True)))
+    found: list[str] = []
+    for piece in text.split():
+        found += (_remembered if len(piece) <= LONGEST_PIECE else _terms_between_spaces)(piece, language)
+    return found
 
 
 def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:

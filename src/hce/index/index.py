@@ -460,7 +460,10 @@ class Index:
             return hits
 
         def explained(words: Words) -> list[list[Hit]]:
-            shared = [words.matched(text, [hit.number for hit in row]) for text, row in zip(texts, hits, strict=True)]
+            shared = [
+                words.matched(text, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
+                for text, row in zip(texts, hits, strict=True)
+            ]
             return [
                 [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
                 for row, each in zip(hits, shared, strict=True)

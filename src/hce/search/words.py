@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ WORD = re.compile(r"\w+")
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
 MOST_TOLD = 64  # words of a query that are told to be in a document, the first ones
+SHORT = range(1, 4000)  # characters of a text that is read faster than tantivy is asked
 SPARE = 8  # hits beyond k, so that ties at the last place are settled by number
 
 
@@ -180,16 +182,32 @@ class Words:
         scores[place[np.searchsorted(numbers, found.numbers, sorter=place)]] = found.scores
         return scores
 
-    def matched(self, query: str, numbers: Sequence[int]) -> list[tuple[str, ...]]:
+    def matched(
+        self, query: str, numbers: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})
+    ) -> list[tuple[str, ...]]:
         """Return for each document the words of a query, as the query spells them, that it has in any form.
 
-        tantivy is asked for each word: to read the texts took seconds where they are many and long. Of a query that is
-        a text itself, the first `MOST_TOLD` words are looked for.
+        For long documents tantivy is asked for each word: to read the texts took seconds where they are many and long.
+        Short ones are read, which is faster. Of a query that is a text itself, the first `MOST_TOLD` words are looked
+        for.
+
+        Args:
+            query: a text.
+            numbers: of the documents.
+            texts: of those that are at hand, by number.
         """
+        words = list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
+        short = {number for number in numbers if len(texts.get(number, "")) in SHORT}
+        long = [number for number in numbers if number not in short]
         found: dict[int, list[str]] = {number: [] for number in numbers}
-        for word in islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD):
+        forms = {word: set(terms(word, self.language)) for word in words}
+        for number in short:
             check()  # documents may be many
-            for number in self._having(word, numbers):
+            there = set(terms(texts[number], self.language))
+            found[number] = [word for word in words if not forms[word].isdisjoint(there)]
+        for word in words if long else ():
+            check()
+            for number in self._having(word, long):
                 found[number].append(word)
         return [tuple(found[number]) for number in numbers]
 
