@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from threading import Event
 
@@ -14,6 +15,7 @@ from hce.encoding.encoder import Encoder
 from hce.index import before
 from hce.index.before import Ranking, Untrained, VectorsByNumber, Worker
 from hce.index.index import Index
+from hce.index.store import STORE_FILE, content_key
 
 
 def test_ranks_by_hand():
@@ -27,11 +29,11 @@ def test_ranks_by_hand():
 def test_vectors_are_those_of_one_encoder(tmp_path, static_encoder, bert_folder):
     path = tmp_path / "vectors.safetensors"
     assert len(VectorsByNumber.read(path, static_encoder).numbers) == 0
-    some = VectorsByNumber(np.array([2, 5]), static_encoder.encode(["star", "cell"]))
-    more = VectorsByNumber(np.array([7]), static_encoder.encode(["law"]))
+    some = VectorsByNumber(np.array([2, 5]), np.array([-1, 3]), static_encoder.encode(["star", "cell"]))
+    more = VectorsByNumber(np.array([7]), np.array([9]), static_encoder.encode(["law"]))
     VectorsByNumber.joined([some, more]).write(path, static_encoder)
     read = VectorsByNumber.read(path, static_encoder)
-    assert read.numbers.tolist() == [2, 5, 7]
+    assert (read.numbers.tolist(), read.contents.tolist()) == ([2, 5, 7], [-1, 3, 9])
     np.testing.assert_array_equal(read.vectors, np.concatenate([some.vectors, more.vectors]))
     assert read.only(np.array([True, False, True])).numbers.tolist() == [2, 7]
     assert VectorsByNumber.read(path, Encoder.load(bert_folder, device="cpu")).vectors.shape == (0, 32)
@@ -139,6 +141,35 @@ def test_vectors_of_documents_whose_removal_a_rebuild_forgot_are_left_out(index)
     index.remove(["x"])
     index.add([Document("y", "w3")])
     index.rebuild()
-    known = VectorsByNumber(np.array([1, 241, 242]), np.ones((3, 32), np.float32))
     with index.reading() as reader:
-        assert before._still_there(known, reader).numbers.tolist() == [1, 242]
+        numbers, contents = reader.contents()
+        assert numbers.tolist() == [*range(1, 241), 242]
+        known = VectorsByNumber(
+            np.insert(numbers, 240, 241), np.insert(contents, 240, content_key("w1 w2")), np.ones((242, 32), np.float32)
+        )
+        assert before._still_there(known, reader).numbers.tolist() == numbers.tolist()
+
+
+def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):
+    """Numbers that were given once more, after an older copy of the store was restored."""
+    with sqlite3.connect(index.path / STORE_FILE) as store, sqlite3.connect(index.path / "older") as older:
+        store.backup(older)
+    index.add([Document("x", "star"), Document("y", "cell"), Document("z", "w7")])
+    untrained = Untrained(index)
+    untrained.start()
+    until_ready(untrained)
+    untrained.stop()
+    index.close()
+    for file in index.path.glob(f"{STORE_FILE}*"):
+        file.unlink()
+    (index.path / "older").rename(index.path / STORE_FILE)
+    with Index.open(index.path) as restored:
+        restored.add([Document("u", "w3"), Document("v", "cell"), Document("w", "law")])  # 242 is what it was
+        again = Untrained(restored)
+        again.start()
+        until_ready(again)
+        again.stop()
+        start = Encoder.load(index.manifest.base_encoder)
+        assert again._known.numbers.tolist() == list(range(1, 244))
+        expected = start.encode(["w3", "cell", "law"])
+        np.testing.assert_allclose(again._known.vectors[240:], expected, atol=1e-6)

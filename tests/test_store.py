@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from hce.data.documents import Document
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
+from hce.files import new_folder
 from hce.index import store as tables
 from hce.index.connections import Connections
 from hce.index.filters import parse_clauses
@@ -760,3 +761,13 @@ def test_processes_that_write_at_once_lose_nothing(store, tmp_path):
     assert sorted(doc_id for _, doc_id in contents(store)) == sorted(acknowledged)
     with store._connections.lend() as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_full_disk_names_the_folder_that_was_to_be_made(tmp_path):
+    with pytest.raises(InputError, match=r"^[^\n]*full[^\n]*$") as told, new_folder(tmp_path / "ix") as folder:
+        new = Store.create(folder, 2)
+        with new.writing() as writer:
+            writer._connection.execute("PRAGMA max_page_count = 1")  # as many as there are
+            writer.insert([Document("a", "t" * 10**6)], np.ones((1, 2)))
+    assert str(told.value).startswith(f"{tmp_path / 'ix'}: ")
+    assert not list(tmp_path.iterdir())

@@ -260,8 +260,10 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
         lock = _lock(temporary)
     try:
         yield temporary
-    except BaseException:
+    except BaseException as error:
         _delete(temporary)
+        if isinstance(error, HceError):  # nobody has heard of the temporary one
+            error.args = (str(error).replace(str(temporary), str(path)),)
         raise
     finally:
         if lock >= 0:

@@ -1,8 +1,8 @@
 """Before training: the ranking by the encoder that training began with, to be shown beside the index's own.
 
 The documents' vectors by that encoder are made in the background, once, and kept in one file in the index's folder,
-which can be deleted at any time. A document's number always means the same text, so vectors are kept by number and
-nothing is ever encoded twice.
+which can be deleted at any time. Vectors are kept by the number of the document and the key of its content, so that
+nothing is encoded twice, and no vector is taken for another text's where an older copy of the store is restored.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -25,7 +26,7 @@ from hce.errors import HceError, InputError
 from hce.files import open_atomically
 from hce.index.filters import Filter
 from hce.index.index import Index
-from hce.index.store import Reader
+from hce.index.store import Moment, Reader, content_key
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Untrained:
         self._encoder: Encoder | None = None
         self._encoding = Lock()
         self._known: VectorsByNumber | None = None
-        self._change = -1  # the moment of the store that these vectors are of
+        self._moment: Moment | None = None  # of the store, that these vectors are of
         self._readiness = Readiness("off", reason="the index was not made from a model that `hce train` wrote")
         self._worker = Worker(self._catch_up_or_say_why, "untrained encoder")
 
@@ -105,7 +106,7 @@ class Untrained:
         """Return whether there is a ranking now; asking makes it catch up with what was added since."""
         if self._readiness.state == "ready":
             with self.index.reading() as reader:
-                is_behind = self._change != reader.moment().change
+                is_behind = self._moment != reader.moment()
             if is_behind:
                 self._prepare()
         return self._readiness
@@ -165,14 +166,16 @@ class Untrained:
                 return
             with self._encoding:
                 vectors = encoder.encode([entry.document.full_text for entry in entries])
-            yield VectorsByNumber(np.array([entry.number for entry in entries], dtype=np.int64), vectors)
+            numbers = np.array([entry.number for entry in entries], np.int64)
+            contents = np.array([content_key(entry.document.full_text) for entry in entries], np.int64)
+            yield VectorsByNumber(numbers, contents, vectors)
             done, last = done + len(entries), entries[-1].number
 
     def _publish(self, known: VectorsByNumber) -> None:
         """Rank by these vectors from now on, and go on where more documents came meanwhile."""
         with self.index.reading() as reader:
             moment = reader.moment()
-            self._known, self._change = _still_there(known, reader), moment.change
+            self._known, self._moment = _still_there(known, reader), moment
         if len(self._known.numbers) == moment.documents:
             self._readiness = Readiness("ready", self.spec, done=moment.documents, total=moment.documents)
         else:
@@ -184,10 +187,12 @@ class VectorsByNumber(NamedTuple):
 
     Attributes:
         numbers: of the documents, rising, of shape (N,), int64.
+        contents: the keys of their contents (`content_key`), of shape (N,), int64.
         vectors: unit rows of shape (N, n), float32.
     """
 
     numbers: np.ndarray
+    contents: np.ndarray
     vectors: np.ndarray
 
     @classmethod
@@ -197,21 +202,21 @@ class VectorsByNumber(NamedTuple):
             with safe_open(path, "numpy") as file:
                 facts = file.metadata() or {}
                 if facts.get("encoder") == encoder.fingerprint:
-                    known = cls(file.get_tensor("numbers"), file.get_tensor("vectors"))
-                    shapes = (len(known.numbers),), (len(known.numbers), encoder.dim)
+                    known = cls(*map(file.get_tensor, cls._fields))
+                    count = len(known.numbers)
+                    shapes = (count,), (count,), (count, encoder.dim)
                     if facts.get("checksum") == known.checksum() and tuple(each.shape for each in known) == shapes:
                         return known
         except (OSError, SafetensorError):
             pass
-        return cls(np.empty(0, dtype=np.int64), np.empty((0, encoder.dim), dtype=np.float32))
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
 
     @classmethod
     def joined(cls, blocks: Sequence[VectorsByNumber]) -> VectorsByNumber:
         """Put blocks together whose numbers follow one another."""
         if len(blocks) == 1:
             return blocks[0]
-        numbers, vectors = zip(*blocks, strict=True)
-        return cls(np.concatenate(numbers), np.concatenate(vectors))
+        return cls(*map(np.concatenate, zip(*blocks, strict=True)))
 
     def write(self, path: Path, encoder: Encoder) -> None:
         """Keep the vectors for the next server; where that is impossible, they are made anew then."""
@@ -222,12 +227,12 @@ class VectorsByNumber(NamedTuple):
             logger.debug("the untrained encoder's vectors are not kept: %s", error)
 
     def checksum(self) -> str:
-        """Return the checksum of all numbers and vectors."""
-        return str(zlib.crc32(self.vectors.tobytes(), zlib.crc32(self.numbers.tobytes())))
+        """Return the checksum of all that there is."""
+        return str(reduce(lambda checksum, each: zlib.crc32(each.tobytes(), checksum), self, 0))
 
     def only(self, kept: np.ndarray) -> VectorsByNumber:
         """Return the rows for which `kept` holds, of shape (N,), bool."""
-        return self if kept.all() else VectorsByNumber(self.numbers[kept], self.vectors[kept])
+        return self if kept.all() else VectorsByNumber(*(each[kept] for each in self))
 
 
 def _load_local(spec: str) -> Encoder:
@@ -246,7 +251,12 @@ def _load_local(spec: str) -> Encoder:
 
 
 def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:
-    return known.only(np.isin(known.numbers, reader.numbers()))
+    """Leave out vectors of what is not in the store, and of all that comes after a document that has none yet."""
+    numbers, contents = reader.contents()
+    there = set(zip(numbers.tolist(), contents.tolist(), strict=True))
+    known = known.only(np.array([key in there for key in zip(*map(np.ndarray.tolist, known[:2]), strict=True)], bool))
+    missing = np.setdiff1d(numbers, known.numbers)
+    return known.only(known.numbers < missing[0]) if len(missing) else known
 
 
 class Worker(Thread):

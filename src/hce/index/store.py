@@ -68,6 +68,13 @@ class Moment(NamedTuple):
     last: int
 
 
+class Mark(NamedTuple):
+    """What tells one write of a store from all others: see `Moment`."""
+
+    change: int
+    token: str
+
+
 class Entry(NamedTuple):
     """A document with what the store knows of it: its number and its vector, of shape (n,), float32."""
 
@@ -241,6 +248,12 @@ class Reader:
         rows = self._connection.execute("SELECT number FROM documents")  # by way of a small index, in its order
         return np.sort(np.fromiter((number for (number,) in rows), dtype=np.int64))
 
+    def contents(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of all documents, rising, of shape (N,), int64, and the keys of their contents."""
+        rows = self._connection.execute("SELECT number, content FROM documents").fetchall()  # of a small index
+        table = np.array(sorted(rows), dtype=np.int64).reshape(len(rows), 2)
+        return table[:, 0], table[:, 1]
+
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
         count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
@@ -392,6 +405,7 @@ class Writer(Reader):
         self._before = self.moment()
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
+        self.next = Mark(self._before.change + 1, secrets.token_hex(8))  # of this write, once it is done
         self._has_checksums = has_checksums(connection)  # of an earlier version's file, not before it is rebuilt
 
     def insert(
@@ -447,6 +461,33 @@ class Writer(Reader):
             query = "UPDATE documents SET checksum = ? WHERE number = ?"
             self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
+
+    def replace_vectors(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
+        """Give documents other vectors, of shape (numbers, n)."""
+        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
+        rows = [(blob, vector_checksum(number, blob), number) for number, blob in zip(numbers, blobs, strict=True)]
+        self._connection.executemany("UPDATE vectors SET vector = ?, checksum = ? WHERE number = ?", rows)
+        self._touched = True
+
+    def replace_passage_vectors(self, document: int, places: Mapping[int, Passage], vectors: np.ndarray) -> None:
+        """Give all passages of a document, number → place, other vectors, of shape (places, n)."""
+        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
+        rows = [
+            (blob, row_checksum(document, *place, blob), number)
+            for (number, place), blob in zip(places.items(), blobs, strict=True)
+        ]
+        self._connection.executemany("UPDATE passages SET vector = ?, checksum = ? WHERE number = ?", rows)
+        self._touched = True
+
+    def forget_all(self, documents: int) -> None:
+        """Delete what is known of all earlier moments, from which nothing derived can be brought to this one.
+
+        Args:
+            documents: how many there were at creation; which of these were removed stays known, and is counted.
+        """
+        self._connection.execute("DELETE FROM changes")
+        self._connection.execute("DELETE FROM removed WHERE number > ?", (documents,))
+        self._touched = True
 
     def reindex(self) -> None:
         """Have SQLite make its indexes anew from the tables."""
@@ -508,7 +549,7 @@ class Writer(Reader):
     def record(self) -> None:
         """Write down that there was a change, if there was one."""
         if self._touched:
-            row = (self._before.change + 1, secrets.token_hex(8), now(), self._documents, self._last)
+            row = (*self.next, now(), self._documents, self._last)
             self._insert("changes", [row], lambda *change: change_checksum(self._connection, change))
 
 
