@@ -245,7 +245,7 @@ def _search_answer(
     conditions = parse_clauses(where) if where else None
     (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode)
     took = round(1000 * (time.perf_counter() - start), 2)
-    words = QueryWords(query)
+    words = QueryWords(query, k)
     hits = [_shown(hit, words) for hit in found]
     if not compare:
         return SearchAnswer(query, k, took, hits)

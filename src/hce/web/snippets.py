@@ -18,6 +18,7 @@ from hce.data.passages import Passage
 SNIPPET_CHARACTERS = 320
 PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is
 READ_CHARACTERS = 20_000  # of a document; what comes later is not looked through
+READ_IN_ALL = 1_000_000  # characters, of all documents of an answer: with many of them, less of each is looked through
 MOST_WORDS = 64  # of a query that are marked, the first ones; a text all in yellow is no help
 MOST_MARKS = 200  # in a text
 ANY_WORD = re.compile(r"\w+")
@@ -45,13 +46,21 @@ class Snippet(NamedTuple):
 
 
 class QueryWords:
-    """The words of a query that are marked in texts; words that stand in every text only if there is no other."""
+    """The words of a query that are marked in texts; words that stand in every text only if there is no other.
 
-    def __init__(self, query: str) -> None:
+    Args:
+        query: a text.
+        texts: in how many texts they will be looked for.
+    """
+
+    def __init__(self, query: str, texts: int = 1) -> None:
         words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
         telling = [word for word in words if word not in ENGLISH_STOP_WORDS and len(word) > 1] or words
         self._words = frozenset(telling[:MOST_WORDS])
         self._longest = max(map(len, self._words), default=0) + ENDING
+        self._met: set[str] = set()  # words of texts, as they are spelled there
+        self._marked: set[str] = set()  # those of them that are the query's
+        self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
         """Tell whether a word of a text is one of the query's, with an ending or without."""
@@ -61,10 +70,15 @@ class QueryWords:
         return word in words or word[:-1] in words or word[:-2] in words or word[:-ENDING] in words
 
     def marks_in(self, text: str) -> list[Mark]:
-        """Find where the query's words stand in a text, in one pass over it."""
+        """Find where the query's words stand in a text; each different word of the texts is compared once."""
         if not self._words:
             return []
-        found = (match.span() for match in ANY_WORD.finditer(text, 0, READ_CHARACTERS) if match[0] in self)
+        met = set(ANY_WORD.findall(text, 0, self._read))
+        self._marked.update(word for word in met - self._met if word in self)
+        self._met |= met
+        if met.isdisjoint(self._marked):
+            return []
+        found = (match.span() for match in ANY_WORD.finditer(text, 0, self._read) if match[0] in self._marked)
         return list(islice(found, MOST_MARKS))
 
 
