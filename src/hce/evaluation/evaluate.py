@@ -80,7 +80,6 @@ class DenseSearcher:
             for row in zip(positions, scores, strict=True)
         ]
 
-
     def encode(self, queries: Sequence[str]) -> np.ndarray:
         """Encode queries, of shape (queries, n)."""
         return self.encoder.encode(queries, "query")
