@@ -46,7 +46,6 @@ def index(made, tmp_path):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(os.name != "posix", reason="forks and kills")
 def test_nothing_hurts():
     """`make torture`, with a few trials of each kind."""
     run = subprocess.run(

@@ -72,6 +72,7 @@ def _live(work: Callable[[], Any], output: int) -> NoReturn:
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         print(json.dumps(work()))
         code = 0
     except SystemExit as end:
