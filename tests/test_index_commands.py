@@ -255,7 +255,7 @@ def test_a_table_that_was_fitted_to_few_documents_is_told_and_fitted_to_all(run,
     assert "fitted     to 50 documents\n" in run("status", few).out  # 200 are four times as many, and no more
     with Index.open(few) as opened:
         opened.add(planted_corpus[200:])
-    assert f"fitted     to 50 documents; hce index {few} -o NEW-INDEX fits it to all 240\n" in run("status", few).out
+    assert f"fitted     to 50 documents; hce rebuild {few} fits it to all 240\n" in run("status", few).out
     assert json.loads(run("status", few, "--json").out)["fitted_documents"] == 50
 
     before = sorted(path.stat().st_mtime_ns for path in few.rglob("*.safetensors"))

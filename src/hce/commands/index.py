@@ -197,11 +197,14 @@ def rebuild(
     index: IndexArgument,
     engine: Annotated[str | None, typer.Option(help="from now on: flat or tree", show_default=False)] = None,
     dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
+    refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Make all that is derived from an index's documents anew: the tree is grown again, the engine is built again.
 
-    Documents, vectors and encoder stay as they are. The space of removed documents is given back.
+    The documents stay as they are. The static table, where it was fitted to less than a quarter of the documents there
+    are now, is fitted to all of them, and they are encoded anew; a trained encoder stays as it is. The space of removed
+    documents is given back.
 
     Examples:
       hce rebuild my-index
@@ -210,7 +213,7 @@ def rebuild(
     from hce.index.index import Index
 
     with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
-        opened.rebuild(engine, dtype)
+        opened.rebuild(engine, dtype, refit=refit)
         found = opened.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
     line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"
@@ -283,7 +286,7 @@ def _fitted_line(found: IndexStatus) -> dict[str, str]:
     """Show how many documents a table was fitted to, and what to do where there are many more by now."""
     if found.fitted_documents is None:
         return {}
-    advice = f"; hce index {found.path} -o NEW-INDEX fits it to all {found.documents:,}"
+    advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
     documents = "document" if found.fitted_documents == 1 else "documents"
     return {"fitted": f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"}
 

@@ -19,7 +19,7 @@ from hce.checksums import CHECKSUMS, damage_in, files_in, write_checksums
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
-from hce.index.encoder import ENCODER_FOLDER, file_stamps
+from hce.index.encoder import file_stamps
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest
@@ -164,7 +164,7 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
 
 def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     manifest = Manifest.read(path)
-    findings = _encoder_findings(path / ENCODER_FOLDER, path, manifest.fingerprint, progress)
+    findings = _encoder_findings(path / manifest.encoder_folder, path, manifest.fingerprint, progress)
     findings += [
         Finding("model", f"{IN_AN_INDEX}/{each}", remedy="it is about the training only; copy it from the model")
         for each in damage_in(path / IN_AN_INDEX) or []
@@ -350,7 +350,11 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
     Raises:
         InputError: the store or the encoder is damaged, which all else is made from.
     """
-    beyond = [each for each in findings if each.part in ("store", ENCODER_FOLDER) and each.state == "damaged"]
+    beyond = [
+        each
+        for each in findings
+        if each.part in ("store", Manifest.read(path).encoder_folder) and each.state == "damaged"
+    ]
     beyond = [each for each in beyond if not each.heals]
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
@@ -362,8 +366,8 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         unsound = {each.number for each in findings if each.heals and each.number is not None}
         if unsound:
             index.encode_anew(sorted(unsound), progress=progress)
-        index.rebuild()
-    folder = path / ENCODER_FOLDER
+        index.rebuild(refit=False)
+    folder = path / Manifest.read(path).encoder_folder
     if not (folder / CHECKSUMS).is_file():
         write_checksums(folder)
         replace(Manifest.read(path), encoder_files=file_stamps(folder)).write(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -46,7 +47,7 @@ class CarriedEncoder:
 
     def _loaded(self) -> Encoder:
         if self._encoder is None:
-            folder = self.index / ENCODER_FOLDER
+            folder = self.index / self.manifest.encoder_folder
             encoder = Encoder.load(folder)
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
             if file_stamps(folder) != self.manifest.encoder_files and encoder.fingerprint != self.manifest.fingerprint:
@@ -56,6 +57,13 @@ class CarriedEncoder:
                 )
             self._encoder = encoder
         return self._encoder
+
+
+def delete_other_encoders(index: Path, named: str) -> None:
+    """Delete encoders that the manifest does not name, and what an interrupted refit left of one."""
+    for path in [*index.glob(f".{ENCODER_FOLDER}*.partial"), *index.glob(f"{ENCODER_FOLDER}*")]:
+        if path.name != named:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:

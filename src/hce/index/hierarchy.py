@@ -85,13 +85,17 @@ def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = Non
 
 def regrow_tree(index: Path, name: str, reader: Reader) -> str | None:
     """Have a tree of the documents there are now, and return its folder: `name` where that is such a tree already."""
-    numbers, vectors = reader.vectors()
-    if _is_of(index / name, numbers):
+    if _is_of(index / name, reader.numbers()):
         return name
+    return grow_tree(index, f"{FOLDER}-{reader.moment().change}", reader)
+
+
+def grow_tree(index: Path, name: str, reader: Reader) -> str | None:
+    """Grow a tree of the documents there are now in a folder of this name; None where they are too few for one."""
+    numbers, vectors = reader.vectors()
     tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
     if tree is None:
         return None
-    name = f"{FOLDER}-{reader.moment().change}"
     shutil.rmtree(index / name, ignore_errors=True)
     NumberedHierarchy(tree, numbers).save(index / name)
     return name

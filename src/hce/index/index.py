@@ -7,6 +7,7 @@ words. Adding and removing documents needs no training.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -24,14 +25,21 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.create import HierarchyChoice, create_index
 from hce.index.drift import Drift, measure_drift
-from hce.index.encoder import CarriedEncoder, check_same
+from hce.index.encoder import ENCODER_FOLDER, CarriedEncoder, check_same, delete_other_encoders, file_stamps
 from hce.index.filters import Filter
-from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, load_tree, regrow_tree
+from hce.index.hierarchy import FOLDER, NumberedHierarchy, delete_other_trees, grow_tree, load_tree, regrow_tree
 from hce.index.live import EngineBuilder, Live, PassagesBuilder, WordsBuilder
-from hce.index.manifest import FORMAT, IndexStatus, Manifest, size_on_disk
+from hce.index.manifest import FORMAT, MANIFEST_FILE, IndexStatus, Manifest, Refit, file_stamp, size_on_disk
 from hce.index.passages import Cutter
 from hce.index.store import Entry, Reader, Store, Writer
-from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
+from hce.index.writing import (
+    checked,
+    chunks_of,
+    cut_documents,
+    encode_all_anew,
+    insert_documents,
+    without_unchanged,
+)
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, Engine, codec_of, engine_for
 from hce.search.fusion import Fused, candidates_for, search_both
@@ -82,6 +90,10 @@ class Hit(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "number"}
 
 
+class RefittedError(InputError):
+    """Queries were encoded by an encoder that was fitted anew before they were searched for."""
+
+
 class Index:
     """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
 
@@ -106,6 +118,7 @@ class Index:
         self._passages = Live(self._store, self._new_passages_builder())
         self._words = Live(self._store, WordsBuilder(self.manifest.language))
         self._cutter: Cutter | None = None
+        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
         self._tree: NumberedHierarchy | None = None
         for part in (self._engine, self._words):
             if (snapshot := part.ahead()) is not None:
@@ -348,13 +361,17 @@ class Index:
         """
         texts = _checked_queries(queries)
         _check_k(k)
-        vectors = None if mode == "words" else self.encode_queries(texts)
-        hits = self.search_encoded(texts, vectors, k, filter, mode)
-        return hits[0] if isinstance(queries, str) else hits
+        while True:
+            vectors = None if mode == "words" else self.encode_queries(texts)
+            try:
+                hits = self.search_encoded(texts, vectors, k, filter, mode)
+            except RefittedError:
+                continue
+            return hits[0] if isinstance(queries, str) else hits
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
-        return self._for_queries.encode(texts, "query")
+        return self._present_encoder().encode(texts, "query")
 
     def search_vectors(
         self,
@@ -378,13 +395,22 @@ class Index:
         filter: Filter | None,  # noqa: A002
         mode: SearchMode,
     ) -> list[list[Hit]]:
-        """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none."""
+        """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none.
+
+        Raises:
+            RefittedError: the vectors are of an encoder that has been fitted anew since; encode again.
+        """
         if mode not in get_args(SearchMode):
             raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
         _check_k(k)
+        encoder = self._for_queries
         while True:
             check()
             with self._store.reading() as reader:
+                if not self._keeps_up(reader):
+                    continue
+                if vectors is not None and self._for_queries is not encoder:
+                    raise RefittedError(f"{self.path}: its encoder was fitted anew meanwhile; encode the queries again")
                 allowed = None if filter is None else reader.numbers_where(filter)
                 most = max(1, reader.moment().documents)  # who asks for more is not given room for more
                 ranked = self._ranked(reader, texts, vectors, min(int(k), most), allowed, mode)
@@ -496,7 +522,7 @@ class Index:
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
-        return self._for_queries.get()
+        return self._present_encoder().get()
 
     # ------------------------------------------------------------------------------------------------- the whole
 
@@ -509,8 +535,9 @@ class Index:
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names; loads neither encoder nor engine."""
-        manifest, tree = self.manifest, self.tree
         with self._store.reading() as reader:
+            self._keeps_up(reader)
+            manifest, tree = self.manifest, self.tree
             moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
             pending = self._engine.pending(reader)
         return IndexStatus(
@@ -565,16 +592,18 @@ class Index:
                 seed,
             )
 
-    def rebuild(self, engine: str | None = None, dtype: str | None = None) -> None:
+    def rebuild(self, engine: str | None = None, dtype: str | None = None, *, refit: bool = True) -> None:
         """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
-        as they are, and so does the encoder. Of an index of format 1, whose long documents were read from the beginning
-        only, these are read in passages now.
+        as they are. So does the encoder, unless it is a table that was fitted to less than a quarter of the documents
+        there are now: it is fitted to all of them, and all are encoded anew, at one stroke. Of an index of format 1,
+        whose long documents were read from the beginning only, these are read in passages now.
 
         Args:
             engine: another engine from now on.
             dtype: what the engine keeps vectors in from now on.
+            refit: whether a table may be fitted anew. An encoder that was trained, or given, never is.
 
         Raises:
             InputError: no such engine or dtype, or (`WriterBusyError`) someone else is writing.
@@ -584,22 +613,77 @@ class Index:
         codec_of(dtype or self.manifest.dtype)
         self._store.compact()
         window = self._read_in_passages()
+        if refit and self.status().has_outgrown_its_table:
+            self._refit()
         with self._store.writing() as writer:  # no document is written; it keeps others from writing
             writer.add_checksums()
-            known = Manifest.read(self.path)  # which another process may have changed
+            known = replace(Manifest.read(self.path), refit=None)  # which another process may have changed
+            self._adopt(known)
             delete_other_trees(self.path, known.hierarchy)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
             engine = engine or (known.engine if known.engine in ENGINES else self._engine_builder.engine)
             manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
             manifest = replace(manifest, window=window, format=FORMAT)
             manifest.write(self.path)
-            self.manifest, self._tree = manifest, None
+            self._adopt(manifest)
+            delete_other_encoders(self.path, manifest.encoder_folder)
             self._engine.rebuild(writer, self._new_engine_builder(manifest.engine, manifest.dtype))
             if writer.has_passages():
                 self._passages.rebuild(writer, self._new_passages_builder())
             self._words.rebuild(writer, WordsBuilder(manifest.language))
             writer.forget(manifest.documents)
             delete_other_trees(self.path, grown)
+
+    def _refit(self) -> None:
+        """Fit the table to all documents and encode them anew; the commit to the store decides between old and new."""
+        with self._store.writing() as writer:
+            known = replace(Manifest.read(self.path, writer), refit=None)
+            documents = [entry.document for entry in writer.entries()]
+            encoder = Encoder.for_corpus("static", Corpus.from_documents(documents))
+            if (encoder.dim, encoder.window) != (known.dim, known.window):
+                logger.warning("%s: its table is not that of this version, and was not fitted anew", self.path)
+                return
+            with progress_bar("encoding anew", len(documents), "documents", show=False) as advance:
+                encode_all_anew(writer, encoder.encode, Cutter(encoder), advance)
+            change, folder = writer.next.change, f"{ENCODER_FOLDER}-{writer.next.change}"
+            shutil.rmtree(self.path / folder, ignore_errors=True)
+            encoder.save(self.path / folder)
+            refit = Refit(
+                *writer.next,
+                encoder=encoder.name,
+                fingerprint=encoder.fingerprint,
+                encoder_files=file_stamps(self.path / folder),
+                encoder_folder=folder,
+                fitted_documents=len(documents),
+                hierarchy=known.hierarchy and grow_tree(self.path, f"{FOLDER}-{change}", writer),
+            )
+            known.before_refit(refit).write(self.path)
+            writer.forget_all(known.documents)
+        manifest = Manifest.read(self.path)
+        manifest.write(self.path)
+        self._adopt(manifest)
+
+    def _adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
+        """Go by another manifest of this index from now on, and by another encoder where it names one."""
+        if manifest.fingerprint != self.manifest.fingerprint:
+            self._for_queries, self._for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
+            self._cutter = None
+        self.manifest, self._tree = manifest, None
+        self._stamp = None if manifest.refit else stamp
+
+    def _keeps_up(self, reader: Reader) -> bool:
+        """Take over what another process has refitted; False where a reader still sees the vectors from before."""
+        stamp = file_stamp(self.path / MANIFEST_FILE)
+        if stamp != self._stamp:
+            self._adopt(Manifest.read(self.path, reader), stamp)
+        return reader.moment().change >= self.manifest.since
+
+    def _present_encoder(self) -> CarriedEncoder:
+        """Return what encodes queries, as of now."""
+        if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
+            with self._store.reading() as reader:
+                self._keeps_up(reader)
+        return self._for_queries
 
     # ------------------------------------------------------------------------------------------------- repair
 
@@ -620,6 +704,7 @@ class Index:
     def encode_anew(self, numbers: Sequence[int], progress: bool = False) -> None:
         """Put documents in again, under new numbers, with vectors made anew of their texts; all or none."""
         with self._store.writing() as writer:
+            self._keeps_up(writer)
             documents = list(writer.documents(numbers).values())
             writer.delete(numbers)
             with progress_bar("encoding anew", len(documents), "documents", show=progress) as advance:
@@ -635,6 +720,7 @@ class Index:
             self._store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
         ):
+            self._keeps_up(writer)
             yield writer, advance
 
     def _encode_documents(self, texts: list[str]) -> np.ndarray:

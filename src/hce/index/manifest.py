@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,40 @@ from hce._version import __version__
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError
 from hce.files import checked_fields, read_json, write_json
+from hce.index.store import Moment, Reader, Store
 from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
+ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
 MOST_DIMENSIONS = 1 << 20
 OUTGROWN = 4  # documents for each that a table was fitted to
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What a refit changes of a manifest, at the moment when a write of the store is done.
+
+    That write has the new vectors. So the store alone decides whether the old or the new is true, and a manifest that
+    names both is right before and after.
+
+    Attributes:
+        change: the number of the write.
+        token: of the write.
+    """
+
+    change: int
+    token: str
+    encoder: str
+    fingerprint: str
+    encoder_files: dict[str, list[int]]
+    encoder_folder: str
+    fitted_documents: int
+    hierarchy: str | None
+
+
+REFITTED = ("encoder", "fingerprint", "encoder_files", "encoder_folder", "fitted_documents", "hierarchy", "since")
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,9 @@ class Manifest:
         fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
         window: how many tokens the encoder reads at once: a longer document is read in passages. None in an index
             of format 1, which reads the beginning only, until it is rebuilt.
+        encoder_folder: where the encoder is.
+        since: the number of the store's change from which on its vectors are of this encoder.
+        refit: what else is true as soon as the store knows of a write, which has other vectors: see `Refit`.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -65,6 +96,9 @@ class Manifest:
     words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
     fitted_documents: int | None = None
     window: int | None = None
+    encoder_folder: str = "encoder"
+    since: int = 0
+    refit: dict[str, Any] | None = None
     format: int = FORMAT
     hce: str = __version__
 
@@ -72,9 +106,29 @@ class Manifest:
         """Put the manifest into the index's folder, atomically."""
         write_json(folder / MANIFEST_FILE, sealed(asdict(self)))
 
+    def before_refit(self, refit: Refit) -> Manifest:
+        """Return what to write before vectors of another encoder are committed to the store."""
+        return replace(self, refit=asdict(refit))
+
+    def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
+        """Return what is true in a store that knows of these moments; `refit` stays while it is not decided."""
+        if self.refit is None:
+            return self
+        refit = checked_fields(Refit, self.refit)
+        if moment_at(refit.change, refit.token) is None:
+            return self
+        changed = {**asdict(refit), "since": refit.change}
+        manifest = replace(self, refit=None, **{name: changed[name] for name in REFITTED})
+        manifest._check()
+        return manifest
+
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path, reader: Reader | None = None) -> Manifest:
         """Read an index's manifest.
+
+        Args:
+            folder: of the index.
+            reader: of the moment whose encoder is asked for; by default, the present one.
 
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
@@ -87,6 +141,8 @@ class Manifest:
         try:
             manifest = checked_fields(cls, values)
             manifest._check()
+            if manifest.refit is not None:  # of a refit that is under way, or was broken off
+                manifest = manifest._decided(folder, reader)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
         strange = values.keys() - {field.name for field in fields(cls)}
@@ -96,6 +152,16 @@ class Manifest:
                 "meant, take the checksum out of it"
             )
         return manifest
+
+    def _decided(self, folder: Path, reader: Reader | None) -> Manifest:
+        if reader is not None:
+            return self.at(reader.moment_at)
+        store = Store(folder, self.dim)
+        try:
+            with store.reading() as present:
+                return self.at(present.moment_at)
+        finally:
+            store.close()
 
     def _check(self) -> None:
         """Refuse values that no index has.
@@ -109,6 +175,7 @@ class Manifest:
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
             "window": self.window is None or self.window > 0,
+            "encoder_folder": ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
             "hierarchy": self.hierarchy is None or TREE_FOLDER.fullmatch(self.hierarchy) is not None,
         }
         for name in (name for name, is_sound in sound.items() if not is_sound):
@@ -178,3 +245,12 @@ def _size(path: Path) -> int:
         return path.stat().st_size if path.is_file() else 0
     except OSError:  # SQLite deletes its log when the last reader leaves
         return 0
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is written anew: its place on the disk and its time of change."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns

@@ -106,10 +106,10 @@ def _in_question(
     """Return the rows whose BM25 scores are unknown, `ceiling` at the most, and may decide which are the k best."""
     if k is None or k >= len(meaning):
         return np.flatnonzero(unknown)
-    least = _parts(meaning, words, words_share).sum(axis=0)
-    kth = np.partition(least, -k)[-k]
-    most = _parts(meaning, np.where(unknown, ceiling, words), words_share).sum(axis=0)
-    return np.flatnonzero(unknown & (most >= kth - SAME))
+    from_meaning, from_words = _parts(meaning, words, words_share)
+    kth = np.partition(from_meaning + from_words, -k)[-k]
+    most = words_share * ceiling / words.max()  # which is not 0: the ceiling is a score
+    return np.flatnonzero(unknown & (from_meaning + most >= kth - SAME))
 
 
 def fuse(
@@ -138,10 +138,10 @@ def fuse(
     return Fused(numbers[order], from_meaning[order], from_words[order], passages[order])
 
 
-def _parts(meaning: np.ndarray, words: np.ndarray, words_share: float) -> np.ndarray:
-    """Scale both kinds of scores by their shares, of shape (2, m)."""
+def _parts(meaning: np.ndarray, words: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scale both kinds of scores to their shares."""
     from_meaning = (1 - words_share) * _scaled(meaning, meaning.min(initial=1.0))
-    return np.stack([from_meaning, words_share * _scaled(words, 0.0)])
+    return from_meaning, words_share * _scaled(words, 0.0)
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
