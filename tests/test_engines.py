@@ -108,6 +108,13 @@ class EngineLikeADict(RuleBasedStateMachine):
         query = dyadic(1, seed + 1)
         assert as_pairs(self.engine.search(query, k, allowed)) == reference(known, query[0], k)
 
+    @rule(share=st.floats(0, 1), seed=st.integers(0, 99))
+    def score(self, share, seed):
+        rng, live = np.random.default_rng(seed), np.array(sorted(self.known), dtype=np.int64)
+        numbers, query = rng.permutation(live[rng.random(len(live)) < share]), dyadic(1, seed)[0]
+        expected = [self.known[number] @ query for number in numbers.tolist()]
+        assert self.engine.scores(query, numbers).tolist() == expected
+
     @rule(seed=st.integers(0, 99))
     def find_itself(self, seed):
         if self.known:

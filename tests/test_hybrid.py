@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hce import Document, Encoder, Index
 from hce.errors import InputError
-from hce.search.fusion import fuse
+from hce.search.exact import nearest
+from hce.search.fusion import fuse, search_both
 from hce.search.words import Words
 
 
@@ -116,3 +117,26 @@ def test_a_share_out_of_range_and_an_unknown_language_are_refused(tmp_path, enco
         with pytest.raises(InputError, match=message):
             Index.create(tmp_path / "index", [Document("a", "b")], encoder, **options)
         assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("words_share", [0.0, 0.25, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_the_best_are_the_same_where_only_those_in_question_are_scored(k, words_share):
+    """Candidates of meaning that cannot be among the k best are not looked for in words, and nothing else changes."""
+    rng = np.random.default_rng(k)
+    texts = [" ".join(f"w{w}" for w in rng.zipf(1.3, 12) % 60) for _ in range(400)]
+    vectors = rng.normal(size=(400, 6)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    words, looked_for = Words.new("none"), []
+    words.add(enumerate(texts))
+    among = words.among
+    words.among = lambda text, numbers: looked_for.append(len(numbers)) or among(text, numbers)
+    for query in range(25):
+        found = nearest(vectors[query : query + 1], vectors, 40)
+        options = {"numbers": found[0][0], "cosines": found[1][0], "candidates": 40, "words_share": words_share}
+        options["cosines_at"] = lambda others, query=query: vectors[others] @ vectors[query]
+        everything = search_both(words, f"w1 w2 w3 {texts[-query]}", **options)
+        some = search_both(words, f"w1 w2 w3 {texts[-query]}", **options, k=k)
+        for column, expected in zip(some, everything.best(k), strict=True):
+            np.testing.assert_array_equal(column, expected)
+    assert 0 < sum(looked_for) < 2 * 25 * 40  # and of fewer than all

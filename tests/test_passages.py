@@ -245,8 +245,8 @@ def check_found(index, mode="dense", doc_id="book", **options):
 def test_a_sentence_in_the_middle_of_a_book_is_found(tmp_path, encoder, book, engine):
     documents = [*shorts(), book, *shorts(60)[30:]]
     with Index.create(tmp_path / "index", documents, encoder, engine=engine) as index:
-        check_found(index)
-        check_found(index, "hybrid")
+        for mode in ("dense", "hybrid", "words"):
+            check_found(index, mode)
         assert len(index) == index.status().documents == 61
         assert index.vectors()[1].shape == (61, 256)
         assert index.status().pending == 0
@@ -278,12 +278,13 @@ def test_documents_that_come_and_go(tmp_path, encoder, book):
         index.search("star", mode="dense")
         assert index.add([book]) == 1
         for each in (index, other):
-            check_found(each)
-            check_found(each, "hybrid")
+            for mode in ("dense", "hybrid", "words"):
+                check_found(each, mode)
             assert len(each) == 31
         index.remove(["book"])
         for each in (index, other):
             assert "book" not in [hit.id for hit in each.search(ODD, 50, mode="dense")]
+            assert each.search("w177", 50, mode="words") == []
         assert passage_rows(index) == 0
         index.add([Document("again", book.text, book.title)])
         check_found(index, doc_id="again")

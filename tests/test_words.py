@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hce.data.terms import analyzer, spelled_out, terms
 from hce.errors import FormatError, InputError
-from hce.search.words import Words
+from hce.search.words import PassageText, Words
 
 TEXTS = ["red shoes for running", "blue hats", "a red hat and a blue coat", "shoes, shoes and more shoes", "nothing"]
 
@@ -145,3 +145,50 @@ def test_a_damaged_snapshot_is_told(tmp_path):
     (tmp_path / "meta.json").write_text("{")
     with pytest.raises(FormatError, match="the index of words is damaged"):
         Words.load(tmp_path, "english")
+
+
+# ------------------------------------------------------------------------------------------------- passages
+
+PASSAGES = [
+    PassageText(2, 11, "blue hats and a zebra"),
+    PassageText(2, 12, "hats of red"),
+    PassageText(4, 13, "shoes"),
+]
+
+
+def with_passages() -> Words:
+    words = Words.new()
+    words.add(enumerate(TEXTS, start=1), PASSAGES)
+    return words
+
+
+def test_a_document_is_found_once_by_its_best_passage(tmp_path):
+    with_passages().save(tmp_path)
+    for words in (with_passages(), Words.load(tmp_path, "english")):
+        assert len(words) == 5
+        found = words.search("zebra", 10)
+        assert (found.numbers.tolist(), found.passages.tolist()) == ([2], [11])
+        found = words.search("red hats shoes", 10)
+        assert sorted(found.numbers.tolist()) == [1, 2, 3, 4]
+        assert dict(zip(found.numbers.tolist(), found.passages.tolist(), strict=True)) == {1: 0, 2: 12, 3: 0, 4: 0}
+        again = words.among("red hats shoes", np.array([4, 2, 5]))
+        known = dict(zip(found.numbers.tolist(), found.scores.tolist(), strict=True))
+        assert dict(zip(again.numbers.tolist(), again.scores.tolist(), strict=True)) == {n: known[n] for n in (2, 4)}
+
+
+def test_passages_of_one_document_do_not_crowd_out_others():
+    words = of(TEXTS)
+    words.add([(9, "zebra " * 50)], [PassageText(9, place, "red zebra") for place in range(1, 300)])
+    assert numbers_of(words, "red zebra", 3)[0] == 9
+    assert set(numbers_of(words, "red zebra", 3)) == {9, 1, 3}
+    assert set(numbers_of(words, "red", 5, allowed=np.array([1, 3]))) == {1, 3}
+    words.remove(np.array([9]))
+    assert len(words) == 5
+    assert numbers_of(words, "zebra") == []
+    np.testing.assert_array_equal(words.search("red hat", 5).scores, of(TEXTS).search("red hat", 5).scores)
+
+
+def test_shared_words_are_told_of_short_texts_and_of_long_ones():
+    words = with_passages()
+    short = words.matched("Red ZEBRAS hat", [2, 3], {2: TEXTS[1], 3: TEXTS[2]})
+    assert short == words.matched("Red ZEBRAS hat", [2, 3]) == [("hat",), ("Red", "hat")]
