@@ -142,7 +142,7 @@ def test_folder_of_texts_and_its_fingerprint(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.md").write_text("# Sea\n\nsalt\n")
     (tmp_path / "deep" / "b.txt").write_text("Berg")
-    documents = [Document("a.md", "# Sea\n\nsalt"), Document("deep/b.txt", "Berg")]
+    documents = [Document("a.md", "salt", "Sea"), Document("deep/b.txt", "Berg")]
     corpus = Corpus.load(tmp_path)
     assert list(corpus) == documents
     assert corpus.fingerprint == Corpus.from_documents(documents).fingerprint
@@ -321,14 +321,14 @@ def test_a_very_long_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ({"text": "t"}, "no id; give each record a field '_id' or 'id'"),
-        ({"id": "", "text": "t"}, "no id; give"),
-        ({"id": None, "text": "t"}, "no id; give"),
+        ({"text": "t"}, "no id (found: 'text'); give each record a field '_id' or 'id'"),
+        ({"id": "", "text": "t"}, "no id (found: 'id', 'text'); give"),
+        ({"id": None, "text": "t"}, "no id (found: 'id', 'text'); give"),
         ({"id": True, "text": "t"}, "the id is a bool, not a string; quote it"),
         ({"_id": 1.5, "text": "t"}, "the _id is a float, not a string; quote it"),
         ({"_id": ["1"], "text": "t"}, "the _id is a list, not a string; quote it"),
-        ({"id": "9"}, "document '9' has no text (found: no other field); name the field 'text'"),
-        ({"id": "9", "body": "t", "a\nb": 1}, r"document '9' has no text (found: 'body', 'a\nb'); name the field"),
+        ({"id": "9"}, "document '9' has no text (found: 'id'); name the field 'text'"),
+        ({"id": "9", "body": "t", "a\nb": 1}, r"document '9' has no text (found: 'id', 'body', 'a\nb'); name the field"),
         ({"id": "9", "text": None, "title": "T"}, "document '9' has no text"),
         ({"id": "9", "text": 5}, "the text is a int, not a string; quote it"),
         ({"id": "9", "text": ["a"]}, "the text is a list, not a string; quote it"),
@@ -475,7 +475,7 @@ def test_a_beir_folder_with_an_empty_corpus_is_not_taken_for_texts(tmp_path):
     assert f"{tmp_path / 'corpus.jsonl'}: no documents with text" in fault(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["docs.json", "docs.txt", "docs"])
+@pytest.mark.parametrize("name", ["docs.xml", "docs.txt", "docs"])
 def test_unknown_formats(tmp_path, name):
     (tmp_path / name).write_text("x")
     assert "unknown format '" in fault(tmp_path / name)

@@ -248,7 +248,7 @@ def test_a_query_keeps_tabs_after_the_first(tmp_path):
     ("line", "expected"),
     [
         ("{", "column 2: not valid JSON"),
-        ('{"text": "a"}', "no id; give each record a field '_id' or 'id'"),
+        ('{"text": "a"}', "no id (found: 'text'); give each query a field '_id' or 'id'"),
         ('{"id": "1"}', "query '1' has no text; give it a string field 'text'"),
         ('{"id": "1", "text": " "}', "query '1' has no text; give it a string field 'text'"),
         ('{"id": "1", "text": 3}', "the text is a int, not a string; quote it"),

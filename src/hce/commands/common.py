@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+from hce.data.records import Reading
+from hce.errors import InputError
 
 # What a terminal obeys instead of showing it: control characters, and marks that turn the direction of a line. Halves
 # of surrogate pairs, which stand for what is no Unicode in a file's name, no stream can write.
@@ -50,6 +55,52 @@ IndexArgument = Annotated[Path, typer.Argument(help="the folder of the index", s
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
 SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
+
+
+READING = {  # what `hce.data.records.Reading` has
+    "id_field": (str | None, "the field that holds the id; usual names are found, and told"),
+    "title_field": (str | None, "the field that holds the title"),
+    "text_field": (str | None, "the field that holds the text"),
+    "row_ids": (bool, "make ids of the numbers of the rows"),
+    "delimiter": (str | None, "between the cells of a CSV or TSV file; else a CSV file's header tells it"),
+    "encoding": (str, "of text files, such as latin-1 or utf-16"),
+    "skip_bad": (bool, "leave out records and files that cannot be read, and say which"),
+}
+
+
+def with_reading(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in the place of its argument `reading`, an option for each field of a `Reading`."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.name != "reading"]
+    settings = [each for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
+    options = []
+    for name, (kind, text) in READING.items():
+        flag = f"--{name.replace('_', '-')}"  # alone: a switch that is off by default needs no --no-…
+        option = typer.Option(flag, help=text, show_default=name == "encoding", rich_help_panel="Reading documents")
+        default = getattr(Reading, name)
+        options.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+        )
+
+    @wraps(function)
+    def command(**arguments: Any) -> None:
+        chosen = {name: arguments.pop(name) for name in READING if name in arguments}
+        function(**arguments, reading=Reading(**chosen))
+
+    listed = [*(each for each in parameters if each not in settings), *options, *settings]
+    command.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in listed}
+    return command
+
+
+def require_parent(output: Path) -> None:
+    """Refuse, before any work, an output under a folder that does not exist.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
 
 
 def print_json(value: Any) -> None:

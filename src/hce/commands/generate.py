@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hce.commands.common import EncoderOption, JsonOption, SeedOption, interruptible, out, print_json
+from hce.commands.common import EncoderOption, JsonOption, SeedOption, interruptible, out, print_json, with_reading
+from hce.data.records import USUAL, Reading
 
 
+@with_reading
 def generate_queries(
     corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new .jsonl file", show_default=False)],
@@ -25,6 +27,7 @@ def generate_queries(
     encoder: EncoderOption = "static",
     seed: SeedOption = 0,
     as_json: JsonOption = False,
+    reading: Reading = USUAL,
 ) -> None:
     """Have a language model write queries for documents (doc2query), to train on or to add to an index of words.
 
@@ -43,7 +46,7 @@ def generate_queries(
     from hce.generation.querygen import generate_queries as run
 
     check_output(output)
-    documents = Corpus.load(corpus)
+    documents = Corpus.load(corpus, reading)
     judge = Encoder.for_corpus(encoder, documents) if keep else None
     with interruptible("the same command goes on where this one stopped"):
         written = run(

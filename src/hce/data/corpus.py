@@ -21,18 +21,23 @@ from typing import IO, Any, overload
 
 import numpy as np
 
-from hce.data.documents import Document, parse_document
+from hce.data.documents import Document, DocumentParser, Fields, parse_document
 from hce.data.records import (
     JSONL_SUFFIXES,
     KNOWN,
     STDIN,
+    USUAL,
+    Bad,
+    Reading,
     Record,
     decode_line,
     open_bytes,
     parse_json_line,
+    raw_lines,
     read_lines,
     read_records,
     read_text_folder,
+    refuse,
     shown,
     unreadable,
 )
@@ -62,17 +67,26 @@ class Corpus(Sequence[Document]):
         self.left_out = frozenset(left_out)
 
     @classmethod
-    def load(cls, path: str | Path) -> Corpus:
-        """Read and check a whole collection: a BEIR folder, JSONL, CSV, TSV, Parquet, text files, or "-".
+    def load(cls, path: str | Path, reading: Reading = USUAL) -> Corpus:
+        """Read and check a whole collection: a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, text files, or "-".
+
+        Args:
+            path: where the documents are.
+            reading: which fields hold what, and other things that are usually found out.
 
         Raises:
             InputError: at the first fault, with file and line; nothing is kept then.
         """
-        source = _documents_source(path)
-        if source.is_file() and source.suffix.lower() in JSONL_SUFFIXES:
-            return cls._scan_jsonl(source)
-        records = read_text_folder(source) if source.is_dir() else read_records(source)
-        return cls._spool(records, shown(path))
+        source, skipped = _documents_source(path), _Skipped()
+        bad = skipped.take if reading.skip_bad else refuse
+        in_its_place = source.is_file() and source.suffix.lower() in JSONL_SUFFIXES
+        if in_its_place and reading.is_utf8 and not reading.row_ids:
+            corpus = cls._scan_jsonl(source, reading, bad)
+        else:
+            records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
+            corpus = cls._spool(records, shown(path), reading, bad)
+        skipped.tell(corpus.name)
+        return corpus
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document], name: str = "documents") -> Corpus:
@@ -100,7 +114,9 @@ class Corpus(Sequence[Document]):
         return cls(kept, check.finish(kept, places.__getitem__), name, check.empty)
 
     @classmethod
-    def from_records(cls, records: Iterable[Mapping[str, Any]], name: str = "records") -> Corpus:
+    def from_records(
+        cls, records: Iterable[Mapping[str, Any]], name: str = "records", reading: Reading = USUAL
+    ) -> Corpus:
         """Make a corpus of mappings, such as the rows of a Hugging Face dataset: fields as in a JSONL file.
 
         >>> Corpus.from_records([{"id": 7, "text": "red shoes", "year": 2024}])[0]
@@ -110,27 +126,40 @@ class Corpus(Sequence[Document]):
             InputError: at the first fault, with the record's number; nothing is kept then.
         """
         numbered = enumerate(records, start=1)
-        return cls._spool((Record(f"{name}, number {number}", dict(fields)) for number, fields in numbered), name)
+        rows = (Record(f"{name}, number {number}", dict(fields)) for number, fields in numbered)
+        return cls._spool(rows, name, reading, refuse)
 
     @classmethod
-    def _scan_jsonl(cls, path: Path) -> Corpus:
+    def _scan_jsonl(cls, path: Path, reading: Reading, bad: Bad) -> Corpus:
         """Check the user's own file and remember where each document's line is."""
         check, lines, position = _Checker(str(path)), _Extents(), 0
+        parse = DocumentParser(str(path), reading)
         documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
-        for line in read_lines(path):
-            if line.text.strip() and check.add(parse_document(parse_json_line(line.text, line.where)), line.where):
-                lines.add(position, line.size)
-            position += line.size
+        for where, raw in raw_lines(path):
+            try:
+                line = decode_line(raw, where)
+                if line.strip() and check.add(parse(parse_json_line(line, where)), where):
+                    lines.add(position, len(raw))
+            except InputError as error:
+                bad(error)
+            position += len(raw)
+        documents.fields = parse.fields
         return cls(documents, check.finish(documents, documents.line), str(path), check.empty)
 
     @classmethod
-    def _spool(cls, records: Iterable[Record], name: str) -> Corpus:
+    def _spool(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
         """Copy documents of any other format to a temporary file, each followed by a line that says where it was."""
         check, lines, position = _Checker(name), _Extents(), 0
+        parse = DocumentParser(name, reading)
         spool = _temporary_file()
         for record in records:
-            document = parse_document(record)
-            if check.add(document, record.where):
+            try:
+                document = parse(record)
+                sound = check.add(document, record.where)
+            except InputError as error:
+                bad(error)
+                continue
+            if sound:
                 with _spooling():
                     size = spool.write(document.to_json().encode() + b"\n")
                     lines.add(position, size)
@@ -166,6 +195,24 @@ class Corpus(Sequence[Document]):
     def texts(self) -> Iterator[str]:
         """Stream what an encoder reads of each document."""
         return (document.full_text for document in self)
+
+
+class _Skipped:
+    """What could not be read and was left out."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: InputError | None = None
+
+    def take(self, error: InputError) -> None:
+        """Take note of a fault, and let it pass."""
+        self.count += 1
+        self.first = self.first or error
+
+    def tell(self, name: str) -> None:
+        """Say how much was left out, if anything was."""
+        if self.count:
+            logger.warning("%s: left out %d that cannot be read, the first: %s", name, self.count, self.first)
 
 
 def _temporary_file() -> IO[bytes]:
@@ -285,6 +332,7 @@ class _JsonlFile(Sequence[Document]):
         self.path = path
         self.lines = lines
         self.file = file
+        self.fields: Fields | None = None
         self.state = self._state()
         self.lock = threading.Lock()
 
@@ -299,7 +347,7 @@ class _JsonlFile(Sequence[Document]):
         if self._state() != self.state:
             raise InputError(f"{self.path}: changed since it was read; load it again")
         where = f"{self.path}, byte {start}"
-        return parse_document(parse_json_line(decode_line(self._read(start, size), where), where))
+        return parse_document(parse_json_line(decode_line(self._read(start, size), where), where), self.fields)
 
     def line(self, index: int) -> str:
         """The file and the line that hold a document."""

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hce.data.corpus import Corpus
-from hce.data.documents import take_id, take_string
+from hce.data.documents import Fields, choose_fields, list_names, take_id, take_string, tell_guesses
 from hce.data.records import JSONL_SUFFIXES, Line, Record, format_suffix, read_lines, read_records
 from hce.errors import InputError
 from hce.files import open_text
 
 BEIR_HEADER = ("query-id", "corpus-id", "score")
+QUERY_ID_NAMES, QUERY_TEXT_NAMES = ("id", "queryid", "qid"), ("text", "query", "question", "querytext")  # see documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,16 @@ class Qrels(Mapping[str, Mapping[str, int]]):
             raise InputError(f"{path}: no judgments in it; check the path")
         return cls(Judgment(*pair, grade) for pair, (grade, _) in seen.items())
 
+    def among(self, documents: Container[str]) -> Qrels:
+        """Return the judgments of these documents; a query none of whose relevant documents is among them is left out.
+
+        >>> Qrels([Judgment("q1", "d7", 2), Judgment("q1", "d8", 0), Judgment("q2", "d9", 1)]).among(["d7"])
+        Qrels(1 queries, 1 judgments)
+        """
+        kept = Qrels(judgment for judgment in self.judgments() if judgment.document_id in documents)
+        lost = {query_id for query_id in self if self.positives(query_id) and not kept.positives(query_id)}
+        return Qrels(judgment for judgment in kept.judgments() if judgment.query_id not in lost)
+
     def write(self, path: str | Path, form: Literal["beir", "trec"] = "beir") -> None:
         """Write BEIR's TSV (with its header line) or TREC's four columns, atomically."""
         separator = "\t" if form == "beir" else " "
@@ -183,9 +194,13 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     """
     queries: dict[str, Query] = {}
     places: dict[str, str] = {}
+    fields: Fields | None = None
     records = _tsv_queries(path) if format_suffix(path) == ".tsv" else read_records(path)
     for record in records:
-        query = _parse_query(record)
+        if fields is None:
+            fields = choose_fields(record.fields, id_names=QUERY_ID_NAMES, text_names=QUERY_TEXT_NAMES)
+            tell_guesses(str(path), fields._replace(title="title"))
+        query = _parse_query(record, fields)
         if query.id in queries:
             raise InputError(
                 f"{record.where}: query id {query.id!r} stands already at {places[query.id]}; make ids unique"
@@ -289,12 +304,15 @@ def _tsv_queries(path: str | Path) -> Iterator[Record]:
             yield Record(line.where, {"id": query_id, "text": text})
 
 
-def _parse_query(record: Record) -> Query:
-    fields = dict(record.fields)
-    query_id = take_id(fields, record.where)
-    text = take_string(fields, "text", record.where)
+def _parse_query(record: Record, fields: Fields) -> Query:
+    rest = dict(record.fields)
+    found = list_names(rest)
+    query_id = take_id(rest, record.where, fields.ids, "give each query a field '_id' or 'id'")
+    text = take_string(rest, fields.text, record.where)
     if not text or not text.strip():
-        raise InputError(f"{record.where}: query {query_id!r} has no text; give it a string field 'text'")
+        raise InputError(
+            f"{record.where}: query {query_id!r} has no text (found: {found}); give it a string field 'text'"
+        )
     return Query(query_id, text)
 
 

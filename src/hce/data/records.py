@@ -1,4 +1,4 @@
-"""Records from files: JSONL, CSV, TSV, Parquet, folders of text, standard input, and .gz of each text format.
+"""Records from files: JSONL, JSON, CSV, TSV, Parquet, folders of text, standard input, and .gz of each text format.
 
 A record is a mapping of fields with the file and line that it came from, for error messages. This module knows
 encodings and syntax, and nothing of documents or queries. A file is what lies on a disk and ends: a pipe is read from
@@ -11,12 +11,16 @@ import codecs
 import csv
 import errno
 import gzip
+import io
 import json
 import logging
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -29,7 +33,78 @@ STDIN = "-"
 LONGEST_RECORD = 100_000_000  # bytes; what is longer is no document, and a .gz of a few bytes may hold it
 TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-KNOWN = ".jsonl, .csv, .tsv, .parquet (text formats also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
+KNOWN = (
+    ".jsonl, .json, .csv, .tsv, .parquet (text formats also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
+)
+UTF_8 = ("utf-8", "utf-8-sig")  # by the names that Python's codecs give themselves; a byte order mark is dropped anyway
+DELIMITERS = (",", ";", "\t", "|")  # that a CSV file is known by; where two are as frequent, the first
+CHUNK = 1 << 20  # characters of a JSON text that are read at once
+BLANKS = re.compile(r"[ \t\r\n]*")
+HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(?P<title>.*?)(?:[ \t]+#+)?[ \t]*")
+UNDERLINE = re.compile(r" {0,3}(?:=+|-{2,})[ \t]*")
+FENCE = re.compile(r" {0,3}(?:```|~~~)")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents are read where the usual way does not fit.
+
+    Attributes:
+        id_field: the field that holds the id; by default one of the usual names.
+        title_field: the same of the title.
+        text_field: the same of the text.
+        row_ids: make ids of the numbers of the rows, from 1 on, and leave all fields to text and metadata.
+        delimiter: between the cells of a CSV file, else found out by its header, or of a TSV file; "tab" is one too.
+        encoding: of text files.
+        skip_bad: leave out records and files that cannot be read, and say which.
+
+    Raises:
+        InputError: two wishes that exclude each other, or an encoding or a delimiter that there is not.
+    """
+
+    id_field: str | None = None
+    title_field: str | None = None
+    text_field: str | None = None
+    row_ids: bool = False
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        named = [name for name in (self.id_field, self.title_field, self.text_field) if name is not None]
+        if len(set(named)) < len(named):
+            raise InputError(f"the fields {', '.join(map(repr, named))} of id, title and text must differ")
+        if self.row_ids and self.id_field is not None:
+            raise InputError("ids are either in a field (--id-field) or the numbers of the rows (--row-ids), not both")
+        cell = {"tab": "\t", "\\t": "\t"}.get(self.delimiter or "", self.delimiter)
+        if cell is not None and (len(cell) != 1 or cell in '"\r\n'):
+            raise InputError(f"delimiter {self.delimiter!r}: give one character, such as ';', or tab")
+        object.__setattr__(self, "delimiter", cell)
+        object.__setattr__(self, "encoding", _codec_name(self.encoding))
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether lines of bytes are lines of the text."""
+        return self.encoding in UTF_8
+
+
+def _codec_name(encoding: str) -> str:
+    try:
+        codec = codecs.lookup(encoding)
+        "x".encode(encoding)  # refuses codecs that are none of text, such as base64
+    except (LookupError, ValueError) as error:
+        raise InputError(f"encoding {encoding!r}: there is none; give utf-8, latin-1, cp1252, utf-16 …") from error
+    return codec.name
+
+
+USUAL = Reading()
+Bad = Callable[[InputError], None]
+"""What is done about a record that cannot be read: `refuse`, or to take note and go on."""
+
+
+def refuse(error: InputError) -> None:
+    """Stop at the first fault."""
+    raise error
 
 
 class Record(NamedTuple):
@@ -47,18 +122,18 @@ class Line(NamedTuple):
     size: int
 
 
-def read_records(path: str | Path) -> Iterator[Record]:
+def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream the records of a file of any known format, or JSONL from standard input when `path` is "-".
 
     Raises:
-        InputError: at the first thing that is wrong, with file and line.
+        InputError: at the first thing that is wrong, with file and line, unless `bad` takes it.
     """
     if str(path) == STDIN:
-        return read_jsonl(STDIN)
+        return read_jsonl(STDIN, reading, bad)
     suffix = format_suffix(path)
     if suffix not in _READERS:
         raise InputError(f"{path}: unknown format '{suffix or 'no suffix'}'; give {KNOWN}")
-    return _READERS[suffix](path)
+    return _READERS[suffix](path, reading, bad)
 
 
 def shown(path: str | Path) -> str:
@@ -72,26 +147,58 @@ def format_suffix(path: str | Path) -> str:
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
-def read_lines(path: str | Path) -> Iterator[Line]:
-    """Stream the lines of a UTF-8 text file (or .gz, or "-")."""
-    for where, raw in _raw_lines(path):
-        yield Line(where, decode_line(raw, where), len(raw))
-
-
-def _raw_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    name, number = shown(path), 0
-    with open_bytes(path) as file:
+def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Line]:
+    """Stream the lines of a text file (or .gz, or "-")."""
+    for where, raw in raw_lines(path, reading):
         try:
-            for number, raw in enumerate(iter(partial(file.readline, LONGEST_RECORD + 1), b""), start=1):
-                where = f"{name}, line {number}"
-                _refuse_endless(len(raw), where)
-                yield where, raw
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(
-                f"{name}: the gzip data is cut off or damaged after line {number} ({error}); copy the file again"
-            ) from error
-        except OSError as error:
-            raise unreadable(f"{name}, after line {number}", error) from error
+            yield Line(where, decode_line(raw, where), len(raw))
+        except InputError as error:
+            bad(error)
+
+
+def raw_lines(path: str | Path, reading: Reading = USUAL) -> Iterator[tuple[str, bytes]]:
+    """Stream the lines of a text file as UTF-8, whatever its encoding, each with its place."""
+    place = _Place(shown(path), "line")
+    with open_bytes(path) as file, _readable(place, reading):
+        lines: Iterator[bytes] = iter(partial(file.readline, LONGEST_RECORD + 1), b"")
+        if not reading.is_utf8:
+            text = io.TextIOWrapper(file, reading.encoding, newline="\n")
+            lines = (line.encode() for line in iter(partial(text.readline, LONGEST_RECORD + 1), ""))
+        for raw in lines:
+            place.number += 1
+            _refuse_endless(len(raw), str(place))
+            yield str(place), raw
+
+
+@dataclass
+class _Place:
+    """How far a file has been read."""
+
+    name: str
+    unit: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.unit} {self.number}"
+
+
+@contextmanager
+def _readable(place: _Place, reading: Reading) -> Iterator[None]:
+    """Say in one line, with the place, why a file cannot be read on."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{place.name}: the gzip data is cut off or damaged after {place.unit} {place.number} ({error}); "
+            "copy the file again"
+        ) from error
+    except UnicodeError as error:
+        raise InputError(
+            f"{place.name}, after {place.unit} {place.number}: not {reading.encoding} "
+            f"({getattr(error, 'reason', error)}); give its own --encoding"
+        ) from error
+    except OSError as error:
+        raise unreadable(f"{place.name}, after {place.unit} {place.number}", error) from error
 
 
 def _refuse_endless(size: int, where: str) -> None:
@@ -110,15 +217,85 @@ def _decode(raw: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise InputError(
-            f"{where}: not UTF-8 (byte 0x{bad:02x} at position {error.start + 1}); save the file as UTF-8"
+            f"{where}: not UTF-8 (byte 0x{bad:02x} at position {error.start + 1}); save the file as UTF-8, "
+            "or give its encoding, as in --encoding latin-1"
         ) from error
 
 
-def read_jsonl(path: str | Path) -> Iterator[Record]:
+def read_jsonl(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream one JSON object a line; blank lines are passed over."""
-    for line in read_lines(path):
-        if line.text.strip():
-            yield parse_json_line(line.text, line.where)
+    for line in read_lines(path, reading, bad):
+        try:
+            if line.text.strip():
+                yield parse_json_line(line.text, line.where)
+        except InputError as error:
+            bad(error)
+
+
+def read_json(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
+    """Stream the objects of a JSON array, or those that stand one after another, as in JSONL by another name."""
+    place = _Place(shown(path), "item")
+    with open_bytes(path) as file, _readable(place, reading):
+        decoded = io.TextIOWrapper(file, "utf-8-sig" if reading.is_utf8 else reading.encoding)
+        text = _JsonText(iter(partial(decoded.read, CHUNK), ""))
+        in_array = text.takes("[")
+        more = text.next_sign() not in (("]", "") if in_array else ("",))
+        while more:
+            place.number += 1
+            fields = text.take_value(str(place))
+            if isinstance(fields, dict):
+                yield Record(str(place), fields)
+            else:
+                bad(InputError(f"{place}: a JSON {type(fields).__name__}, not an object; write {{...}} for each"))
+            more = text.takes(",") if in_array else bool(text.next_sign())
+        if in_array and not text.takes("]"):
+            raise InputError(f"{place}: neither a comma nor the array's end follows; is the file cut off?")
+        if text.next_sign():
+            raise InputError(f"{place}: something follows the array's end; a .json file holds one array of objects")
+
+
+class _JsonText:
+    """A long JSON text of which no more is held than the value under way."""
+
+    def __init__(self, chunks: Iterator[str]) -> None:
+        self._chunks = chunks
+        self._text, self._place = "", 0
+
+    def next_sign(self) -> str:
+        """Return the next character that is not blank; nothing at the end."""
+        while True:
+            self._place = BLANKS.match(self._text, self._place).end()  # type: ignore[union-attr]
+            if self._place < len(self._text) or not self._take_in_more():
+                return self._text[self._place : self._place + 1]
+
+    def takes(self, sign: str) -> bool:
+        """Pass over the next character if it is this one."""
+        found = self.next_sign() == sign
+        self._place += found
+        return found
+
+    def take_value(self, where: str) -> Any:
+        """Pass over the next value and return it."""
+        self.next_sign()
+        while True:
+            try:
+                value, self._place = json.JSONDecoder().raw_decode(self._text, self._place)
+                return value
+            except (ValueError, RecursionError) as error:  # it may go on in the next chunk
+                _refuse_endless(len(self._text) - self._place, where)
+                if not isinstance(error, json.JSONDecodeError) or not self._take_in_more():
+                    reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long"
+                    raise InputError(f"{where}: not valid JSON ({reason}); correct it, or is it cut off?") from error
+
+    def _take_in_more(self) -> bool:
+        """Hold about as much again, so that a long value is not tried too often; False at the end."""
+        rest = self._text[self._place :]
+        pieces, size = [rest], 0
+        while size <= len(rest) and (piece := next(self._chunks, "")):
+            pieces.append(piece)
+            size += len(piece)
+        self._text, self._place = "".join(pieces), 0
+        return size > 0
 
 
 def parse_json_line(text: str, where: str) -> Record:
@@ -134,22 +311,35 @@ def parse_json_line(text: str, where: str) -> Record:
     return Record(where, fields)
 
 
-def read_csv(path: str | Path) -> Iterator[Record]:
-    """Stream the rows of a CSV file; the first row names the columns, quotes protect commas and line breaks."""
-    return _name_cells(_csv_rows(path), "quote a cell that holds a comma")
+def read_csv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
+    """Stream the rows of a CSV file; the first row names the columns, quotes protect delimiters and line breaks."""
+    delimiter = reading.delimiter or _delimiter(path, reading)
+    name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
+    return _name_cells(_csv_rows(path, reading, delimiter), f"quote a cell that holds {name}", bad)
 
 
-def read_tsv(path: str | Path) -> Iterator[Record]:
+def read_tsv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream the rows of a TSV file; a quote in it is just a quote, as in MS MARCO's and the IANA's TSV."""
-    rows = ((line.where, line.text.split("\t")) for line in read_lines(path) if line.text.strip())
-    return _name_cells(rows, "a cell cannot hold a tab or a line break")
+    delimiter, lines = reading.delimiter or "\t", read_lines(path, reading, bad)
+    rows = ((line.where, line.text.split(delimiter)) for line in lines if line.text.strip())
+    return _name_cells(rows, "a cell cannot hold a tab or a line break", bad)
 
 
-def _csv_rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
+def _delimiter(path: str | Path, reading: Reading) -> str:
+    """Tell by a CSV file's header what stands between its cells, and say it where it is no comma."""
+    header = next((_decode(raw, where) for where, raw in raw_lines(path, reading) if raw.strip()), "")
+    outside = "".join(header.split('"')[::2])  # of quotes
+    found = max(DELIMITERS, key=outside.count)
+    if found != ",":
+        logger.info("%s: the cells are taken to stand between %r (--delimiter names another)", path, found)
+    return found
+
+
+def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """Stream the rows that hold something, each with the line that it begins on."""
     csv.field_size_limit(2**31 - 1)  # the default refuses fields over 128 KiB, and a document may well be longer
-    lines = _CsvLines(path)
-    rows, first_line = csv.reader(lines, strict=True), 1
+    lines = _CsvLines(path, reading)
+    rows, first_line = csv.reader(lines, delimiter=delimiter, strict=True), 1
     try:
         for row in rows:
             if row:
@@ -167,8 +357,8 @@ class _CsvLines(Iterator[str]):
         size: bytes of the row under way, which goes on over many lines where a quote is not closed.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._lines = _raw_lines(path)
+    def __init__(self, path: str | Path, reading: Reading) -> None:
+        self._lines = raw_lines(path, reading)
         self._mark = codecs.BOM_UTF8
         self.size = 0
 
@@ -180,17 +370,18 @@ class _CsvLines(Iterator[str]):
         return _decode(raw.removeprefix(mark), where)
 
 
-def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str) -> Iterator[Record]:
+def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str, bad: Bad) -> Iterator[Record]:
     where, header = next(rows, ("", []))
     if len(set(header)) < len(header):
         raise InputError(f"{where}: a column name stands twice among {header}; rename one")
     for where, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{where}: the row has {len(row)} cells, the header {len(header)}; {remedy}")
-        yield Record(where, dict(zip(header, row, strict=True)))
+        if len(row) == len(header):
+            yield Record(where, dict(zip(header, row, strict=True)))
+        else:
+            bad(InputError(f"{where}: the row has {len(row)} cells, the header {len(header)}; {remedy}"))
 
 
-def read_parquet(path: str | Path) -> Iterator[Record]:
+def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream the rows of a Parquet file, batch by batch."""
     try:
         import pyarrow as pa
@@ -212,31 +403,95 @@ def read_parquet(path: str | Path) -> Iterator[Record]:
         raise InputError(f"{path}: not a readable Parquet file ({reason}); check it or write it again") from error
 
 
-def read_text_folder(folder: str | Path) -> Iterator[Record]:
-    """Stream a folder's .txt and .md files, deep, in sorted order; hidden ones are passed over.
+def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
+    """Stream a folder's .txt and .md files, deep, in sorted order; hidden ones are passed over, and counted.
 
     Links that lead out of the folder are left out with a warning: who gives a folder has that folder in mind. The id
-    is the path below the folder, with forward slashes on every system.
+    is the path below the folder, with forward slashes on every system. A Markdown file's title is its first heading.
     """
-    folder, outside = Path(folder), []
+    folder, outside, hidden = Path(folder), [], _Hidden()
     within = os.path.realpath(folder)
     for directory, subfolders, names in os.walk(folder, onerror=_refuse_folder):
+        hidden.folders += [name for name in subfolders if name.startswith(".")]
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             path = Path(directory) / name
-            if format_suffix(path) not in TEXT_SUFFIXES or name.startswith("."):
+            if format_suffix(path) not in TEXT_SUFFIXES:
                 continue
-            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(within):
+            if name.startswith("."):
+                hidden.files.append(name)
+            elif path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(within):
                 outside.append(path)
             else:
-                yield Record(str(path), {"id": path.relative_to(folder).as_posix(), "text": _whole_text(path)})
+                try:
+                    yield _text_record(path, path.relative_to(folder).as_posix(), reading)
+                except InputError as error:
+                    bad(error if reading.skip_bad else InputError(f"{error}; --skip-bad leaves such files out"))
     if outside:
         logger.warning("left out %d links that lead out of %s: %s …", len(outside), folder, outside[0])
+    if hidden.folders or hidden.files:
+        logger.info("%s: left out %s", folder, hidden)
 
 
-def _whole_text(path: Path) -> str:
+class _Hidden:
+    """Names of folders and texts that begin with a dot."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self.files: list[str] = []
+
+    def __str__(self) -> str:
+        kinds = (("folder", self.folders), ("text file", self.files))
+        return " and ".join(
+            f"{len(names):,} hidden {kind}{'' if len(names) == 1 else 's'} ({min(names)}{' …' * (len(names) > 1)})"
+            for kind, names in kinds
+            if names
+        )
+
+
+def _text_record(path: Path, doc_id: str, reading: Reading) -> Record:
+    text = _whole_text(path, reading)
+    fields = {"id": doc_id, "text": text}
+    if format_suffix(path) == ".md":
+        title, rest = split_heading(text)
+        fields |= {"title": title, "text": rest} if title else {}
+    return Record(str(path), fields)
+
+
+def split_heading(text: str) -> tuple[str, str]:
+    r"""Return a Markdown text's first heading, and the text, without the heading where it begins with it.
+
+    >>> split_heading("# Red shoes\n\nAre red.")
+    ('Red shoes', 'Are red.')
+    >>> split_heading("Shoes are red.\n\nWhy?\n====")
+    ('Why?', 'Shoes are red.\n\nWhy?\n====')
+    """
+    lines, fenced = text.split("\n"), False
+    start = _after_front_matter(lines)
+    for place in range(start, len(lines)):
+        line, following = lines[place], lines[place + 1] if place + 1 < len(lines) else ""
+        fenced ^= bool(FENCE.match(line))
+        marked, underlined = HEADING.fullmatch(line), bool(line.strip() and UNDERLINE.fullmatch(following))
+        if fenced or not (marked or underlined):
+            continue
+        title = (marked["title"] if marked else line).strip()
+        if title and any(map(str.strip, lines[start:place])):
+            return title, text
+        if title:
+            return title, "\n".join(lines[:start] + lines[place + 1 + (not marked) :]).strip("\n")
+    return "", text
+
+
+def _after_front_matter(lines: list[str]) -> int:
+    """Return the line after a block of settings between two lines of three dashes, with which a text may begin."""
+    if lines[0].rstrip() != "---":
+        return 0
+    return next((place + 1 for place, line in enumerate(lines) if place and line.rstrip() == "---"), 0)
+
+
+def _whole_text(path: Path, reading: Reading) -> str:
     lines, size = [], 0
-    for line in read_lines(path):
+    for line in read_lines(path, reading):
         size += line.size
         _refuse_endless(size, str(path))
         lines.append(line.text)
@@ -280,8 +535,9 @@ def _refuse_special(path: str | Path) -> None:
         raise InputError(f"{path}: is a pipe or a device, not a file; to read from one, give - and redirect it there")
 
 
-_READERS: dict[str, Callable[[str | Path], Iterator[Record]]] = {
+_READERS: dict[str, Callable[[str | Path, Reading, Bad], Iterator[Record]]] = {
     **dict.fromkeys(JSONL_SUFFIXES, read_jsonl),
+    ".json": read_json,
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".parquet": read_parquet,
