@@ -16,7 +16,7 @@ from hce.errors import InputError
 from hce.index.filters import MOST_FIELDS, compile_filter, parse_clauses
 
 # The grammar as one pattern, of which each part may be tried at each place: three nested loops over blanks.
-GRAMMAR = re.compile(r"\s*(?P<field>[^<>=!]*?)\s*(?P<sign>>=|<=|=|>|<|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
+GRAMMAR = re.compile(r"\s*(?P<field>[^<>=!]*?)\s*(?P<sign>[<>=!]+|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
 
 
 def selected(conditions, *rows) -> list[int]:
@@ -32,7 +32,8 @@ def selected(conditions, *rows) -> list[int]:
 @given(st.text("ain \t<>=!,1é", max_size=12))
 def test_clauses_are_split_as_the_grammar_says(clause):
     match = GRAMMAR.fullmatch(clause)
-    if match is None or not match["field"].strip():
+    known = ("=", "!=", ">=", "<=", ">", "<", "in")
+    if match is None or not match["field"].strip() or match["sign"].strip() not in known:
         with pytest.raises(InputError, match="write field=value"):
             parse_clauses([clause])
         return
@@ -43,6 +44,8 @@ def test_clauses_are_split_as_the_grammar_says(clause):
         assert wanted[0] == value
     elif sign == "in":
         assert [each for each in wanted if isinstance(each, str)] == [part.strip() for part in value.split(",")]
+    elif sign == "!=":
+        assert wanted["ne"][0] == value
     else:
         assert list(wanted) == [{">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}[sign]]
 
@@ -93,3 +96,53 @@ def test_more_than_sqlite_takes(conditions, said):
 def test_as_much_as_is_allowed():
     assert selected({f"f{i}": {"gte": 0, "lt": 9} for i in range(MOST_FIELDS)}, {f"f{i}": 1 for i in range(200)}) == [1]
     assert selected({"a": list(range(15_000)), "b": list(range(14_990))}, {"a": 14_999, "b": 14_000}) == [1]
+
+
+KINDS = [{"on": True}, {"on": False}, {"on": 1}, {"on": "true"}, {"on": [0, True]}, {"on": None}, {}]
+
+
+@pytest.mark.parametrize(
+    ("clause", "fits"),
+    [
+        ("on=true", [1, 4, 5]),
+        ("on=False", [2]),
+        ("on=1", [3]),
+        ("on!=true", [2, 3, 6, 7]),
+        ("on in true,1", [1, 3, 4, 5]),
+        ("on not in true,1", [2, 6, 7]),
+    ],
+)
+def test_booleans_by_name_and_what_is_not_equal(clause, fits):
+    assert selected(parse_clauses([clause]), *KINDS) == fits
+
+
+def test_a_boolean_is_no_number_and_no_number_a_boolean():
+    assert selected({"on": True}, *KINDS) == [1, 5]
+    assert selected({"on": 1}, *KINDS) == [3]
+    assert selected({"on": {"ne": None}}, *KINDS) == [1, 2, 3, 4, 5]
+    assert selected({"on": {"ne": [True, False]}}, *KINDS) == [3, 4, 6, 7]
+
+
+def test_fields_within_fields():
+    rows = [{"meta": {"year": 2001, "tags": ["a"]}}, {"meta.year": 1999}, {"meta": 2001}, {"meta": {"year": {"of": 1}}}]
+    assert selected(parse_clauses(["meta.year>2000"]), *rows) == [1]
+    assert selected(parse_clauses(["meta.year=1999"]), *rows) == [2]
+    assert selected(parse_clauses(["meta.tags=a"]), *rows) == [1]
+    assert selected(parse_clauses(["meta.year.of=1"]), *rows) == [4]
+    assert selected(parse_clauses(["meta.year!=2001"]), *rows) == [2, 3, 4]
+
+
+def test_ranges_and_exclusions_of_one_field_go_together():
+    conditions = parse_clauses(["year>=2000", "year!=2001", "year<2004", "year not in 2003,x"])
+    assert conditions == {"year": {"gte": 2000, "ne": ["2001", 2001, "2003", 2003, "x"], "lt": 2004}}
+    assert selected(conditions, *({"year": year} for year in range(1999, 2006))) == [2, 4]
+    with pytest.raises(InputError, match="'year' has such a condition already"):
+        parse_clauses(["year=2000", "year!=2001"])
+
+
+@pytest.mark.parametrize("sign", ["==", "=>", "<>", "~", "=~", "!"])
+def test_an_unknown_sign_is_told_with_the_known_ones(sign):
+    with pytest.raises(
+        InputError, match=r"there is no '.*'; write field=value \(or !=, >=, <=, >, <\), 'field in a,b'"
+    ):
+        parse_clauses([f"year{sign}2000"])

@@ -221,7 +221,10 @@ RANGES = st.one_of(
     st.dictionaries(st.sampled_from(["gt", "gte", "lt", "lte"]), NUMBER, min_size=1),
     st.dictionaries(st.sampled_from(["gt", "gte", "lt", "lte"]), st.sampled_from(["", "a", "b", "10"]), min_size=1),
 )
-FILTERS = st.dictionaries(FIELDS, st.one_of(VALUES, st.lists(VALUES, max_size=3), RANGES))
+EXCLUSIONS = st.builds(lambda value, ends: {"ne": value, **ends}, VALUES | st.lists(VALUES), st.just({}) | RANGES)
+FILTERS = st.dictionaries(
+    st.one_of(FIELDS, st.just("x.nested")), st.one_of(VALUES, st.lists(VALUES, max_size=3), RANGES, EXCLUSIONS)
+)
 OPERATORS = {
     "gt": lambda value, end: value > end,
     "gte": lambda value, end: value >= end,
@@ -232,7 +235,19 @@ OPERATORS = {
 
 def fits(metadata: dict, conditions: dict) -> bool:
     """The filter's meaning, in plain Python."""
-    return all(_fits(metadata.get(field), wanted) for field, wanted in conditions.items())
+    return all(_is_so(_looked_up(metadata, field), wanted) for field, wanted in conditions.items())
+
+
+def _looked_up(metadata: dict, field: str):
+    outer = metadata.get("x")
+    return outer.get("nested") if field == "x.nested" and isinstance(outer, dict) else metadata.get(field)
+
+
+def _is_so(value, wanted) -> bool:
+    if not isinstance(wanted, dict) or "ne" not in wanted:
+        return _fits(value, wanted)
+    ends = {name: end for name, end in wanted.items() if name != "ne"}
+    return not _fits(value, wanted["ne"]) and (not ends or _fits(value, ends))
 
 
 def _fits(value, wanted) -> bool:
@@ -242,7 +257,12 @@ def _fits(value, wanted) -> bool:
         return any(_fits(each, wanted) for each in value)
     if isinstance(wanted, dict):
         return all(_in_range(value, OPERATORS[name], end) for name, end in wanted.items())
-    return any(value == each for each in (wanted if isinstance(wanted, list) else [wanted]))
+    values = wanted if isinstance(wanted, list) else [wanted]
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+
+
+def has_field(metadata: list[dict], field: str) -> bool:
+    return any(field in each or (field == "x.nested" and each.get("x") == {"nested": 1}) for each in metadata)
 
 
 def _in_range(value, operator, end) -> bool:
@@ -270,9 +290,18 @@ class RollbackError(Exception):
 def test_filters_mean_what_plain_python_means(scratch, metadata, conditions):
     with pytest.raises(RollbackError), scratch.writing() as writer:
         writer.insert([Document(str(i), "t", metadata=each) for i, each in enumerate(metadata)], vectors(len(metadata)))
-        found = writer.numbers_where(conditions).tolist()
+        try:
+            found = writer.numbers_where(conditions).tolist()
+        except InputError as error:
+            found = str(error)
         raise RollbackError
-    assert found == [i for i, each in enumerate(metadata, start=1) if fits(each, conditions)]
+    expected = [i for i, each in enumerate(metadata, start=1) if fits(each, conditions)]
+    if isinstance(found, str):
+        assert "no document has a field" in found
+        assert not all(has_field(metadata, field) for field in conditions)
+    else:
+        assert found == expected
+        assert expected or all(has_field(metadata, field) for field in conditions)
 
 
 @pytest.mark.parametrize("evil", ["x' OR 1=1 --", "'); DROP TABLE documents; --", '$."x', "x') OR ('1'='1"])
@@ -285,8 +314,9 @@ def test_nothing_of_a_filter_is_sql(store, evil):
             with pytest.raises(InputError, match="without quotes"):
                 reader.numbers_where({evil: 1})
         else:
-            assert reader.numbers_where({evil: 1}).tolist() == []
-            assert reader.numbers_where({evil: {"gte": evil}}).tolist() == []
+            for wanted in (1, {"gte": evil}, {"ne": evil}):
+                with pytest.raises(InputError, match="known fields: name"):
+                    reader.numbers_where({evil: wanted})
     assert contents(store) == [(1, "a")]
 
 
@@ -327,6 +357,21 @@ def test_large_numbers(store):
         assert reader.numbers_where({"n": {"lt": 10**30}}).tolist() == [1, 2]
 
 
+def test_a_field_that_no_document_has(store):
+    with store.reading() as reader:
+        assert reader.numbers_where({"year": 1}).tolist() == []  # nor has the store any document
+    metadata = [{"year": 1, "meta": {"lang": "en"}}, {"tag": None}]
+    with store.writing() as writer:
+        writer.insert([Document(str(i), "t", metadata=each) for i, each in enumerate(metadata)], vectors(2))
+    with store.reading() as reader:
+        for wanted in (1, None, {"ne": 1}, {"gt": 0}):
+            with pytest.raises(InputError, match=r"no document has a field 'yaer'.*: meta\.lang, tag, year"):
+                reader.numbers_where({"yaer": wanted})
+        assert reader.numbers_where({"year": 2}).tolist() == []
+        assert reader.numbers_where({"tag": "x"}).tolist() == []
+        assert reader.numbers_where({"meta.lang": {"ne": "en"}}).tolist() == [2]
+
+
 def test_clauses_of_the_command_line():
     read = parse_clauses(
         ["year>=2000", " year < 2010.5", "lang=en", "tag in a, 7", "note=a = b in c", "day>2020-01-31"]
@@ -338,7 +383,7 @@ def test_clauses_of_the_command_line():
         "note": ["a = b in c"],
         "day": {"gt": "2020-01-31"},
     }
-    for wrong in ("year", "=3", "year!=3", ""):
+    for wrong in ("year", "=3", "year!3", ""):
         with pytest.raises(InputError, match="write field=value"):
             parse_clauses([wrong])
     with pytest.raises(InputError, match="'lang' has such a condition already"):

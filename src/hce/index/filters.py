@@ -1,47 +1,61 @@
-"""Filters on metadata: equality, one of several, ranges; from Python mappings or `field>=value`, to SQL.
+"""Filters on metadata: equality, one of several, none of them, ranges; from mappings or `field>=value`, to SQL.
 
 Values reach SQLite as bound parameters only, and so do the names of fields.
 
-A value is compared with values of its own kind: the number 7 is not the text "7". A range between numbers also takes
-texts that spell a number, since every cell of a CSV file is text. Where a document has a list in a field, one fitting
-element is enough. None means that the field is missing or null.
+A value is compared with values of its own kind: the number 7 is not the text "7", nor 1 true. A range between numbers
+also takes texts that spell a number, since every cell of a CSV file is text. Where a document has a list in a field,
+one fitting element is enough. None means that the field is missing or null. What is not equal, is so where the field is
+missing too. A field within a field is named with a dot, `meta.year`, unless a document has a field of just that name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hce.errors import InputError
 
 Filter = Mapping[str, Any]
-"""Field → value, list of values, or range: `{"lang": "en", "tag": ["a", "b"], "year": {"gte": 2000, "lt": 2010}}`."""
+"""Field → value, list of values, range, or what it must not be:
+`{"lang": "en", "tag": ["a", "b"], "year": {"gte": 2000, "lt": 2010}, "kind": {"ne": ["memo", "draft"]}}`."""
 
 RANGE = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+NOT_EQUAL = "ne"
+BOOLEANS = {"true": True, "false": False}
 SCALARS = (str, int, float, bool, type(None))
 MOST_VALUES = 30_000  # in all of a filter; SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
 MOST_FIELDS = 200  # SQLite takes a depth of 1,000 in a statement
-SIGN = re.compile(r">=|<=|[=<>!]|\sin\s")  # of fixed lengths, so that a search for it takes one pass
+SIGNS = ("=", "!=", ">=", "<=", ">", "<", "in", "not in")
+SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # without a choice of where to begin, so that a search takes one pass
+SAMPLE = 1000  # documents whose fields are named to who asks for an unknown one
 
 
 class Condition(NamedTuple):
-    """The part of an SQL statement after WHERE, and its named parameters."""
+    """The part of an SQL statement after WHERE, and its named parameters.
+
+    Attributes:
+        fields: what is asked for.
+        loose: those fields whose condition a document without the field fulfils.
+    """
 
     sql: str
     parameters: dict[str, Any]
+    fields: tuple[str, ...]
+    loose: tuple[str, ...]
 
 
 def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
-    """Read conditions as they are written on the command line: 'lang=en', 'year>=2000', 'tag in a,b'.
+    """Read conditions as they are written on the command line: 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
 
-    >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr"])
-    {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr']}
+    >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr", "kind not in memo,draft", "meta.open=true"])
+    {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr'], 'kind': {'ne': ['memo', 'draft']}, \
+'meta.open': ['true', True]}
 
     Raises:
-        InputError: a clause that is none of these, or two for one field that are not the ends of a range.
+        InputError: a clause that is none of these, or two for one field that do not go together.
     """
     conditions: dict[str, Any] = {}
     for clause in clauses:
@@ -49,20 +63,32 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
         wanted, earlier = _wanted(sign, value), conditions.get(field)
         if earlier is None:
             conditions[field] = wanted
-        elif isinstance(earlier, dict) and isinstance(wanted, dict) and not earlier.keys() & wanted.keys():
-            earlier.update(wanted)
+        elif not isinstance(earlier, dict) or not isinstance(wanted, dict):
+            raise _twice(clause, field)
+        elif NOT_EQUAL in wanted:
+            earlier[NOT_EQUAL] = earlier.get(NOT_EQUAL, []) + wanted[NOT_EQUAL]
+        elif earlier.keys() & wanted.keys():
+            raise _twice(clause, field)
         else:
-            raise InputError(f"condition {clause!r}: the field {field!r} has such a condition already; give one")
+            earlier.update(wanted)
     return conditions
+
+
+def _twice(clause: str, field: str) -> InputError:
+    return InputError(f"condition {clause!r}: the field {field!r} has such a condition already; give one")
 
 
 def _parts(clause: str) -> tuple[str, str, str]:
     """Split a clause at its first sign into field, sign and value, in one pass over it."""
-    sign = SIGN.search(clause)
-    field = clause[: sign.start()].strip() if sign else ""
-    if sign is None or sign[0] == "!" or not field:
-        raise InputError(f"condition {clause!r}: write field=value, field>=value (or >, <, <=), or 'field in a,b'")
-    return field, sign[0].strip(), clause[sign.end() :].strip()
+    found = SIGN.search(clause)
+    field, sign = (clause[: found.start()].strip(), found[0].strip()) if found else ("", "")
+    if found is None or sign not in SIGNS or not field:
+        unknown = f"there is no {sign[:9]!r}; " if field and sign not in SIGNS else ""
+        raise InputError(
+            f"condition {clause!r}: {unknown}write field=value (or !=, >=, <=, >, <), "
+            "'field in a,b' or 'field not in a,b'"
+        )
+    return field, sign, clause[found.end() :].strip()
 
 
 def compile_filter(conditions: Filter) -> Condition:
@@ -75,16 +101,82 @@ def compile_filter(conditions: Filter) -> Condition:
         raise InputError(f"a filter is a mapping of fields to values, not a {type(conditions).__name__}")
     if len(conditions) > MOST_FIELDS:
         raise InputError(f"a filter on {len(conditions):,} fields is too much; {MOST_FIELDS:,} at most")
-    parts, parameters = ["1"], _Parameters()
+    parts, parameters, loose = ["1"], _Parameters(), []
     for field, wanted in conditions.items():
-        path = parameters.add(_path(field))
-        test = _test(field, wanted, parameters)
-        parts.append(
-            f"CASE json_type(metadata, {path}) WHEN 'object' THEN 0 "  # noqa: S608  placeholders, no values
-            f"WHEN 'array' THEN EXISTS (SELECT 1 FROM json_each(metadata, {path}) WHERE {test('atom')}) "
-            f"ELSE {test(f'json_extract(metadata, {path})')} END"
-        )
-    return Condition(" AND ".join(parts), parameters)
+        place = _Place.of(field, parameters)
+        unwanted, rest = _split(wanted)
+        if unwanted is not None:
+            parts.append(f"NOT {place.holds(_equality_test(field, unwanted, parameters))}")
+        if rest is not None:
+            test = (_range_test if isinstance(rest, Mapping) else _equality_test)(field, rest, parameters)
+            parts.append(place.holds(test))
+        if (unwanted is not None and rest is None) or None in _listed(rest):
+            loose.append(field)
+    return Condition(" AND ".join(parts), parameters, tuple(conditions), tuple(loose))
+
+
+def _split(wanted: Any) -> tuple[list[Any] | None, Any]:
+    """Return the values that a field must not have, and what else is asked of it; None where that is nothing."""
+    if not isinstance(wanted, Mapping) or NOT_EQUAL not in wanted:
+        return None, _listed(wanted) if not isinstance(wanted, Mapping) else wanted
+    rest = {name: end for name, end in wanted.items() if name != NOT_EQUAL}
+    return _listed(wanted[NOT_EQUAL]), rest or None
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, (list, tuple, set, frozenset)) else [values]
+
+
+def field_exists(field: str) -> Condition:
+    """Return the condition that a document has a field, if only with null in it."""
+    parameters = _Parameters()
+    kind = _Place.of(field, parameters).kind
+    return Condition(f"{kind} IS NOT NULL", parameters, (field,), ())
+
+
+def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name the fields that documents have, in alphabetical order; those within a field with a dot.
+
+    >>> field_names([{"lang": "en", "meta": {"year": 2001}}, {"tags": ["a"]}])
+    ['lang', 'meta.year', 'tags']
+    """
+    return sorted({name for each in metadata for name in _names_in(each, "")})
+
+
+def _names_in(fields: Mapping[str, Any], before: str) -> Iterator[str]:
+    for name, value in fields.items():
+        if isinstance(value, dict) and value:
+            yield from _names_in(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}"
+
+
+class _Place(NamedTuple):
+    """Where a field is in a document's metadata, as SQL.
+
+    Attributes:
+        path: of JSON.
+        kind: the JSON type of what is there; NULL where nothing is.
+    """
+
+    path: str
+    kind: str
+
+    @classmethod
+    def of(cls, field: str, parameters: _Parameters) -> _Place:
+        """Refer to a field by its name, or, where a name with a dot is no field's, by its way down."""
+        path = parameters.add(_path([field]))
+        if "." not in field:
+            return cls(path, f"json_type(metadata, {path})")
+        nested = parameters.add(_path(field.split(".")))
+        either = f"CASE WHEN json_type(metadata, {path}) IS NULL THEN {nested} ELSE {path} END"
+        return cls(either, f"json_type(metadata, {either})")
+
+    def holds(self, test: Callable[[str, str], str]) -> str:
+        """Say that a test of a value and its JSON type holds of the field, or of one element of a list in it."""
+        of_element, of_value = test("atom", "type"), test(f"json_extract(metadata, {self.path})", self.kind)
+        elements = f"SELECT 1 FROM json_each(metadata, {self.path}) WHERE {of_element}"  # noqa: S608  no values in it
+        return f"(CASE {self.kind} WHEN 'object' THEN 0 WHEN 'array' THEN EXISTS ({elements}) ELSE {of_value} END)"
 
 
 class _Parameters(dict[str, Any]):
@@ -116,41 +208,46 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _path(field: str) -> str:
-    if not isinstance(field, str) or any(sign in field for sign in '"\\') or not field.isprintable():
-        raise InputError(f"field {field!r}: only fields without quotes and backslashes can be filtered by")
-    return f'$."{field}"'
+def _path(names: list[str]) -> str:
+    for name in names:
+        if not isinstance(name, str) or any(sign in name for sign in '"\\') or not name.isprintable():
+            raise InputError(f"field {name!r}: only fields without quotes and backslashes can be filtered by")
+    return "$" + "".join(f'."{name}"' for name in names)
 
 
-def _test(field: str, wanted: Any, parameters: _Parameters) -> Callable[[str], str]:
-    """Return what must hold of a value, as a function from its SQL expression to the condition."""
-    if isinstance(wanted, Mapping):
-        return _range_test(field, wanted, parameters)
-    values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
+def _equality_test(field: str, values: list[Any], parameters: _Parameters) -> Callable[[str, str], str]:
+    """Return what must hold of a value and its type to be one of these, as a function of their SQL expressions."""
     for value in values:
         if not isinstance(value, SCALARS):
             raise InputError(f"field {field!r}: cannot be compared with a {type(value).__name__}; give text or numbers")
     if len(parameters) + len(values) > MOST_VALUES:
         raise InputError(f"field {field!r}: {len(values):,} values are too many; {MOST_VALUES:,} at most in a filter")
-    names = ", ".join(parameters.add(value) for value in values if value is not None)
+    plain = [value for value in values if value is not None and not isinstance(value, bool)]
+    names = ", ".join(parameters.add(value) for value in plain)
+    booleans = ", ".join(f"'{name}'" for name, value in BOOLEANS.items() if any(each is value for each in values))
     missing = " OR {0} IS NULL" if None in values else ""
-    return lambda value: f"({value} IN ({names}){missing.format(value)})"
+    return lambda value, kind: (
+        f"(coalesce({value} IN ({names}) AND {kind} NOT IN ('true', 'false') OR {kind} IN ({booleans}), 0)"
+        f"{missing.format(value)})"
+    )
 
 
-def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) -> Callable[[str], str]:
+def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) -> Callable[[str, str], str]:
     if not ends or any(name not in RANGE for name in ends):
-        raise InputError(f"field {field!r}: a range is made of {', '.join(RANGE)}, not of {list(ends)}")
+        raise InputError(f"field {field!r}: a range is made of {', '.join(RANGE)}, not of {list(ends)}; ne excludes")
     texts = {isinstance(end, str) for end in ends.values()}
     if len(texts) > 1 or not all(isinstance(end, (str, int, float)) for end in ends.values()):
         raise InputError(f"field {field!r}: the ends of a range are both numbers or both texts, not {dict(ends)}")
     if True in texts:
         compared = [f"{RANGE[name]} {parameters.add(end)}" for name, end in ends.items()]
-        return lambda value: f"(typeof({value}) = 'text'" + "".join(f" AND {value} {each}" for each in compared) + ")"
+        return lambda value, _: (
+            f"(typeof({value}) = 'text'" + "".join(f" AND {value} {each}" for each in compared) + ")"
+        )
     # Beside a numeric CAST, SQLite reads a text that spells a number as that number. Any other text is above all
     # numbers, infinity included, by which it is told and left out.
     compared = [f"{RANGE[name]} CAST({parameters.add(end)} AS NUMERIC)" for name, end in ends.items()]
     compared.append("<= CAST(9e999 AS NUMERIC)")
-    return lambda value: "(" + " AND ".join(f"{value} {each}" for each in compared) + ")"
+    return lambda value, _: "(" + " AND ".join(f"{value} {each}" for each in compared) + ")"
 
 
 def _wanted(sign: str, value: str) -> dict[str, Any] | list[Any]:
@@ -158,8 +255,9 @@ def _wanted(sign: str, value: str) -> dict[str, Any] | list[Any]:
     end = next((name for name, operator in RANGE.items() if operator == sign), None)
     if end is not None:
         return {end: _number_or_text(value)}
-    spelled = value.split(",") if sign == "in" else [value]
-    return [each for text in spelled for each in _spellings(text.strip())]
+    spelled = value.split(",") if sign.endswith("in") else [value]
+    values = [each for text in spelled for each in _spellings(text.strip())]
+    return {NOT_EQUAL: values} if sign in ("!=", "not in") else values
 
 
 def _number_or_text(text: str) -> float | int | str:
@@ -172,6 +270,8 @@ def _number_or_text(text: str) -> float | int | str:
 
 
 def _spellings(text: str) -> list[Any]:
-    """Return what a word on the command line may stand for: that text, and the number that it spells."""
+    """Return what a word on the command line may stand for: that text, and the number or truth that it spells."""
+    if text.lower() in BOOLEANS:
+        return [text, BOOLEANS[text.lower()]]
     number = _number_or_text(text)
     return [text] if isinstance(number, str) else [text, number]

@@ -27,7 +27,7 @@ from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
-from hce.index.filters import Filter, compile_filter
+from hce.index.filters import SAMPLE, Filter, compile_filter, field_exists, field_names
 from hce.index.schema import (
     COLUMNS,
     PASSAGES_SCHEMA,
@@ -382,11 +382,29 @@ class Reader:
         return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
 
     def numbers_where(self, conditions: Filter) -> np.ndarray:
-        """Return the numbers of documents whose metadata fit, rising."""
+        """Return the numbers of documents whose metadata fit, rising.
+
+        Raises:
+            InputError: a filter that is not valid, or a field that no document has.
+        """
         condition = compile_filter(conditions)
         query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
         rows = self._connection.execute(query, condition.parameters)
-        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+        numbers = np.fromiter((number for (number,) in rows), dtype=np.int64)
+        self._require_fields(condition.loose if len(numbers) else condition.fields)
+        return numbers
+
+    def _require_fields(self, fields: Iterable[str]) -> None:
+        """Refuse fields that no document has; where there are no documents, any field will do."""
+        for field in fields:
+            condition = field_exists(field)
+            query = f"SELECT count(*) FROM (SELECT 1 FROM documents WHERE {condition.sql} LIMIT 1)"  # noqa: S608
+            if self._connection.execute(query, condition.parameters).fetchone() == (1,):
+                continue
+            rows = self._connection.execute("SELECT metadata FROM documents LIMIT ?", (SAMPLE,)).fetchall()
+            if rows:
+                known = ", ".join(field_names(json.loads(metadata) for (metadata,) in rows)) or "none"
+                raise InputError(f"no document has a field {field!r} to filter by; known fields: {known}")
 
     def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
         return self._connection.execute(query, parameters).fetchone()
