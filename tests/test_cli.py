@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from hce import cli
+from hce.commands.train import LabelFiles, _labels
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.errors import InputError
 from hce.tree.hierarchy import Hierarchy
 
 
@@ -131,8 +135,28 @@ def test_train_with_labels_as_json(concepts_file, encoder_folder, tmp_path):
     qrels.write_text("q0\tnowhere\t1")
     wrong = hce("train", str(concepts_file), "-o", str(tmp_path / "other"), *options)
     assert wrong.returncode == 1
-    assert f"{qrels}, line 1: document 'nowhere' is not in the corpus" in wrong.stderr
+    assert f"{qrels}: 1 of 1 pairs name documents that are not in the corpus (the first is 'nowhere')" in wrong.stderr
     assert not (tmp_path / "other").exists()
+
+
+def test_pairs_of_documents_that_are_gone_are_left_out_and_counted(tmp_path, capsys):
+    corpus = Corpus.from_documents([Document("d0", "star"), Document("d1", "moon")])
+    files = [tmp_path / name for name in ("q.jsonl", "train.tsv", "dev.tsv", "generated.jsonl")]
+    files[0].write_text('{"id": "q0", "text": "bright"}\n{"id": "q1", "text": "pale"}\n')
+    files[1].write_text("q0\td0\t1\nq0\tgone\t1\nq1\tgone\t1\n")
+    files[2].write_text("q1\td1\t1\n")
+    files[3].write_text('{"document": "d0", "query": "sun"}\n{"document": "gone", "query": "sea"}\n')
+    labels = _labels(tmp_path, corpus, LabelFiles(*files), "joint", strict=False)
+    assert list(labels["pairs"].qrels.judgments()) == [("q0", "d0", 1)]
+    assert list(labels["dev"].qrels.judgments()) == [("q1", "d1", 1)]
+    assert [judgment.document_id for judgment in labels["generated"].qrels.judgments()] == ["d0"]
+    said = capsys.readouterr().err
+    assert f"{files[1]}: 2 of 3 pairs name documents that are not in the corpus ('gone' …) and are left out" in said
+    assert f"{files[3]}: 1 of 2 pairs" in said
+    with pytest.raises(InputError, match=r"generated\.jsonl: 1 of 2 pairs name documents that are not in the corpus"):
+        _labels(tmp_path, corpus, LabelFiles(*files), "joint", strict=True)
+    with pytest.raises(InputError, match="line 2: document 'gone' is not in the corpus"):
+        _labels(tmp_path, corpus, LabelFiles(*files[:3], None), "joint", strict=True)
 
 
 def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):

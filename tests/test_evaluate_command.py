@@ -11,6 +11,7 @@ import pytest
 
 import hce.cli
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, evaluate
@@ -155,13 +156,24 @@ def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
     model = json.loads(run(folder, "-m", encoder_folder, "--json").out)
     answer = run(folder, "-m", tmp_path / "index", "--mode", "dense", "--against", encoder_folder, "--json")
     assert json.loads(answer.out)["measures"] == pytest.approx(model["measures"], abs=1e-6)
-    assert "judged documents" not in answer.err
+    assert "are not there" not in answer.err
     assert run(folder, "-m", tmp_path / "index", "--by-level").code == 1
     judged = next(iter(Dataset.load(folder).qrels.positives("q1")))
     index.remove([judged])
     fewer = run(folder, "-m", tmp_path / "index", "--json")
-    assert f"not all judged documents are there (missing: 1, '{judged}' …)" in fewer.err
+    assert f"1 of the collection's 240 are not there ('{judged}' …)" in fewer.err
     assert json.loads(fewer.out)["measures"]["R@100"] < model["measures"]["R@100"]
+
+
+@pytest.mark.parametrize(
+    ("renamed", "said"), [("other-{}", "holds none of the 240 documents"), ("{}", "other documents have the ids")]
+)
+def test_an_index_of_another_collection_is_refused(run, folder, encoder_folder, tmp_path, renamed, said):
+    others = [Document(renamed.format(each.id), f"not {each.text}") for each in Corpus.load(folder)]
+    Index.create(tmp_path / "index", others, Encoder.load(encoder_folder)).close()
+    outcome = run(folder, "-m", tmp_path / "index")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert said in outcome.err
 
 
 def test_by_level_grows_a_tree_or_takes_the_models_own(run, folder, encoder_folder, tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -129,17 +131,83 @@ def test_add_and_remove(run, index, tmp_path):
     assert [hit["id"] for hit in found] == ["y"]
     assert run("search", index, "w190", "-w", "lang=xx").out == "no document fulfils the conditions\n"
     answer = json.loads(run("add", index, "-", "--json", stdin='{"id": "z", "text": "w5", "odd": "\\ud800"}').out)
-    assert answer == {"index": str(index), "added": 1, "documents": 243}
+    assert answer == {"index": str(index), "added": 1, "updated": 0, "documents": 243}
     assert json.loads(run("search", index, "w5", "-w", "odd>=", "--json").out)["hits"][0]["metadata"] == {
         "odd": "\ud800"
     }
     replaced = run("add", index, "-", "--update", stdin='{"id": "z", "text": "w6"}')
-    assert replaced.out == f"added 1; 243 documents are in {index}\n"
+    assert replaced.out == f"updated 1, added 0; 243 documents are in {index}\n"
     removed = run("remove", index, "x", "y")
     assert removed.out == f"removed 2; 241 documents are in {index}\n"
     answer = json.loads(run("remove", index, "-", "--json", stdin="z\nstar-red-0\n").out)
     assert answer == {"index": str(index), "removed": 2, "documents": 239}
     assert "239 (0 added and 1 removed" in run("status", index).out
+
+
+def test_the_tree_of_an_index_names_documents_by_id(run, index, planted_corpus):
+    def documents(node):
+        return node.get("documents", []) + [each for child in node.get("children", []) for each in documents(child)]
+
+    tree = json.loads(run("tree", index, "--json").out)["tree"]
+    assert sorted(documents(tree)) == sorted(planted_corpus.ids)
+    gone = planted_corpus.ids[3]
+    run("remove", index, gone)
+    tree = json.loads(run("tree", index, "--json").out)["tree"]
+    assert sorted(documents(tree)) == sorted(set(planted_corpus.ids) - {gone})
+
+
+@pytest.mark.parametrize("text", ["", " \t\n"])
+def test_an_empty_query_is_refused(run, index, text):
+    assert "the query is empty" in only_error(run("search", index, text))
+    assert "the query is empty" in only_error(run("search", index, text, "--mode", "words"))
+
+
+def test_an_unknown_field_or_sign_is_refused_and_the_known_ones_are_named(run, index, tmp_path):
+    (tmp_path / "new.jsonl").write_text('{"id": "n", "text": "star", "meta": {"year": 2001}, "lang": "en"}\n')
+    run("add", index, tmp_path / "new.jsonl")
+    assert "known fields: " in only_error(run("search", index, "star", "-w", "lnag=en"))
+    assert "lang, meta.year" in only_error(run("search", index, "star", "-w", "lnag!=en"))
+    assert "there is no '=='" in only_error(run("search", index, "star", "-w", "lang==en"))
+    found = json.loads(run("search", index, "star", "-w", "meta.year>2000", "--json").out)
+    assert [hit["id"] for hit in found["hits"]] == ["n"]
+
+
+def test_fields_and_delimiter_of_a_strange_file(run, model, tmp_path):
+    path = tmp_path / "export.csv"
+    path.write_bytes("Nummer;Überschrift;Inhalt;Jahr\n7;Meer;Salz im Meer;1999\n8;Berg;Schnee;2001\n".encode("cp1252"))
+    named = ("--id-field", "Nummer", "--title-field", "Überschrift", "--text-field", "Inhalt", "--encoding", "cp1252")
+    done = run("index", path, "-m", model, "-o", tmp_path / "made", *named)
+    assert done.code == 0, done.err
+    with Index.open(tmp_path / "made") as made:
+        assert made.get("7") == Document("7", "Salz im Meer", "Meer", {"Jahr": "1999"})
+    assert "no id (found: 'Nummer'" in only_error(
+        run("index", path, "-m", model, "-o", tmp_path / "other", "--encoding", "cp1252")
+    )
+    assert not (tmp_path / "other").exists()
+
+
+def test_ten_identical_documents_give_no_warning_and_no_nan(run, model, tmp_path):
+    lines = [json.dumps({"id": str(i), "text": "the same red shoes"}) for i in range(10)]
+    (tmp_path / "same.jsonl").write_text("\n".join(lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for command in (
+            ("index", tmp_path / "same.jsonl", "-m", model, "-o", tmp_path / "same"),
+            ("search", tmp_path / "same", "red shoes"),
+            ("status", tmp_path / "same"),
+            ("tree", tmp_path / "same", "--json"),
+        ):
+            outcome = run(*command)
+            assert outcome.code == 0, outcome.err
+            assert not re.search(r"(?i)\bnan\b|warning", outcome.out + outcome.err)
+        trained = run("train", tmp_path / "same.jsonl", "-e", model, "-o", tmp_path / "model", "--epochs", "1")
+    assert "each document held out to measure by has the text of another one" in only_error(trained)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_report_under_a_folder_that_does_not_exist(run, tmp_path):
+    output = tmp_path / "gone" / "report.html"
+    assert f"there is no folder {tmp_path / 'gone'}" in only_error(run("report", tmp_path, "-o", output))
 
 
 def test_rebuild(run, index, model):

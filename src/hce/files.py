@@ -73,6 +73,9 @@ def writing_to(path: str | Path) -> Iterator[None]:
         reason = system_reason(error)
         if reason is None:
             raise
+        parent = Path(path).absolute().parent
+        if isinstance(error, FileNotFoundError) and not parent.is_dir():
+            raise InputError(f"{path}: there is no folder {parent}; make it first") from error
         raise InputError(
             f"{path}: cannot be written ({reason}); check the disk's space and the folder it is to stand in"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from hce.index.index import Index, SearchMode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
+
+SAMPLE = 100  # documents of an index that are compared with the collection's
 
 tell = partial(err.print, soft_wrap=True, markup=False)
 
@@ -191,14 +194,29 @@ def _searcher(asked: Asked, source: Encoder | Index) -> Searcher:
     from hce.index.index import Index, InMode
 
     if isinstance(source, Index):
-        judged = dict.fromkeys(judgment.document_id for judgment in asked.qrels.judgments())
-        lacking = [document_id for document_id in judged if document_id not in source]
-        if lacking:
-            tell(f"{source.path}: not all judged documents are there (missing: {len(lacking):,}, {lacking[0]!r} …)")
+        _check_index(source, cast("Corpus", asked.corpus))
         return InMode(source, asked.mode)
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
     return DenseSearcher.of(source, cast("Corpus", asked.corpus), progress=True)  # it was read, as there is a model
+
+
+def _check_index(index: Index, corpus: Corpus) -> None:
+    """Refuse an index of other documents than the collection's; where it lacks some of them, say so.
+
+    Raises:
+        InputError: no id of the collection is there, or no document by such an id has the collection's text.
+    """
+    lacking = [document_id for document_id in corpus.ids if document_id not in index]
+    if len(lacking) < len(corpus):
+        missing = set(lacking)
+        shared = list(islice((document for document in corpus if document.id not in missing), SAMPLE))
+        if all(getattr(index.get(document.id), "text", None) != document.text for document in shared):
+            raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
+    else:
+        raise InputError(f"{index.path}: holds none of the {len(corpus):,} documents of {corpus.name}; index them")
+    if lacking:
+        tell(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({lacking[0]!r} …)")
 
 
 def _tell_what_counts_zero(systems: list[Measured]) -> None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from hce.commands.common import IndexArgument, JsonOption, SeedOption, interruptible, out, print_json
+from hce.commands.common import (
+    IndexArgument,
+    JsonOption,
+    SeedOption,
+    interruptible,
+    out,
+    print_json,
+    with_reading,
+)
+from hce.data.records import USUAL, Reading
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -26,6 +35,7 @@ ADVICE = {
 }
 
 
+@with_reading
 def index(
     corpus: Annotated[
         Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, another index, or -")
@@ -45,6 +55,7 @@ def index(
         typer.Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .3"),
     ] = None,
     as_json: JsonOption = False,
+    reading: Reading = USUAL,
 ) -> None:
     """Encode a corpus and make a searchable index of it.
 
@@ -54,13 +65,14 @@ def index(
     Examples:
       hce index docs.jsonl -m my-model -o my-index
       hce index docs.csv -o my-index --engine tree
+      hce index export.csv -o my-index --id-field Number --text-field Remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
     """
     from hce.index.create import create_index
     from hce.index.index import Index
 
-    documents = _documents_of(corpus)
+    documents = _documents_of(corpus, reading)
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
         create_index(
             *(output, documents, model, "grow" if tree else None),
@@ -77,11 +89,13 @@ def index(
     _answer(line, found.as_dict(), as_json)
 
 
+@with_reading
 def add(
     index: IndexArgument,
     files: Annotated[list[Path], typer.Argument(help="the documents, in any format that `hce index` takes, or -")],
     update: Annotated[bool, typer.Option("--update", help="replace documents whose ids are there already")] = False,
     as_json: JsonOption = False,
+    reading: Reading = USUAL,
 ) -> None:
     """Add documents to an index: all of them, or none if one of them is not sound.
 
@@ -96,11 +110,14 @@ def add(
     from hce.index.index import Index
 
     with Index.open(index) as opened, interruptible("nothing was added; the same command starts over"):
-        batches = [Corpus.load(file) for file in files]
-        count = (opened.update if update else opened.add)(*batches, progress=True)
+        batches = [Corpus.load(file, reading) for file in files]
+        before = len(opened)
+        written = (opened.update if update else opened.add)(*batches, progress=True)
         documents = len(opened)
-    facts = {"index": str(index), "added": count, "documents": documents}
-    _answer(f"added {count:,}; {documents:,} documents are in {index}", facts, as_json)
+    added = documents - before if update else written
+    facts = {"index": str(index), "added": added, "updated": written - added, "documents": documents}
+    done = f"updated {written - added:,}, added {added:,}" if update else f"added {added:,}"
+    _answer(f"{done}; {documents:,} documents are in {index}", facts, as_json)
 
 
 def remove(
@@ -145,6 +162,7 @@ def search(
     Examples:
       hce search my-index "how do plants make sugar" -k 5
       hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
+      hce search my-index "court rulings" --where 'meta.final=true' --where 'kind!=memo'
       hce search my-index "ERR_4012" --mode words
       hce search my-index - --json < question.txt
     """
@@ -220,7 +238,7 @@ def rebuild(
     _answer(line, found.as_dict(), as_json)
 
 
-def _documents_of(path: Path) -> Corpus:
+def _documents_of(path: Path, reading: Reading) -> Corpus:
     """Load documents from whatever holds them, another index included."""
     from hce.data.corpus import Corpus
     from hce.index.index import Index
@@ -228,7 +246,7 @@ def _documents_of(path: Path) -> Corpus:
     from hce.index.store import STORE_FILE
 
     if not ((path / STORE_FILE).is_file() and (path / MANIFEST_FILE).is_file()):
-        return Corpus.load(path)
+        return Corpus.load(path, reading)
     with Index.open(path) as opened:
         return Corpus.from_documents(opened, name=path.absolute().name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
@@ -19,7 +19,10 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
+    require_parent,
+    with_reading,
 )
+from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class LabelFiles(NamedTuple):
     generated: Path | None
 
 
+@with_reading
 def train(
     corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
@@ -54,7 +58,11 @@ def train(
         RecipeName, typer.Option(help="where settings that are not given come from: measured best, or the paper")
     ] = "measured",
     tracker: Annotated[str | None, typer.Option(help="also log to this accelerate tracker, e.g. tensorboard")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="refuse judgments of documents that are not there, not leave them out")
+    ] = False,
     as_json: JsonOption = False,
+    reading: Reading = USUAL,
     **settings: Any,
 ) -> None:
     """Adapt an encoder to a corpus, and write the better one to a new folder.
@@ -77,14 +85,14 @@ def train(
     from hce.training.train import train as run
 
     device = join_processes()
-    documents = Corpus.load(corpus)
+    documents = Corpus.load(corpus, reading)
     start = Encoder.load(encoder, device=device)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
     if recipe == "paper":
         how = Recipe.paper(documents=len(documents), **chosen)
     else:
         how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
-    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode)
+    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
     first = is_first_process()
     with (
         _tracked(tracker, how, output.parent) as log,
@@ -132,6 +140,7 @@ def report(
     from hce.pages.report import report as page
     from hce.training.model_folder import ModelFolder
 
+    require_parent(output)
     folder = ModelFolder.read(model)
     text = page(folder)
     with open_atomically(output) as file:
@@ -217,7 +226,7 @@ def _read(name: str, value: Any) -> Any:
     return Recipe.parsed(name, value) if isinstance(value, str) else value
 
 
-def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dict[str, Labels | None]:
+def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str, *, strict: bool) -> dict[str, Labels | None]:
     """Read what `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
@@ -229,12 +238,39 @@ def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str) -> dic
     if not queries and mode != "unsupervised" and "train" in splits(source):
         queries, qrels = find_queries(source), find_split(source, "train")
         dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
-    labels: dict[str, Labels | None] = {"generated": read_generated(generated) if generated else None}
+    labels: dict[str, Labels | None] = {"generated": None}
+    if not (queries or generated):
+        return labels
+    known = corpus.left_out.union(corpus.ids)
+    if generated:
+        labels["generated"] = _of_known_documents(read_generated(generated), known, generated, strict)
     if queries:
-        asked, known = read_queries(queries), corpus.left_out.union(corpus.ids)
+        asked = read_queries(queries)
         for name, path in (("pairs", qrels), ("dev", dev_qrels)):
-            labels[name] = Labels(asked, Qrels.read(path, queries=asked, documents=known)) if path else None
+            if path:
+                judged = Qrels.read(path, queries=asked, documents=known if strict else None)
+                labels[name] = _of_known_documents(Labels(asked, judged), known, path, strict)
+            else:
+                labels[name] = None
     return labels
+
+
+def _of_known_documents(labels: Labels, known: Collection[str], path: Path, strict: bool) -> Labels:
+    """Return the labels without those of documents that are not there, and say how many these were.
+
+    Raises:
+        InputError: nothing is left, or nothing may be left out.
+    """
+    unknown = [judgment for judgment in labels.qrels.judgments() if judgment.document_id not in known]
+    if not unknown:
+        return labels
+    total = sum(1 for _ in labels.qrels.judgments())
+    said = f"{path}: {len(unknown):,} of {total:,} pairs name documents that are not in the corpus"
+    kept = labels.qrels.among(known)
+    if strict or not kept:
+        raise InputError(f"{said} (the first is {unknown[0].document_id!r}); do the files match?")
+    err.print(f"{said} ({unknown[0].document_id!r} …) and are left out; --strict refuses them", soft_wrap=True)
+    return labels._replace(qrels=kept)
 
 
 def _flat(epoch: Epoch) -> dict[str, float]:

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hce.commands.common import EncoderOption, JsonOption, SeedOption, err, out, print_json
+from hce.commands.common import (
+    EncoderOption,
+    JsonOption,
+    SeedOption,
+    err,
+    out,
+    print_json,
+    with_reading,
+)
+from hce.data.records import USUAL, Reading
 
 if TYPE_CHECKING:
     from hce.tree.hierarchy import Hierarchy
 
 
+@with_reading
 def tree(
     path: Annotated[
         Path, typer.Argument(help="a model, an index or a saved tree, or a corpus to grow one from", show_default=False)
@@ -24,8 +34,11 @@ def tree(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="also save the tree to this new folder")] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
+    reading: Reading = USUAL,
 ) -> None:
     """Show the tree of a corpus: its outline, with the words that set each part apart.
+
+    With --json, an index and a corpus name their documents by id, and a model by their position in its corpus, from 0.
 
     Examples:
       hce tree docs.jsonl
@@ -38,9 +51,9 @@ def tree(
 
     saved = hierarchy_folder(path)
     if saved is not None:
-        hierarchy, ids = Hierarchy.load(saved), None
+        hierarchy, ids = Hierarchy.load(saved), _ids(path, saved) if as_json else None
     else:
-        hierarchy, ids = _grow_tree(path, encoder, branching, seed)
+        hierarchy, ids = _grow_tree(path, encoder, branching, seed, reading)
     if output is not None:
         hierarchy.save(output)
         err.print(f"saved to {output}")
@@ -51,16 +64,32 @@ def tree(
         out.print(outline(hierarchy, levels=levels, most=most))
 
 
-def _grow_tree(path: Path, encoder_spec: str, branching: int, seed: int) -> tuple[Hierarchy, list[str]]:
+def _ids(path: Path, saved: Path) -> list[str | None] | None:
+    """Return the ids of the documents of a saved tree, None for one that was removed since; only an index has them."""
+    from hce.index.hierarchy import NumberedHierarchy
+    from hce.index.index import Index
+    from hce.index.store import STORE_FILE
+
+    if not (path / STORE_FILE).is_file():
+        return None
+    numbers = NumberedHierarchy.load(saved).numbers.tolist()
+    with Index.open(path) as opened, opened.reading() as reader:
+        documents = reader.documents(numbers)
+    return [documents[number].id if number in documents else None for number in numbers]
+
+
+def _grow_tree(
+    path: Path, encoder_spec: str, branching: int, seed: int, reading: Reading
+) -> tuple[Hierarchy, list[str | None]]:
     """Grow a tree of a corpus, with names; return the documents' ids too."""
     from hce.data.corpus import Corpus
     from hce.encoding.encoder import Encoder
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.names import name_nodes
 
-    corpus = Corpus.load(path)
+    corpus = Corpus.load(path, reading)
     encoder = Encoder.for_corpus(encoder_spec, corpus)
     vectors = encoder.encode(list(corpus.texts()), progress=True)
     hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)
     hierarchy.names = name_nodes(hierarchy, corpus.texts())
-    return hierarchy, corpus.ids
+    return hierarchy, list(corpus.ids)

@@ -884,6 +884,8 @@ def _checked_queries(queries: str | Sequence[str]) -> list[str]:
             text.encode()
         except UnicodeEncodeError:
             raise InputError(f"query {text!r} holds half a surrogate pair; remove it") from None
+        if not text.strip():
+            raise InputError("the query is empty; write what to look for")
     return texts
 
 

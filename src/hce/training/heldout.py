@@ -159,10 +159,15 @@ def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> De
     """Make queries of held-out documents, in several ways; documents with a double are passed over.
 
     Raises:
-        InputError: the documents are too short.
+        InputError: the documents are too short, or all of them have doubles.
     """
     groups = equal_texts(corpus)
     held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
+    if not len(held_out):
+        raise InputError(
+            f"{corpus.name}: each document held out to measure by has the text of another one; "
+            "remove doubles, or give labelled dev queries"
+        )
     chosen = _pool(len(corpus), held_out, pool, seed)
     rng = np.random.default_rng([seed, 1])
     kinds: dict[str, Callable[[Document], Span | None]] = {

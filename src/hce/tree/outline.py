@@ -12,8 +12,11 @@ from rich.tree import Tree
 from hce.tree.hierarchy import Hierarchy
 
 
-def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, Any]:
-    """The whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given."""
+def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
+    """The whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
+
+    A document whose id is None is not there any more, and not in it either; sizes are those of the tree.
+    """
 
     def node_at(level: int, node: int) -> dict[str, Any]:
         below = hierarchy.children(level, node).tolist()
@@ -23,7 +26,7 @@ def nested(hierarchy: Hierarchy, ids: Sequence[str] | None = None) -> dict[str, 
         if level < hierarchy.depth - 1:
             entry["children"] = [node_at(level + 1, child) for child in below]
         else:
-            entry["documents"] = [ids[child] for child in below] if ids else below
+            entry["documents"] = [ids[child] for child in below if ids[child] is not None] if ids else below
         return entry
 
     sizes = hierarchy.document_counts()

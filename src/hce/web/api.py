@@ -55,7 +55,7 @@ FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
 )  # above a path's last name
 
-Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, description="what to look for")]
+Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", description="what to look for")]
 K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
 Condition = Annotated[str, Query(max_length=CONDITION_CHARACTERS)]
 Where = Annotated[
