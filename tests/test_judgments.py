@@ -249,8 +249,8 @@ def test_a_query_keeps_tabs_after_the_first(tmp_path):
     [
         ("{", "column 2: not valid JSON"),
         ('{"text": "a"}', "no id (found: 'text'); give each query a field '_id' or 'id'"),
-        ('{"id": "1"}', "query '1' has no text; give it a string field 'text'"),
-        ('{"id": "1", "text": " "}', "query '1' has no text; give it a string field 'text'"),
+        ('{"id": "1"}', "query '1' has no text (found: 'id'); give it a string field 'text'"),
+        ('{"id": "1", "text": " "}', "query '1' has no text (found: 'id', 'text'); give it a string field 'text'"),
         ('{"id": "1", "text": 3}', "the text is a int, not a string; quote it"),
         ('{"id": false, "text": "a"}', "the id is a bool, not a string; quote it"),
         ('{"id": "1", "text": "\\ud800"}', "the text holds half a surrogate pair"),

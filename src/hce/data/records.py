@@ -33,9 +33,7 @@ STDIN = "-"
 LONGEST_RECORD = 100_000_000  # bytes; what is longer is no document, and a .gz of a few bytes may hold it
 TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-KNOWN = (
-    ".jsonl, .json, .csv, .tsv, .parquet (text formats also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
-)
+KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
 UTF_8 = ("utf-8", "utf-8-sig")  # by the names that Python's codecs give themselves; a byte order mark is dropped anyway
 DELIMITERS = (",", ";", "\t", "|")  # that a CSV file is known by; where two are as frequent, the first
 CHUNK = 1 << 20  # characters of a JSON text that are read at once
