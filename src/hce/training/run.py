@@ -36,7 +36,7 @@ class Epoch:
     Attributes:
         epoch: its number.
         dev: the dev measure by kind of query.
-        loss: mean loss by name: level_1 … level_M, document (of the labelled pairs in joint training).
+        loss: mean loss by name: level_1 … level_M, document (of the labelled pairs in joint training), neighbours.
         accuracy: the share of queries that would go down the right way, at each level from the top.
         reclustered: whether the tree was grown anew afterwards.
         churn: the share of documents whose parent that changed.

@@ -144,7 +144,8 @@ def improvement(result: TrainResult) -> str:
     before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
     shares = result.encoder.shares
     if result.after == result.before:
-        clearly = "" if LABELLED in result.after or result.recipe.keep != "mix" else " clearly"
+        is_believed = LABELLED in result.after or result.recipe.keep != "mix" or result.encoder.is_table
+        clearly = "" if is_believed else " clearly"
         return (
             f"training did not{clearly} beat the encoder it started from ({before:.4f}), "
             "so that one is returned unchanged"
