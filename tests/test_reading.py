@@ -79,7 +79,7 @@ def test_other_delimiters_of_csv_are_recognised(tmp_path, told, delimiter):
     text = 'id;"a, b; c";text\n1;"x; y";star, bright\n'.replace(";", delimiter)
     (document,) = Corpus.load(written(tmp_path, "a.csv", text))
     assert document.text == "star, bright"
-    assert f"stand between {delimiter!r}" in told()
+    assert f"taking {delimiter!r} to separate cells" in told()
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

@@ -329,7 +329,7 @@ def _delimiter(path: str | Path, reading: Reading) -> str:
     outside = "".join(header.split('"')[::2])  # of quotes
     found = max(DELIMITERS, key=outside.count)
     if found != ",":
-        logger.info("%s: the cells are taken to stand between %r (--delimiter names another)", path, found)
+        logger.info("%s: taking %r to separate cells (--delimiter names another)", path, found)
     return found
 
 
