@@ -16,6 +16,7 @@ from hce import files
 from hce.errors import FormatError, InputError
 from hce.files import (
     checked_fields,
+    delete_whole,
     new_folder,
     open_atomically,
     open_text,
@@ -460,3 +461,21 @@ def test_a_scratch_folder_is_deleted_with_its_object_and_by_no_fork(tmp_path, mo
     assert scratch.path.is_dir()
     del scratch, other
     assert names(tmp_path) == ["hce-test-link"]
+
+
+def test_a_folder_disappears_whole(tmp_path, monkeypatch):
+    """Killed in the middle, what is left lies under another name, and the next deletion takes it along."""
+    folder = tmp_path / "run.unfinished"
+    (folder / "state-0").mkdir(parents=True)
+    (folder / "LAST").write_text("state-0")
+    monkeypatch.setattr("hce.files._delete", lambda path: None)  # as if killed before it
+    delete_whole(folder)
+    assert not folder.exists()
+    (left,) = tmp_path.iterdir()
+    assert (left / "LAST").is_file()
+    monkeypatch.undo()
+    delete_whole(folder)  # is not there
+    assert names(tmp_path) == []
+    folder.mkdir()
+    delete_whole(folder)
+    assert names(tmp_path) == []

@@ -198,6 +198,17 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         sync_folder(path.parent)
 
 
+def delete_whole(path: Path) -> None:
+    """Delete a folder, if it is there, so that none of it is left under its name, whenever this process is killed.
+
+    What is left under another name then is deleted the next time.
+    """
+    with suppress(OSError):
+        path.replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial"))
+        sync_folder(path.parent)
+    _delete_leftovers(path)
+
+
 class ScratchFolder:
     """A folder for temporary files, deleted along with this object; after a kill, when the next one is made.
 
@@ -252,13 +263,10 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
     What killed processes left of the like is deleted first.
     """
-    start, end = f".{path.name}.", ".partial"
-    beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    alike = (other for other in beside if other.name.startswith(start) and other.name.endswith(end))
-    delete_stale([other for other in alike if TOKEN.fullmatch(other.name[len(start) : -len(end)])])
+    _delete_leftovers(path)
     lock = None
     while lock is None:
-        temporary = path.with_name(f"{start}{secrets.token_hex(4)}{end}")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         make(temporary)
         lock = _lock(temporary)
     try:
@@ -271,6 +279,14 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     finally:
         if lock >= 0:
             os.close(lock)
+
+
+def _delete_leftovers(path: Path) -> None:
+    """Delete what lies beside a path under the names of temporary files for it, and belongs to no living process."""
+    start, end = f".{path.name}.", ".partial"
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    alike = (other for other in beside if other.name.startswith(start) and other.name.endswith(end))
+    delete_stale([other for other in alike if TOKEN.fullmatch(other.name[len(start) : -len(end)])])
 
 
 def _lock(path: Path) -> int | None:

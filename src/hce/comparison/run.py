@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import Ranked, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
-from hce.files import unfinished, write_json
+from hce.files import delete_whole, unfinished, write_json
 from hce.training.recipe import Recipe
 from hce.training.sources import split_labels
 
@@ -259,7 +258,7 @@ def keep(
         except OSError as error:
             raise InputError(f"{folder}: cannot be made a folder ({error.strerror}); choose another place") from error
         write_json(path, {"identity": identity, "result": run(work)})
-        shutil.rmtree(work, ignore_errors=True)
+        delete_whole(work)
     try:
         return read(json.loads(path.read_text(encoding="utf-8"))["result"]), cached
     except (ValueError, TypeError, KeyError) as error:

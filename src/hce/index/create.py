@@ -6,7 +6,6 @@ in its place afterwards: whatever happens to it, nothing that took long to encod
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from hce.data.terms import checked_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.files import new_folder, require_new, unfinished
+from hce.files import delete_whole, new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
 from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.manifest import Manifest
@@ -126,7 +125,7 @@ def create_index(
         _fill_store(folder, corpus, vectors, long, progress)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
-    shutil.rmtree(unfinished(path), ignore_errors=True)
+    delete_whole(unfinished(path))
 
 
 def _is_number(value: Any) -> bool:

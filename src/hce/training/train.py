@@ -6,7 +6,6 @@ The pairs and the held-out queries come from `hce.training.sources`, the algorit
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from hce.data.language import warn_of_language
 from hce.data.text import TOKEN
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
-from hce.files import require_new, unfinished
+from hce.files import delete_whole, require_new, unfinished
 from hce.processes import is_first_process, process_count
 from hce.training.co_training import Learnt, TrainResult, co_train
 from hce.training.companion import recipe_of_table, with_companions
@@ -94,7 +93,7 @@ def train(
         if result.hierarchy.levels:
             result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts())
         save_model(result, corpus, output, _before_and_after(learnt))
-        shutil.rmtree(place, ignore_errors=True)
+        delete_whole(place)
     return result
 
 
