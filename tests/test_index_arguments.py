@@ -12,7 +12,7 @@ from hce.index.index import Index
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, module_static_encoder):
-    documents = [Document(f"d{number}", f"star w{number}") for number in range(5)]
+    documents = [Document(f"d{number}", f"star w{number}", metadata={"year": 2}) for number in range(5)]
     with Index.create(tmp_path_factory.mktemp("a") / "index", documents, module_static_encoder) as made:
         yield made
 
@@ -28,6 +28,8 @@ def index(tmp_path_factory, module_static_encoder):
         ([["star"]], "not a list"),
         ("star \ud800", "half a surrogate pair"),
         (["star", "\udcff"], "half a surrogate pair"),
+        ("", "the query is empty"),
+        (["star", " \n\u3000"], "the query is empty"),
     ],
 )
 def test_queries_that_are_no_texts(index, queries, complaint, mode):
