@@ -328,7 +328,7 @@ def test_a_very_long_line(tmp_path):
         ({"_id": 1.5, "text": "t"}, "the _id is a float, not a string; quote it"),
         ({"_id": ["1"], "text": "t"}, "the _id is a list, not a string; quote it"),
         ({"id": "9"}, "document '9' has no text (found: 'id'); name the field 'text'"),
-        ({"id": "9", "body": "t", "a\nb": 1}, r"document '9' has no text (found: 'id', 'body', 'a\nb'); name the field"),
+        ({"id": "9", "body": "t", "a\nb": 1}, r"document '9' has no text (found: 'id', 'body', 'a\nb'); name"),
         ({"id": "9", "text": None, "title": "T"}, "document '9' has no text"),
         ({"id": "9", "text": 5}, "the text is a int, not a string; quote it"),
         ({"id": "9", "text": ["a"]}, "the text is a list, not a string; quote it"),

@@ -233,6 +233,7 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
 
 def test_no_answer_tells_where_things_are_on_this_machine(index, monkeypatch):
     here = str(index.path.absolute())
+    index.status()  # reads the manifest, which is then taken as it is until it changes on disk
     index.manifest = replace(index.manifest, encoder=f"table of {here}/a b/model", base_encoder=f"{here}/a b/start")
 
     def damaged(*arguments):
