@@ -90,7 +90,7 @@ CASES = {
     ],
     scenarios: ["--seeds", "1", "--mode", "unsupervised,joint", "--splits", "test,test_seen", *BUDGET],
 }
-RUNS = {branching: 3, incremental: 3, clustering_cost: 8, unsupervised_table: 4, supervised_table: 5, scenarios: 4}
+RUNS = {branching: 3, incremental: 3, clustering_cost: 8, unsupervised_table: 4, supervised_table: 5, scenarios: 6}
 
 
 @pytest.mark.parametrize("module", CASES, ids=lambda module: module.__name__)

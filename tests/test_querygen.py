@@ -314,8 +314,8 @@ def test_the_command_line(concept_corpus, module_static_encoder, generator_folde
     module_static_encoder.save(tmp_path / "encoder")
     options = {"model": str(generator_folder), "per_document": 1, "limit": 4, "within": 20, "seed": 0}
     command(
-        tmp_path / "docs.jsonl",
-        tmp_path / "q.jsonl",
+        corpus=tmp_path / "docs.jsonl",
+        output=tmp_path / "q.jsonl",
         encoder=str(tmp_path / "encoder"),
         keep=True,
         as_json=True,
@@ -325,5 +325,6 @@ def test_the_command_line(concept_corpus, module_static_encoder, generator_folde
     assert answer["documents"] == 4
     assert answer["kept"] == len(read_generated(tmp_path / "q.jsonl")[0])
     shutil.rmtree(tmp_path / "encoder")
-    command(tmp_path / "docs.jsonl", tmp_path / "r.jsonl", encoder="none", keep=False, as_json=False, **options)
+    paths = {"corpus": tmp_path / "docs.jsonl", "output": tmp_path / "r.jsonl"}
+    command(**paths, encoder="none", keep=False, as_json=False, **options)
     assert "queries, written for 4 documents" in capsys.readouterr().out

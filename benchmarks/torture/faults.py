@@ -20,7 +20,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,8 +275,9 @@ def _trace(log: Path, calls: str, inject: list[str] | None = None) -> None:
     log.unlink(missing_ok=True)
     follow = ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={calls}", *(inject or []), "-p", str(os.getpid())]
     subprocess.Popen(follow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
-        time.sleep(0.005)
+    with suppress(OSError):  # which is what strace was told to bring about
+        while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
+            time.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------------------------- full disks
