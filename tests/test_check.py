@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from hce.checksums import CHECKSUMS, write_checksums
 from hce.cli import app
+from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
@@ -447,3 +448,21 @@ def test_the_command(index):
     assert code == 0
     assert text.startswith("healed     vectors: ")
     assert text.endswith(f"{index}: 238 documents, all is as it was written\n")
+
+
+@pytest.mark.parametrize("damage", ["cut", "taken away", "flipped"])
+def test_a_snapshot_that_cannot_tell_what_it_is_of_is_made_anew_and_that_is_said(
+    tmp_path, static_encoder, caplog, damage
+):
+    documents = [Document(f"d{n}", f"w{n} w{n + 1}") for n in range(20)]
+    with Index.create(tmp_path / "index", Corpus.from_documents(documents), static_encoder) as index:
+        before = [hit.id for hit in index.search("w3 w4", 3)]
+    (label,) = (tmp_path / "index" / "words").glob("[0-9]*/snapshot.json")
+    content = label.read_bytes()
+    label.unlink()
+    if damage != "taken away":
+        label.write_bytes(content[: len(content) // 2] if damage == "cut" else content.replace(b'"', b"'", 1))
+    with Index.open(tmp_path / "index", static_encoder) as index:
+        assert [hit.id for hit in index.search("w3 w4", 3)] == before
+    assert "snapshot.json" in caplog.text
+    assert "done now from the store" in caplog.text

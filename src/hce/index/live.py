@@ -292,6 +292,10 @@ class Live(Generic[Part]):
                 continue
             self._behind = 0
             return part, moment
+        for folder in self._snapshots():
+            damage = _damage_of_label(folder)
+            if damage and folder.is_dir():
+                logger.warning("%s, which is done now from the store", damage)
         moment = reader.moment()
         self._behind = moment.documents
         return self.builder.build(reader), moment
@@ -330,12 +334,9 @@ class Live(Generic[Part]):
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Read all snapshots that would be used, and yield those that are damaged, with what is wrong with them."""
         for folder in self._snapshots():
-            try:
-                _, is_as_written = unsealed(read_json(folder / SNAPSHOT))
-                if is_as_written is False:
-                    raise FormatError(f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt")
-            except FormatError as error:
-                yield folder, str(error)
+            damage = _damage_of_label(folder)
+            if damage:
+                yield folder, damage
         for folder, moment in self._usable_snapshots(reader):
             try:
                 if unsealed(read_json(folder / SNAPSHOT))[1] is None:
@@ -430,3 +431,12 @@ class SharedLock:
             with self._condition:
                 self._alone = False
                 self._condition.notify_all()
+
+
+def _damage_of_label(folder: Path) -> str | None:
+    """Say what is wrong with the file that tells what a snapshot is of; None where nothing is."""
+    try:
+        _, is_as_written = unsealed(read_json(folder / SNAPSHOT))
+    except FormatError as error:
+        return f"{error}; it has to be rebuilt"
+    return f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt" if is_as_written is False else None
