@@ -107,11 +107,11 @@ class TrainingRun:
 
     def _checkpoint(self, checkpoints: CheckpointFolder) -> Checkpoint:
         trainer, levels = self.trainer, self.tree.levels
-        optimizer = _optimizer_state(trainer.optimizer, "optimizer")
-        centroid_optimizer = _optimizer_state(trainer.centroid_optimizer, "centroid_optimizer")
+        optimizer = optimizer_state(trainer.optimizer, "optimizer")
+        centroid_optimizer = optimizer_state(trainer.centroid_optimizer, "centroid_optimizer")
         tensors = {
-            **_prefixed("weights", trainer.encoder.model.state_dict()),
-            **_prefixed("best", self.best),
+            **prefixed("weights", trainer.encoder.model.state_dict()),
+            **prefixed("best", self.best),
             **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(levels)},
             **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(levels)},
             **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.centroids)},
@@ -155,7 +155,7 @@ def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRu
 def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkpoint) -> TrainingRun:
     """Give a trainer the state of a checkpoint."""
     tensors, facts = checkpoint
-    trainer.encoder.model.load_state_dict(_under("weights", tensors))
+    trainer.encoder.model.load_state_dict(under("weights", tensors))
     tree = _tree(tensors, facts["tree"])
     vectors = np.load(checkpoints.vectors_named(facts["vectors"]), mmap_mode="c", allow_pickle=False)
     if vectors.dtype != np.float32 or vectors.shape != (len(tree), trainer.encoder.dim):
@@ -163,9 +163,9 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
     trainer.use_tree(tree, vectors)
     for t, centroid in enumerate(trainer.centroids):
         centroid.data.copy_(tensors[f"moved.{t}"])
-    _restore(trainer.optimizer, _under("optimizer", tensors), facts["optimizer"])
-    _restore(trainer.centroid_optimizer, _under("centroid_optimizer", tensors), facts["centroid_optimizer"])
-    best = {name: tensor.to(trainer.encoder.device) for name, tensor in _under("best", tensors).items()}
+    restore_optimizer(trainer.optimizer, under("optimizer", tensors), facts["optimizer"])
+    restore_optimizer(trainer.centroid_optimizer, under("centroid_optimizer", tensors), facts["centroid_optimizer"])
+    best = {name: tensor.to(trainer.encoder.device) for name, tensor in under("best", tensors).items()}
     history = [checked_fields(Epoch, epoch, may_be_nan=MAY_BE_NAN) for epoch in facts["history"]]
     counters = checked_fields(Counters, facts["progress"], may_be_nan=["sums"])
     return TrainingRun(trainer, tree, vectors, best, float(facts["best_metric"]), history, counters, checkpoints)
@@ -220,7 +220,7 @@ class CheckpointFolder:
         with open_atomically(self.folder / "LAST") as file:
             file.write(name)
         for folder in [*self.folder.glob("state-*"), *self.folder.glob("vectors-*")]:
-            if folder.name not in (name, checkpoint.facts["vectors"]):
+            if folder.name not in (name, checkpoint.facts.get("vectors")):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
@@ -260,7 +260,7 @@ class CheckpointFolder:
         return self.folder / name
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
+def optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
     """Flatten an optimiser's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY; no optimiser has none."""
     checkpoint = Checkpoint({}, {})
     for number, values in optimizer.state_dict()["state"].items() if optimizer is not None else ():
@@ -272,8 +272,10 @@ def _optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Ch
     return checkpoint
 
 
-def _restore(optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Put back what `_optimizer_state` took; the tensors come without their prefix."""
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], facts: dict[str, Any]
+) -> None:
+    """Put back what `optimizer_state` took; the tensors come without their prefix."""
     if optimizer is None:
         return
     restored: dict[int, dict[str, Any]] = {}
@@ -284,16 +286,18 @@ def _restore(optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor]
 
 
 def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:
-    arrays = {name: tensor.numpy() for name, tensor in _under("tree", tensors).items()}
+    arrays = {name: tensor.numpy() for name, tensor in under("tree", tensors).items()}
     levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
     parent = tensors["document_parent"].numpy()
     return Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
 
 
-def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put a prefix and a dot before the name of each tensor."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take the tensors that `prefixed` named with a prefix, under their own names."""
     dotted = f"{prefix}."
     return {name.removeprefix(dotted): tensor for name, tensor in tensors.items() if name.startswith(dotted)}
