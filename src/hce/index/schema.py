@@ -33,17 +33,27 @@ CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY 
 """
 
 # Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
-PASSAGES_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS passages (number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, "
-    f"start INTEGER NOT NULL, stop INTEGER NOT NULL, vector BLOB NOT NULL{COLUMN})",
-    "CREATE INDEX IF NOT EXISTS passages_by_document ON passages (document)",
+_PASSAGE_COLUMNS = (
+    "(number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, start INTEGER NOT NULL, "
+    f"stop INTEGER NOT NULL, vector BLOB NOT NULL{COLUMN})"
 )
+PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
+
+# Vectors of another encoder, beside those in force: see `hce.index.reindex`. The two pairs of tables change places by
+# their names; an index of SQLite keeps its name, whichever table it then belongs to.
+BESIDE_SCHEMA = (
+    f"CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL{COLUMN})",
+    f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
+)
+BY_DOCUMENT = ("passages_by_document", "passages_by_document_too")
 SQLITES_OWN = "CREATE TABLE sqlite_sequence(name,seq)"  # for AUTOINCREMENT
 
 COLUMNS = {
     "documents": ("number", "id", "content", "metadata", "title", "text"),
     "vectors": ("number", "vector"),
     "passages": ("document", "start", "stop", "vector"),
+    "vectors_beside": ("number", "vector"),
+    "passages_beside": ("document", "start", "stop", "vector"),
     "changes": ("change", "token", "at", "documents", "last"),
 }
 """The columns of each table with checksums, which are of all of them."""
@@ -51,8 +61,8 @@ REQUIRED = ("documents", "documents_by_content", "vectors", "changes", "removed"
 
 
 def _normal(statement: str) -> str:
-    """Write a statement as SQLite keeps it, whatever white space it had; ALTER TABLE leaves some of its own."""
-    one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "")
+    """Write a statement as SQLite keeps it, whatever white space it had; ALTER TABLE leaves some, and quotes names."""
+    one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "").replace('"', "")
     return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
 
 
@@ -60,8 +70,12 @@ def _name(statement: str) -> str:
     return statement.split("(")[0].split()[2]
 
 
-_STATEMENTS = [_normal(each) for each in (*filter(str.strip, SCHEMA.split(";")), *PASSAGES_SCHEMA, SQLITES_OWN)]
-KNOWN = {_name(each): {each, each.replace(COLUMN, "")} for each in _STATEMENTS}
+_ALL = (*filter(str.strip, SCHEMA.split(";")), PASSAGES_SCHEMA, *BESIDE_SCHEMA, SQLITES_OWN)
+KNOWN = {_name(each): {each, each.replace(COLUMN, "")} for each in map(_normal, _ALL)}
+KNOWN |= {
+    name: {f"CREATE INDEX {name} ON {table} (document)" for table in ("passages", "passages_beside")}
+    for name in BY_DOCUMENT
+}
 
 
 def check_schema(connection: sqlite3.Connection, where: str) -> None:
@@ -86,6 +100,47 @@ def check_schema(connection: sqlite3.Connection, where: str) -> None:
                 f"{where} is damaged, or was changed by other software (the {kind} {name!r} is not as hce makes it); "
                 "restore it from a copy or index anew"
             )
+
+
+def make_passages(connection: sqlite3.Connection) -> None:
+    """Make the table of passages, where there is none."""
+    if not has_table(connection, "passages"):
+        connection.execute(PASSAGES_SCHEMA)
+        _index_by_document(connection, "passages")
+
+
+def make_beside(connection: sqlite3.Connection) -> None:
+    """Make empty tables for the vectors of another encoder, in the place of any that are there."""
+    drop_beside(connection)
+    make_passages(connection)  # to change places with
+    for statement in BESIDE_SCHEMA:
+        connection.execute(statement)
+    _index_by_document(connection, "passages_beside")
+
+
+def drop_beside(connection: sqlite3.Connection) -> None:
+    """Drop the vectors of another encoder."""
+    for table in ("vectors", "passages"):
+        connection.execute(f"DROP TABLE IF EXISTS {table}_beside")
+
+
+def swap_beside(connection: sqlite3.Connection) -> None:
+    """Have the vectors in force and those beside them change places."""
+    for table in ("vectors", "passages"):
+        for name, new in ((table, "between"), (f"{table}_beside", table), ("between", f"{table}_beside")):
+            connection.execute(f"ALTER TABLE {name} RENAME TO {new}")
+
+
+def has_table(connection: sqlite3.Connection, name: str) -> bool:
+    """Tell whether there is a table of this name."""
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(query, (name,)).fetchone() is not None
+
+
+def _index_by_document(connection: sqlite3.Connection, table: str) -> None:
+    taken = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    name = next(name for name in BY_DOCUMENT if name not in taken)
+    connection.execute(f"CREATE INDEX {name} ON {table} (document)")
 
 
 # ------------------------------------------------------------------------------------------------- checksums
@@ -122,7 +177,7 @@ def add_checksums(connection: sqlite3.Connection) -> None:
         "documents": "row_checksum(number, id, content, metadata, title, text)",
         "vectors": "vector_checksum(number, vector)",
         "passages": "row_checksum(document, start, stop, vector)",
-    }
+    }  # vectors beside these were written by a version that gives all of them checksums
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     for table in filter(there.__contains__, COLUMNS):
         if not has_checksums(connection, table):

@@ -30,12 +30,16 @@ from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heed
 from hce.index.filters import SAMPLE, Filter, compile_filter, field_exists, field_names
 from hce.index.schema import (
     COLUMNS,
-    PASSAGES_SCHEMA,
     SCHEMA,
     add_checksums,
     change_checksum,
+    drop_beside,
     has_checksums,
+    has_table,
+    make_beside,
+    make_passages,
     row_checksum,
+    swap_beside,
     vector_checksum,
 )
 
@@ -47,6 +51,7 @@ PAGE = 16_384
 LOG_BYTES = 64 * 2**20
 
 PARAMETERS_AT_ONCE = 4096
+MOST_DIMENSIONS = 1 << 20
 ROWS_PER_FETCH = 8192
 
 
@@ -132,6 +137,17 @@ class Store:
             yield Reader(connection, self.dim)
 
     @contextmanager
+    def reading_beside(self, dim: int) -> Iterator[Reader]:
+        """Open one moment as it would be if the vectors of length `dim` beside those in force were in force."""
+        with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
+            connection.execute("BEGIN")
+            for table in ("vectors", "passages"):  # names that are temporary go before all others
+                connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table}_beside")  # noqa: S608
+            reader = Reader(connection, dim)
+            reader.dim = dim
+            yield reader
+
+    @contextmanager
     def writing(self, wait: float | None = None) -> Iterator[Writer]:
         """Open one transaction: on success all of it is durable, on any error nothing of it is there.
 
@@ -200,11 +216,17 @@ class Store:
 
 
 class Reader:
-    """One moment of a store, and what can be asked of it."""
+    """One moment of a store, and what can be asked of it.
+
+    Attributes:
+        dim: the length of a vector; the store tells it once it has had another one than at creation.
+    """
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
         self._connection = connection
-        self.dim = dim
+        self.dim = self._one("PRAGMA user_version")[0] or dim
+        if not 0 < self.dim <= MOST_DIMENSIONS:
+            raise _damaged("the length of its vectors")
 
     def moment(self) -> Moment:
         """Return the moment that this reader sees."""
@@ -331,8 +353,18 @@ class Reader:
         query = "SELECT DISTINCT document FROM passages WHERE document IN ({})"
         return {document for (document,) in self._each_in(query, numbers)}
 
+    def last_beside(self) -> int | None:
+        """Return the last number that has a vector beside those in force, 0 where none has; None without the table."""
+        if not has_table(self._connection, "vectors_beside"):
+            return None
+        return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
+
+    def count_after(self, number: int) -> int:
+        """Count the documents above a number."""
+        return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
+
     def _has_passage_table(self) -> bool:
-        return bool(self._one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'passages'"))
+        return has_table(self._connection, "passages")
 
     def _passage_vectors(self, rows: Iterable[tuple[int, int, bytes]]) -> PassageVectors:
         numbers, documents, blobs = list(zip(*rows, strict=True)) or ((), (), ())
@@ -450,18 +482,23 @@ class Writer(Reader):
 
     def insert_passages(self, number: int, passages: Passages) -> None:
         """Add the passages of a document that has none yet."""
-        for statement in PASSAGES_SCHEMA:
-            self._connection.execute(statement)
+        make_passages(self._connection)
+        self._insert_passages("passages", number, passages)
+        self._touched = True
+
+    def _insert_passages(self, table: str, number: int, passages: Passages) -> None:
         blobs = map(bytes, np.ascontiguousarray(passages.vectors, dtype="<f4"))
         rows = [(number, *place, blob) for place, blob in zip(passages.places, blobs, strict=True)]
-        self._insert("passages", rows, row_checksum)
-        self._touched = True
+        self._insert(table, rows, row_checksum)
 
     def delete(self, numbers: Sequence[int]) -> None:
         """Take documents out, and their passages."""
         queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
         if self._has_passage_table():
             queries.append("DELETE FROM passages WHERE document = ?")
+        if self.last_beside() is not None:
+            queries.append("DELETE FROM vectors_beside WHERE number = ?")
+            queries.append("DELETE FROM passages_beside WHERE document = ?")
         for query in queries:
             self._connection.executemany(query, ((number,) for number in numbers))
         change = self._before.change + 1
@@ -479,6 +516,32 @@ class Writer(Reader):
             query = "UPDATE documents SET checksum = ? WHERE number = ?"
             self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
+
+    # The four below change nothing that can be found, and are no change of the store, until `swap_beside`.
+
+    def make_beside(self) -> None:
+        """Make room for vectors of another encoder beside those in force; any that are there are dropped."""
+        make_beside(self._connection)
+
+    def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, Passages]) -> None:
+        """Put vectors beside those in force, of shape (numbers, n), and passages by position; not of what is gone."""
+        there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
+        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
+        rows = ((number, blob) for number, blob in zip(numbers, blobs, strict=True) if number in there)
+        self._insert("vectors_beside", rows, vector_checksum)
+        for position, each in passages.items():
+            if numbers[position] in there:
+                self._insert_passages("passages_beside", numbers[position], each)
+
+    def drop_beside(self) -> None:
+        """Drop the vectors beside those in force."""
+        drop_beside(self._connection)
+
+    def swap_beside(self, dim: int) -> None:
+        """Put the vectors that were beside, of length `dim`, in force, and those that were in force beside."""
+        swap_beside(self._connection)
+        self._connection.execute(f"PRAGMA user_version = {int(dim)}")
+        self._touched = True
 
     def replace_vectors(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
         """Give documents other vectors, of shape (numbers, n)."""
