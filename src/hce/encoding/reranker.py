@@ -1,0 +1,126 @@
+"""Reranker: a cross-encoder, which reads a query and a text together and says in one number how well they fit.
+
+It is slower than an encoder by far, since nothing can be computed beforehand, and knows more: it is asked to put the
+first few dozen hits of a search into a better order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from sentence_transformers import CrossEncoder
+
+from hce.encoding.bundled import quiet_transformers
+from hce.encoding.encoder import fast_dtype
+from hce.errors import FormatError, InputError, one_line
+
+PAIRS_AT_ONCE = 32
+FOR_PAIRS = ("SequenceClassification", "CausalLM", "ConditionalGeneration")  # architectures that can give a score
+
+
+class Reranker:
+    """A cross-encoder that gives each pair of a query and a text one score.
+
+    Attributes:
+        model: the sentence-transformers model underneath.
+        name: the spec that the cross-encoder was loaded by.
+    """
+
+    def __init__(self, model: CrossEncoder, name: str) -> None:
+        if model.num_labels != 1:
+            raise InputError(
+                f"{name} gives {model.num_labels} scores for a pair of texts, and not one; name a cross-encoder that "
+                "was trained to rank"
+            )
+        self.model = model.eval()
+        self.name = name
+
+    @classmethod
+    def load(
+        cls,
+        spec: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        local: bool = False,
+    ) -> Reranker:
+        """Load a directory or a hub id of any cross-encoder of sentence-transformers.
+
+        Args:
+            spec: which cross-encoder.
+            device: where to compute; by default the first GPU, else the CPU.
+            dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
+            local: stay off the hub; a hub id is then found only if it was downloaded before.
+
+        Raises:
+            InputError: there is no such model, or the model is no cross-encoder with one score.
+            FormatError: it is a directory, and damaged.
+        """
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if dtype is None:
+            dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
+        name, is_folder = str(spec), Path(spec).is_dir()
+        if is_folder:
+            _refuse_other_folders(Path(spec))
+        try:
+            with quiet_transformers():
+                options = {"device": str(device), "local_files_only": local or is_folder}
+                model = CrossEncoder(name, model_kwargs={"dtype": dtype}, **options)
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            if is_folder:
+                raise FormatError(f"{name}: a damaged cross-encoder ({one_line(error)}); copy it again") from error
+            if not isinstance(error, OSError | ValueError | ImportError):
+                raise
+            raise InputError(
+                f"no cross-encoder {name!r}: {one_line(error)} (give a model directory or a hub id, such as "
+                "cross-encoder/ms-marco-MiniLM-L6-v2)"
+            ) from error
+        _refuse_other_models(model, name)
+        return cls(model, name)
+
+    def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
+        """Return how well each text answers a query, of shape (texts,), float32; the scale is the model's own.
+
+        Raises:
+            InputError: the model gives something that is no number.
+        """
+        if not texts:
+            return np.empty(0, np.float32)
+        pairs = [(query, text) for text in texts]
+        given = self.model.predict(pairs, batch_size=PAIRS_AT_ONCE, show_progress_bar=False, convert_to_tensor=True)
+        scores = np.asarray(given.float().cpu().numpy(), np.float32).reshape(len(texts))
+        if not np.isfinite(scores).all():
+            raise InputError(f"{self.name} gives NaN or infinity as a score; name another cross-encoder")
+        return scores
+
+
+def _refuse_other_folders(folder: Path) -> None:
+    """Refuse a folder that holds no cross-encoder.
+
+    Raises:
+        InputError: it holds none.
+    """
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+        raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
+    try:
+        modules = json.loads((folder / "modules.json").read_text("utf-8"))
+        is_encoder = any("Pooling" in str(each["type"]) or "StaticEmbedding" in str(each["type"]) for each in modules)
+    except (OSError, ValueError, TypeError, KeyError):
+        return  # the library says what is wrong
+    if is_encoder:
+        raise InputError(f"{folder} is an encoder, and no cross-encoder: it cannot read a query and a text together")
+
+
+def _refuse_other_models(model: CrossEncoder, name: str) -> None:
+    """Refuse a model whose last layer, which gives the score, nobody has trained.
+
+    Raises:
+        InputError: it is one.
+    """
+    known = getattr(getattr(model.model, "config", None), "architectures", None) or []
+    if known and not any(kind in architecture for architecture in known for kind in FOR_PAIRS):
+        raise InputError(f"{name} is a {known[0]}, and no cross-encoder: it was not trained to score pairs of texts")
