@@ -36,7 +36,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
-from hce.index import live
+from hce.index import derived, live
 from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
@@ -307,16 +307,16 @@ def test_an_interrupted_creation_goes_on_where_it_stopped(tmp_path, planted_corp
 
 @pytest.mark.parametrize("engine", ["flat", "tree"])
 def test_what_was_done_is_kept_when_the_engine_fails(tmp_path, planted_corpus, encoder, monkeypatch, engine):
-    new_engine = live.new_engine
+    new_engine = derived.new_engine
 
     def failing(*arguments, **options):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(live, "new_engine", failing)
+    monkeypatch.setattr(derived, "new_engine", failing)
     with pytest.raises(MemoryError):
         Index.create(tmp_path / "index", planted_corpus, encoder, "grow", engine=engine)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
-    monkeypatch.setattr(live, "new_engine", new_engine)
+    monkeypatch.setattr(derived, "new_engine", new_engine)
     with Index.open(tmp_path / "index", encoder) as index:
         assert list(index) == list(planted_corpus)
         assert len(index.tree.hierarchy) == 240
@@ -564,8 +564,8 @@ def test_unreadable_folders_are_one_line(made, tmp_path):
 
 def test_an_old_snapshot_is_caught_up_and_a_broken_one_replaced(index, encoder, monkeypatch, caplog):
     built = []
-    new_engine = live.new_engine
-    monkeypatch.setattr(live, "new_engine", lambda *a, **o: built.append(1) or new_engine(*a, **o))
+    new_engine = derived.new_engine
+    monkeypatch.setattr(derived, "new_engine", lambda *a, **o: built.append(1) or new_engine(*a, **o))
     index.add([Document("x", "w190")])
     index.remove(["star-red-0"])
     assert index.status().pending == 2
@@ -611,7 +611,7 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     assert index.status().pending == 0
     with index._store.writing() as writer:  # somebody writes: the search goes on without a new snapshot
         writer.delete([1])
-        index._engine._behind = 1000
+        index.derived.engine._behind = 1000
         assert len(index.search("star", 300)) == 270
     assert (index.path / "engine").iterdir().__next__() == second
 
@@ -778,7 +778,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
         os.read(go, 1)
         count = index.add([Document("child's", "w180 w181")])
         found = [ids_of(index.search(text, 1, mode="words")) for text in ("w180 w181", "w170 w171")]
-        del index._words._part
+        del index.derived.words._part
         return [count, *found]
 
     child, listen = forked(work)
@@ -797,7 +797,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
 
 def test_a_process_forked_while_others_search_does_not_wait_for_them(index):
     index.search("star", 1)
-    with index._words._lock.alone(), index._engine._lock.alone(), index._for_queries._lock:
+    with index.derived.words._lock.alone(), index.derived.engine._lock.alone(), index._for_queries._lock:
         child, listen = forked(lambda: ids_of(index.search("star red", 3)))
         found = answer_of(child, listen)
     assert found == ids_of(index.search("star red", 3))

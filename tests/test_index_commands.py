@@ -301,7 +301,7 @@ def test_ctrl_c_while_the_engine_is_built_leaves_the_index(run, corpus_file, mod
     def interrupted(*arguments, **options):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("hce.index.live.new_engine", interrupted)
+    monkeypatch.setattr("hce.index.derived.new_engine", interrupted)
     stopped = run("index", corpus_file, "-m", model, "-o", tmp_path / "new")
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.endswith(f"stopped; {tmp_path / 'new'} is whole; the first search builds its engine\n")

@@ -26,8 +26,9 @@ from hce.data.passages import OVERLAP, cut_passages
 from hce.encoding.encoder import UNLIMITED_WINDOW, Encoder
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
-from hce.index.index import Index, _NearestToOne
+from hce.index.index import Index
 from hce.index.passages import PASSAGE_TOKENS, Cutter, LongDocuments
+from hce.index.ranking import NearestToOne
 from hce.search.engine import ENGINES, Found, new_engine
 from hce.search.passages import PassageEngine
 
@@ -343,7 +344,8 @@ def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_p
     with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
         hit, query = index.search(ODD, 1, mode="dense")[0], index.encode_queries([ODD])[0]
         with index.reading() as reader:
-            nearest = _NearestToOne(reader, index._engine, query, np.empty(0, np.int64), np.empty(0, np.float32), {})
+            engine, nothing = index.derived.engine, np.empty(0)
+            nearest = NearestToOne(reader, engine, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
             cosines = nearest.cosines_at(np.array([4, hit.number, 2]))
             np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
             assert cosines[1] == pytest.approx(hit.score, abs=1e-5)

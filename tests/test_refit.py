@@ -102,8 +102,9 @@ def test_a_manifest_names_no_encoder_outside_of_its_folder(grown):
 KILLED = """
 import os, sys
 from hce.encoding.encoder import Encoder
-from hce.index import index as module
+from hce.index import refit as module
 from hce.index.index import Index
+from hce.index.live import Live
 from hce.index.manifest import Manifest
 from hce.index.store import Store, Writer
 
@@ -128,7 +129,7 @@ elif where == "recording":
 elif where == "manifest":
     Manifest.write = second_time
 elif where == "engine":
-    module.Live.rebuild = die
+    Live.rebuild = die
 index.rebuild()
 """
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
     from hce.errors import HceError
     from hce.evaluation.evaluate import Report, evaluate
-    from hce.index.index import Hit, Index
+    from hce.index.index import Index
+    from hce.index.ranking import Hit
     from hce.training.co_training import TrainResult
     from hce.training.recipe import Recipe
     from hce.training.train import train
@@ -26,7 +27,7 @@ _HOME = {
     "Encoder": "encoding.encoder",
     "HceError": "errors",
     "Hierarchy": "tree.hierarchy",
-    "Hit": "index.index",
+    "Hit": "index.ranking",
     "Index": "index.index",
     "Labels": "data.judgments",
     "Qrels": "data.judgments",

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hce.evaluation.evaluate import DenseSearcher, Report, Searcher
     from hce.evaluation.runs import Run, Scored
     from hce.evaluation.significance import Corrected
-    from hce.index.index import Index, SearchMode
+    from hce.index.index import Index
+    from hce.index.ranking import SearchMode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 

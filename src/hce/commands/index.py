@@ -23,8 +23,8 @@ from hce.data.records import USUAL, Reading
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.index.drift import Drift
-    from hce.index.index import Hit, SearchMode
     from hce.index.manifest import IndexStatus
+    from hce.index.ranking import Hit, SearchMode
 
 SNIPPET = 160  # characters
 ADVICE = {

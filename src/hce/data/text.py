@@ -52,3 +52,16 @@ def first_tokens(text: str, count: int) -> str:
         if seen == count:
             return text[: match.end()]
     return text
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether UTF-8 can write a text: not where it holds half a surrogate pair, which JSON can spell.
+
+    >>> is_unicode("é"), is_unicode(chr(0xD800))
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

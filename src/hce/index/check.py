@@ -23,8 +23,10 @@ from hce.index.encoder import file_stamps
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest
+from hce.index.passages import Cutter
 from hce.index.schema import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, Reader, content_key
+from hce.index.writing import chunks_of, insert_documents
 from hce.progress import Advance, progress_bar
 from hce.training.model_folder import FACTS, IN_AN_INDEX, ModelFolder
 
@@ -198,7 +200,7 @@ def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
     """Read the snapshots; what is missing is made when it is needed, and no damage."""
     findings = []
-    for live in index.derived(reader):
+    for live in index.derived.parts(reader):
         ahead = live.ahead()
         if ahead is not None:
             line = f"{ahead.relative_to(index.path)} knows of a later write than {STORE_FILE}: writes were lost"
@@ -360,12 +362,14 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
-            index.reindex()
+            with index.writing() as writer:
+                writer.reindex()
         if any(each.part == "changes" and each.state == "damaged" for each in findings):
-            index.recount()
+            with index.writing() as writer:
+                writer.recount(index.manifest.documents)
         unsound = {each.number for each in findings if each.heals and each.number is not None}
         if unsound:
-            index.encode_anew(sorted(unsound), progress=progress)
+            _encode_anew(index, sorted(unsound), progress)
         index.rebuild(refit=False)
     folder = path / Manifest.read(path).encoder_folder
     if not (folder / CHECKSUMS).is_file():
@@ -374,3 +378,14 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
     for beside in filter(None, (Manifest.read(path).hierarchy, IN_AN_INDEX)):
         if (path / beside).is_dir() and not (path / beside / CHECKSUMS).is_file():
             write_checksums(path / beside)
+
+
+def _encode_anew(index: Index, numbers: list[int], progress: bool) -> None:
+    """Put documents in again, under new numbers, with vectors made anew of their texts; all or none."""
+    with index.writing() as writer:
+        encoder = index.encoder
+        cutter = Cutter(encoder) if index.manifest.window is not None else None
+        documents = list(writer.documents(numbers).values())
+        writer.delete(numbers)
+        with progress_bar("encoding anew", len(documents), "documents", show=progress) as advance:
+            insert_documents(writer, chunks_of([documents]), encoder.encode, cutter, advance)

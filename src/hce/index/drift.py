@@ -16,6 +16,11 @@ import numpy as np
 
 from hce.data.text import cut_span
 from hce.encoding.encoder import Kind
+from hce.index.encoder import CarriedEncoder
+from hce.index.hierarchy import NumberedHierarchy
+from hce.index.manifest import Manifest
+from hce.index.store import Reader
+from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy
 
 Verdict = Literal["unknown", "ok", "re-cluster", "retrain"]
@@ -84,6 +89,47 @@ class Drift:
         """Return verdict and numbers as JSON has them."""
         kinds = {name: each._asdict() if each else None for name, each in (("old", self.old), ("new", self.new))}
         return {**asdict(self), **kinds}
+
+
+def drift_of(
+    reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: CarriedEncoder, seed: int = 0
+) -> Drift:
+    """Compare the documents of an index that came after its creation with the first ones.
+
+    Args:
+        reader: of the moment.
+        manifest: of the index.
+        tree: of the first documents, where there is one.
+        encoder: of the index; loaded if it was not.
+        seed: of the samples.
+    """
+    if tree is None or tree.hierarchy.depth < 2:
+        return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
+    numbers, vectors = reader.vectors()
+    trained = ModelFacts.find(encoder.index / IN_AN_INDEX)
+    held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values()]
+
+    def texts(rows: np.ndarray) -> list[str]:
+        documents = reader.documents(numbers[rows].tolist())
+        return [documents[number].full_text for number in numbers[rows].tolist()]
+
+    return measure_drift(
+        tree.hierarchy,
+        _places(tree.numbers, numbers),
+        vectors,
+        numbers > manifest.documents,
+        _places(np.array(sorted(number for number in held_out if number <= manifest.documents), np.int64), numbers),
+        texts,
+        encoder.encode,
+        encoder.get().unknown_share,
+        seed,
+    )
+
+
+def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Find where each number stands among rising `numbers`; −1 where it does not."""
+    places = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
+    return np.where(numbers[places] == wanted, places, -1) if len(numbers) else np.full(len(wanted), -1)
 
 
 def measure_drift(

@@ -11,7 +11,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from threading import Condition
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -22,11 +22,9 @@ from hce.checksums import sealed, unsealed
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
 from hce.index.connections import heed_forks
-from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import Manifest
-from hce.index.passages import passage_texts
 from hce.index.store import Moment, Reader, Store
-from hce.search.engine import ENGINES, FILES, Engine, load_engine, new_engine
+from hce.search.engine import ENGINES, Engine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
@@ -76,127 +74,6 @@ class Builder(Protocol[Part]):
     def add(self, part: Part, reader: Reader, after: int) -> int:
         """Take the documents in whose numbers are above `after`; return how many there are."""
         ...
-
-
-@dataclass(frozen=True)
-class EngineBuilder:
-    """Makes the engine of an index.
-
-    Attributes:
-        engine: the name of the engine.
-        dtype: what it keeps vectors in.
-        dim: the length of a vector.
-        tree: loads the tree of the index, where there is one.
-    """
-
-    engine: str
-    dtype: str
-    dim: int
-    tree: Callable[[], NumberedHierarchy | None]
-    folder: ClassVar[str] = "engine"
-    in_memory: ClassVar[bool] = True
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """See `Builder`."""
-        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
-
-    def build(self, reader: Reader) -> Engine:
-        """Build the engine of all vectors."""
-        numbers, vectors = reader.vectors()
-        tree = self.tree() if self.engine == "tree" else None  # flat has no use for it
-        hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
-        return new_engine(
-            self.engine, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
-        )
-
-    def load(self, folder: Path) -> Engine:
-        """Read a snapshot of an engine."""
-        return load_engine(self.engine, folder, self.dim)
-
-    def fits(self, part: Engine, numbers: np.ndarray) -> bool:
-        """Tell whether it has a vector for each of these documents, and no other."""
-        return np.array_equal(np.sort(part.numbers), numbers)
-
-    def add(self, part: Engine, reader: Reader, after: int) -> int:
-        """Add the vectors above a number."""
-        numbers, vectors = reader.vectors(after)
-        if len(numbers):
-            part.add(numbers, vectors)
-        return len(numbers)
-
-
-@dataclass(frozen=True)
-class PassagesBuilder:
-    """Makes the engine of the passages of an index's long documents.
-
-    Attributes:
-        engine: the name of the engine.
-        dtype: what it keeps vectors in.
-        dim: the length of a vector.
-    """
-
-    engine: str
-    dtype: str
-    dim: int
-    folder: ClassVar[str] = "passages"
-    in_memory: ClassVar[bool] = True
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """See `Builder`."""
-        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
-
-    def build(self, reader: Reader) -> PassageEngine:
-        """Build the engine of all passages."""
-        return PassageEngine.build(self.engine, self.dim, *reader.passages(), self.dtype)
-
-    def load(self, folder: Path) -> PassageEngine:
-        """Read a snapshot of an engine of passages."""
-        return PassageEngine.load(self.engine, folder, self.dim)
-
-    def fits(self, part: PassageEngine, numbers: np.ndarray) -> bool:
-        """Tell whether all passages are of these documents."""
-        return bool(np.isin(part.documents, numbers).all())
-
-    def add(self, part: PassageEngine, reader: Reader, after: int) -> int:
-        """Add the passages of the documents above a number."""
-        passages = reader.passages(after)
-        if len(passages.numbers):
-            part.add(*passages)
-        return len(passages.numbers)
-
-
-@dataclass(frozen=True)
-class WordsBuilder:
-    """Makes the words of an index, in a language."""
-
-    language: str
-    folder: ClassVar[str] = "words"
-    in_memory: ClassVar[bool] = False
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """See `Builder`."""
-        return {"language": self.language, "words": Words.FORMAT}
-
-    def build(self, reader: Reader) -> Words:
-        """Index the words of all texts."""
-        words = Words.new(self.language)
-        self.add(words, reader, 0)
-        return words
-
-    def load(self, folder: Path) -> Words:
-        """Read a snapshot of words."""
-        return Words.load(folder, self.language)
-
-    def fits(self, part: Words, numbers: np.ndarray) -> bool:
-        """Tell whether there are as many texts."""
-        return len(part) == len(numbers)
-
-    def add(self, part: Words, reader: Reader, after: int) -> int:
-        """Add the words of the texts above a number, and of the passages of the long ones."""
-        return part.add(reader.texts(after), passage_texts(reader, after))
 
 
 class Live(Generic[Part]):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hce.errors import MissingPackageError
-from hce.index.index import Index, SearchMode
+from hce.index.index import Index
+from hce.index.ranking import SearchMode
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hce.errors import MissingPackageError
 from hce.index.filters import Filter
-from hce.index.index import Index, SearchMode
+from hce.index.index import Index
+from hce.index.ranking import SearchMode
 
 try:
     from llama_index.core.retrievers import BaseRetriever

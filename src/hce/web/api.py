@@ -20,7 +20,8 @@ from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
-from hce.index.index import Hit, Index, SearchMode
+from hce.index.index import Index
+from hce.index.ranking import Hit, SearchMode
 from hce.training.model_folder import read_training
 from hce.web.background import DriftState, DriftWatch, Lane, Together
 from hce.web.guard import Rules

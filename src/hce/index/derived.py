@@ -1,0 +1,213 @@
+"""Derived: what an index makes of its store: an engine of documents, one of passages, and the words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from hce.index.hierarchy import NumberedHierarchy, load_tree
+from hce.index.live import Live
+from hce.index.manifest import Manifest
+from hce.index.passages import passage_texts
+from hce.index.store import Reader, Store
+from hce.search.engine import ENGINES, FILES, Engine, engine_for, load_engine, new_engine
+from hce.search.passages import PassageEngine
+from hce.search.words import Words
+
+logger = logging.getLogger(__name__)
+
+
+class Derived:
+    """The parts that are derived from a store.
+
+    Attributes:
+        engine: of the vectors of all documents.
+        passages: the engine of the passages of long documents; of no use while there are none.
+        words: of all texts.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        engine, passages, words = _builders(store.path.parent, manifest, _engine_in_use(store, manifest.engine))
+        self.engine: Live[Engine] = Live(store, engine)
+        self.passages: Live[PassageEngine] = Live(store, passages)
+        self.words: Live[Words] = Live(store, words)
+        for part in (self.engine, self.words):
+            if (snapshot := part.ahead()) is not None:
+                logger.warning(
+                    "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
+                    "copy; restore both from a copy, or add again what is missing",
+                    *(snapshot, store.path, store.path.name),
+                )
+
+    @property
+    def engine_name(self) -> str:
+        """The name of the engine that searches."""
+        return cast(EngineBuilder, self.engine.builder).engine
+
+    def parts(self, reader: Reader) -> list[Live[Any]]:
+        """Return the parts that there are at a moment."""
+        return [self.engine, *([self.passages] if reader.has_passages() else []), self.words]
+
+    def load(self, reader: Reader) -> None:
+        """Load now what the first search would load."""
+        for part in self.parts(reader):
+            part.load(reader)
+
+    def rebuild(self, reader: Reader, manifest: Manifest | None = None) -> None:
+        """Make all parts anew of the documents there are, as another manifest names them if one is given."""
+        parts = self.parts(reader)
+        builders = {part.builder.folder: part.builder for part in parts}
+        if manifest is not None:
+            named = _builders(self.engine.store.path.parent, manifest, manifest.engine)
+            builders = {builder.folder: builder for builder in named}
+        for part in parts:
+            part.rebuild(reader, builders[part.builder.folder])
+
+
+def _engine_in_use(store: Store, named: str) -> str:
+    """Return the engine that the manifest names, or another where this version does not have that one any more."""
+    with store.reading() as reader:
+        chosen = named if named in ENGINES else engine_for(reader.moment().documents)
+    if chosen != named:
+        path = store.path.parent
+        logger.warning(
+            "%s was made with the engine %s, which is no more; %s searches in its place, and "
+            "'hce rebuild %s --engine %s' makes that permanent",
+            *(path, named, chosen, path, chosen),
+        )
+    return chosen
+
+
+def _builders(index: Path, manifest: Manifest, engine: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
+    return (
+        EngineBuilder(engine, manifest.dtype, manifest.dim, partial(load_tree, index)),
+        PassagesBuilder(engine, manifest.dtype, manifest.dim),
+        WordsBuilder(manifest.language),
+    )
+
+
+@dataclass(frozen=True)
+class EngineBuilder:
+    """Makes the engine of an index.
+
+    Attributes:
+        engine: the name of the engine.
+        dtype: what it keeps vectors in.
+        dim: the length of a vector.
+        tree: loads the tree of the index, where there is one.
+    """
+
+    engine: str
+    dtype: str
+    dim: int
+    tree: Callable[[], NumberedHierarchy | None]
+    folder: ClassVar[str] = "engine"
+    in_memory: ClassVar[bool] = True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Builder`."""
+        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
+
+    def build(self, reader: Reader) -> Engine:
+        """Build the engine of all vectors."""
+        numbers, vectors = reader.vectors()
+        tree = self.tree() if self.engine == "tree" else None  # flat has no use for it
+        hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
+        return new_engine(
+            self.engine, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
+        )
+
+    def load(self, folder: Path) -> Engine:
+        """Read a snapshot of an engine."""
+        return load_engine(self.engine, folder, self.dim)
+
+    def fits(self, part: Engine, numbers: np.ndarray) -> bool:
+        """Tell whether it has a vector for each of these documents, and no other."""
+        return np.array_equal(np.sort(part.numbers), numbers)
+
+    def add(self, part: Engine, reader: Reader, after: int) -> int:
+        """Add the vectors above a number."""
+        numbers, vectors = reader.vectors(after)
+        if len(numbers):
+            part.add(numbers, vectors)
+        return len(numbers)
+
+
+@dataclass(frozen=True)
+class PassagesBuilder:
+    """Makes the engine of the passages of an index's long documents.
+
+    Attributes:
+        engine: the name of the engine.
+        dtype: what it keeps vectors in.
+        dim: the length of a vector.
+    """
+
+    engine: str
+    dtype: str
+    dim: int
+    folder: ClassVar[str] = "passages"
+    in_memory: ClassVar[bool] = True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Builder`."""
+        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
+
+    def build(self, reader: Reader) -> PassageEngine:
+        """Build the engine of all passages."""
+        return PassageEngine.build(self.engine, self.dim, *reader.passages(), self.dtype)
+
+    def load(self, folder: Path) -> PassageEngine:
+        """Read a snapshot of an engine of passages."""
+        return PassageEngine.load(self.engine, folder, self.dim)
+
+    def fits(self, part: PassageEngine, numbers: np.ndarray) -> bool:
+        """Tell whether all passages are of these documents."""
+        return bool(np.isin(part.documents, numbers).all())
+
+    def add(self, part: PassageEngine, reader: Reader, after: int) -> int:
+        """Add the passages of the documents above a number."""
+        passages = reader.passages(after)
+        if len(passages.numbers):
+            part.add(*passages)
+        return len(passages.numbers)
+
+
+@dataclass(frozen=True)
+class WordsBuilder:
+    """Makes the words of an index, in a language."""
+
+    language: str
+    folder: ClassVar[str] = "words"
+    in_memory: ClassVar[bool] = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Builder`."""
+        return {"language": self.language, "words": Words.FORMAT}
+
+    def build(self, reader: Reader) -> Words:
+        """Index the words of all texts."""
+        words = Words.new(self.language)
+        self.add(words, reader, 0)
+        return words
+
+    def load(self, folder: Path) -> Words:
+        """Read a snapshot of words."""
+        return Words.load(folder, self.language)
+
+    def fits(self, part: Words, numbers: np.ndarray) -> bool:
+        """Tell whether there are as many texts."""
+        return len(part) == len(numbers)
+
+    def add(self, part: Words, reader: Reader, after: int) -> int:
+        """Add the words of the texts above a number, and of the passages of the long ones."""
+        return part.add(reader.texts(after), passage_texts(reader, after))

@@ -1,0 +1,267 @@
+"""Ranking: from queries to hits, at one moment of an index.
+
+Meaning finds the nearest documents, of a long one by its nearest passage; words find those that share some; a hybrid
+search fuses both. What is ranked are numbers of documents, and the store says at the end what stands behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hce.data.documents import Document
+from hce.data.passages import Passage
+from hce.index.derived import Derived
+from hce.index.live import Live
+from hce.index.store import Reader
+from hce.search.engine import Engine
+from hce.search.fusion import Fused, candidates_for, search_both
+from hce.search.passages import Nearest
+from hce.search.words import Matches, Words
+
+SearchMode = Literal["hybrid", "dense", "words"]
+
+
+class Hit(NamedTuple):
+    """A document that was found.
+
+    Attributes:
+        rank: 1 for the best.
+        score: the cosine to the query; in a hybrid search the sum of the two parts below; of words alone, BM25.
+        number: of the document in the store.
+        from_meaning: the part of the score that the vectors gave.
+        from_words: the part of the score that shared words gave.
+        matched: the query's words that the document has, in any form; of a long query, of the first 64 words.
+        passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
+            it was found as a whole. In a hybrid search, the one of words where these gave more of the score.
+    """
+
+    rank: int
+    score: float
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any]
+    number: int = 0
+    from_meaning: float = 0.0
+    from_words: float = 0.0
+    matched: tuple[str, ...] = ()
+    passage: Passage | None = None
+
+    @classmethod
+    def of(cls, rank: int, number: int, document: Document, from_meaning: float, from_words: float = 0.0) -> Hit:
+        """Make a hit of a document."""
+        score = from_meaning + from_words
+        shown = document.id, document.title, document.text, document.metadata
+        return cls(rank, score, *shown, number, from_meaning, from_words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what people are shown, for JSON: numbers mean nothing outside the store."""
+        return {name: value for name, value in self._asdict().items() if name != "number"}
+
+
+class Queries(NamedTuple):
+    """Queries that are searched for together, and how.
+
+    Attributes:
+        texts: of the queries.
+        vectors: of the queries, of shape (texts, n), float32; None where only words are looked for.
+        k: how many documents are wanted for each.
+        allowed: search among the documents of these numbers only, rising.
+        mode: by meaning, by words, or by both.
+        words_share: of words in a hybrid search, from 0 to 1.
+    """
+
+    texts: Sequence[str]
+    vectors: np.ndarray | None
+    k: int
+    allowed: np.ndarray | None
+    mode: SearchMode
+    words_share: float
+
+
+def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[Hit]] | None:
+    """Find the best documents for each query, best first; None where a derived part has gone on to a later moment."""
+    ranked = _ranked(reader, derived, queries)
+    if ranked is None:
+        return None
+    hits = _hits(reader, ranked)
+    if queries.mode == "dense":
+        return hits
+    # Where words have gone on to a later moment meanwhile, the hits stand, without the words that they share.
+    return derived.words.use(reader, lambda words: _with_matched(words, queries.texts, hits)) or hits
+
+
+# ------------------------------------------------------------------------------------------------- numbers
+
+
+class Ranked(NamedTuple):
+    """Documents in order, and by document the number of the passage that was nearest; 0 is its own vector."""
+
+    fused: Fused
+    passages: dict[int, int]
+
+    def found_by(self) -> dict[int, int]:
+        """Return the number of the passage that each document was found by; 0 is the document as a whole."""
+        found = {}
+        for number, meaning, words, passage in zip(*map(np.ndarray.tolist, self.fused), strict=True):
+            by_meaning = self.passages.get(number, 0)
+            found[number] = (passage or by_meaning) if words > meaning else (by_meaning or passage)
+        return found
+
+
+class NearestToOne(NamedTuple):
+    """The documents nearest to one query by meaning.
+
+    Attributes:
+        reader: of the moment.
+        engine: of the vectors of all documents.
+        query: its vector, of shape (n,).
+        numbers: of the documents, best first, of shape (m,).
+        cosines: of these, of shape (m,).
+        passages: the number of the passage that was nearest, by document; 0 is the document's own vector.
+    """
+
+    reader: Reader
+    engine: Live[Engine]
+    query: np.ndarray
+    numbers: np.ndarray
+    cosines: np.ndarray
+    passages: dict[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        reader: Reader,
+        engine: Live[Engine],
+        query: np.ndarray,
+        numbers: np.ndarray,
+        scores: np.ndarray,
+        passages: np.ndarray,
+    ) -> NearestToOne:
+        """Take one row of what was found, without the places that nothing was found for."""
+        there = numbers >= 0
+        by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
+        return cls(reader, engine, query, numbers[there], scores[there], by_document)
+
+    def cosines_at(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the cosine of each of some other documents, of a long one that of its nearest passage; (m,)."""
+        cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
+        if cosines is None:  # the engine has gone on to a later moment, and the store still knows this one
+            cosines = self.reader.vectors_at(numbers) @ self.query
+        if not len(numbers) or not self.reader.has_passages():
+            return cosines
+        further = self.reader.passages_of(numbers.tolist())
+        nearer = further.vectors @ self.query
+        rows = {number: row for row, number in enumerate(numbers.tolist())}
+        for passage in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
+            document = int(further.documents[passage])
+            if nearer[passage] > cosines[rows[document]]:
+                cosines[rows[document]] = nearer[passage]
+                self.passages[document] = int(further.numbers[passage])
+        return cosines
+
+
+def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[Ranked] | None:
+    """Rank documents for each query; None where a part has gone on to a later moment."""
+    texts, vectors, k, allowed, mode, words_share = queries
+    if vectors is None or mode == "words":
+        return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
+    candidates = k if mode == "dense" else candidates_for(k)
+    found = _nearest(reader, derived, vectors, candidates, allowed)
+    if found is None:
+        return None
+    nearest = [
+        NearestToOne.of(reader, derived.engine, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
+    ]
+    if mode == "dense":
+        return [_by_meaning(each) for each in nearest]
+
+    def fused(words: Words) -> list[Ranked]:
+        return [
+            Ranked(
+                search_both(
+                    *(words, text),
+                    numbers=each.numbers,
+                    cosines=each.cosines,
+                    cosines_at=each.cosines_at,
+                    candidates=candidates,
+                    words_share=words_share,
+                    allowed=allowed,
+                    k=k,
+                ),
+                each.passages,
+            )
+            for text, each in zip(texts, nearest, strict=True)
+        ]
+
+    return derived.words.use(reader, fused)
+
+
+def _nearest(
+    reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None
+) -> Nearest | None:
+    """Find the k nearest documents by meaning; None where a part has gone on to a later moment."""
+    whole = derived.engine.use(reader, lambda engine: engine.search(vectors, k, allowed))
+    if whole is None or not reader.has_passages():
+        return whole and Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
+    return derived.passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
+
+
+def _by_meaning(found: NearestToOne) -> Ranked:
+    nothing = np.zeros(len(found.numbers))
+    return Ranked(Fused(found.numbers, found.cosines, nothing, nothing.astype(np.int64)), found.passages)
+
+
+def _by_words(found: Matches) -> Ranked:
+    return Ranked(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
+
+
+# ------------------------------------------------------------------------------------------------- hits
+
+
+def _hits(reader: Reader, ranked: list[Ranked]) -> list[list[Hit]]:
+    """Turn numbers into the documents that they stand for."""
+    wanted = {number for each in ranked for number in each.fused.numbers.tolist()}
+    documents = reader.documents(wanted)
+    hits = [
+        [
+            Hit.of(rank, number, documents[number], float(meaning), float(words))
+            for rank, (number, meaning, words) in enumerate(
+                zip(*map(np.ndarray.tolist, each.fused[:3]), strict=True), 1
+            )
+        ]
+        for each in ranked
+    ]
+    if not reader.has_passages():
+        return hits
+    return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, ranked, strict=True)]
+
+
+def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
+    """Tell of each hit that was found by a passage where that stands."""
+    places = reader.places(filter(None, (passages.get(hit.number) for hit in hits)))
+    found = [places.get(passages.get(hit.number, 0)) for hit in hits]
+    return [hit._replace(passage=place and _in_text(hit, place)) for hit, place in zip(hits, found, strict=True)]
+
+
+def _in_text(hit: Hit, place: Passage) -> Passage:
+    """Turn a place in the full text of a document, which begins with the title, into one in its text."""
+    joined = f"{hit.title} {hit.text}"
+    before = len(hit.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` has no white space at its ends
+    start, stop = (min(max(place - before, 0), len(hit.text)) for place in place)
+    return Passage(start, stop)
+
+
+def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
+    """Tell of each hit which words of its query it has."""
+    shared = [
+        words.matched(text, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
+        for text, row in zip(texts, hits, strict=True)
+    ]
+    return [
+        [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
+        for row, each in zip(hits, shared, strict=True)
+    ]
