@@ -1,0 +1,444 @@
+"""The network that generative retrievers share: a text is read to states, and a decoder writes the id of a document.
+
+A *reader* turns texts into states of tokens; a *decoder* turns the symbols so far, seeing those states, into a state
+for the next one; the *head* has a row for each symbol, and a symbol's score is the inner product of its row with that
+state (no bias, as in the paper's Sec. 3). There are two kinds:
+
+- any encoder-decoder of transformers (T5 and its like, by hub id or directory), with its own decoder;
+- any encoder of ours (a sentence-transformers model, a token table whose rows are its tokens' states), with a small
+  decoder that starts at random. What such a decoder cannot show is what a pretrained one knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hce.comparison.identifiers import Trie, beam_search
+from hce.encoding.bundled import quiet_transformers
+from hce.encoding.encoder import BUNDLED, Encoder, fast_dtype
+from hce.errors import InputError, one_line
+from hce.evaluation.runs import Scored
+from hce.training.losses import scores_of
+from hce.training.recipe import Recipe
+
+LAYERS = 2
+FEED_FORWARD = 2  # times the width
+DROPOUT = 0.1
+HEAD_WIDTH = 64
+READ_TOKENS = 128  # of a query, and of what stands for one
+BEAM = 100
+QUERIES_AT_ONCE = 16
+
+
+class Memory(NamedTuple):
+    """Texts as they were read: states of shape (B, T, n), and True where there is a token, of shape (B, T)."""
+
+    states: Tensor
+    there: Tensor
+
+    def repeated(self, times: int) -> Memory:
+        """Return each text several times, one after another."""
+        return Memory(self.states.repeat_interleave(times, dim=0), self.there.repeat_interleave(times, dim=0))
+
+
+# ------------------------------------------------------------------------------------------------------------ readers
+
+
+class Reader(nn.Module):
+    """What turns texts into states.
+
+    Attributes:
+        width: n, of a state.
+    """
+
+    width: int
+
+    def forward(self, texts: Sequence[str]) -> Memory:
+        """Read texts, on the device of the weights."""
+        raise NotImplementedError
+
+
+class TableReader(Reader):
+    """A token table: the states of a text are the rows of its tokens, all on one scale.
+
+    Rows differ in length, which is how a table says what matters; they are not normalised one by one.
+    """
+
+    def __init__(self, table: StaticEmbedding) -> None:
+        super().__init__()
+        self.tokenizer = table.tokenizer
+        rows = table.embedding.weight.detach().clone()
+        self.width = rows.shape[1]
+        self.table = nn.Embedding.from_pretrained(rows, freeze=False)
+        self.scale = float(1 / rows.square().mean().sqrt().clamp(min=1e-12))
+
+    def forward(self, texts: Sequence[str]) -> Memory:
+        """Look the tokens up."""
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        rows = [torch.tensor(encoding.ids[:READ_TOKENS], dtype=torch.int64) for encoding in encodings]
+        lengths = torch.tensor([len(row) for row in rows])
+        tokens = nn.utils.rnn.pad_sequence([*rows, torch.zeros(1, dtype=torch.int64)], batch_first=True)[:-1]
+        device = self.table.weight.device
+        there = (torch.arange(tokens.shape[1]) < lengths[:, None]).to(device)
+        states = self.table(tokens.to(device)) * self.scale * there[..., None]
+        is_first = torch.arange(tokens.shape[1], device=device) == 0
+        return Memory(states, there | is_first)  # a text without tokens is read as one zero
+
+
+class TransformerReader(Reader):
+    """A sentence-transformers encoder without its pooling: the states of its tokens."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder  # tokenises
+        self.transformer: Transformer = deepcopy(encoder.model[0])  # trained, while the encoder stays as it is
+        self.width = int(self.transformer.get_embedding_dimension())
+
+    def forward(self, texts: Sequence[str]) -> Memory:
+        """Run the transformer, with the prompt of queries."""
+        features = self.transformer(self.encoder.tokenize(texts, "query"))
+        return Memory(features["token_embeddings"], features["attention_mask"].bool())
+
+
+class SequenceReader(Reader):
+    """The encoder of an encoder-decoder."""
+
+    def __init__(self, tokenizer: Any, network: nn.Module, width: int) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.network = network
+        self.width = width
+
+    def forward(self, texts: Sequence[str]) -> Memory:
+        """Run the encoder."""
+        tokens = self.tokenizer(
+            list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
+        ).to(next(self.network.parameters()).device)
+        states = self.network(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        return Memory(states.last_hidden_state, tokens["attention_mask"].bool())
+
+
+# ----------------------------------------------------------------------------------------------------------- decoders
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the text, and a feed-forward part, each after a layer norm of its own.
+
+    Several beams of one query share what was read: the text's keys and values are computed once.
+    """
+
+    def __init__(self, width: int, *, reads: bool = True) -> None:
+        super().__init__()
+        heads = max(1, width // HEAD_WIDTH)
+        self.own_norm, self.cross_norm, self.last_norm = (nn.LayerNorm(width) for _ in range(3))
+        self.own = nn.MultiheadAttention(width, heads, DROPOUT, batch_first=True)
+        self.cross = nn.MultiheadAttention(width, heads, DROPOUT, batch_first=True) if reads else None
+        self.forwards = nn.Sequential(
+            nn.Linear(width, FEED_FORWARD * width),
+            nn.GELU(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(FEED_FORWARD * width, width),
+            nn.Dropout(DROPOUT),
+        )
+
+    def forward(self, x: Tensor, memory: Memory | None = None) -> Tensor:
+        """Take states of shape (B, W, t, n) of W beams for each of B texts to the next layer."""
+        beams, length, width = x.shape[1:]
+        own = self.own_norm(x).flatten(0, 1)  # (B·W, t, n)
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        x = x + self.own(own, own, own, attn_mask=later, need_weights=False)[0].view_as(x)
+        if self.cross is not None and memory is not None:
+            asked = self.cross_norm(x).view(-1, beams * length, width)  # (B, W·t, n)
+            seen = self.cross(asked, memory.states, memory.states, key_padding_mask=~memory.there, need_weights=False)
+            x = x + seen[0].view_as(x)
+        return x + self.forwards(self.last_norm(x))
+
+
+class FreshDecoder(nn.Module):
+    """A small decoder that starts at random, for a reader that came without one."""
+
+    def __init__(self, width: int, steps: int, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(0.02 * torch.randn(steps, width))
+        self.layers = nn.ModuleList(DecoderLayer(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, inputs: Tensor, memory: Memory) -> Tensor:
+        """Take the inputs of each step, of shape (B, W, t, n), to its state."""
+        x = inputs + self.positions[: inputs.shape[2]]
+        for layer in self.layers:
+            x = layer(x, memory)
+        return self.norm(x)
+
+
+class SequenceDecoder(nn.Module):
+    """The decoder of an encoder-decoder, which has its own way of telling positions."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor, memory: Memory) -> Tensor:
+        """Take the inputs of each step, of shape (B, W, t, n), to its state."""
+        repeated = memory.repeated(inputs.shape[1])
+        found = self.network(
+            inputs_embeds=inputs.flatten(0, 1),
+            encoder_hidden_states=repeated.states,
+            encoder_attention_mask=repeated.there.long(),
+            use_cache=False,
+        )
+        return found.last_hidden_state.view_as(inputs)
+
+
+# ------------------------------------------------------------------------------------------------------------ network
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """What identifiers are written in.
+
+    Attributes:
+        size: how many symbols a step chooses from.
+        steps: the length of the longest identifier.
+        by_step: whether a symbol is another one at each step (NCI's position-aware tokens, GenRet's codebooks); else
+            all steps share their symbols (DSI).
+    """
+
+    size: int
+    steps: int
+    by_step: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows the head has."""
+        return self.size * self.steps if self.by_step else self.size
+
+    def row_of(self, codes: Tensor) -> Tensor:
+        """Return the rows of symbols of shape (…, t) at the steps 0 … t − 1; what is padding gets some row."""
+        offset = self.size * torch.arange(codes.shape[-1], device=codes.device) if self.by_step else 0
+        return codes.clamp(min=0) + offset
+
+    def at(self, step: int) -> slice:
+        """Return the rows of a step's symbols."""
+        first = self.size * step if self.by_step else 0
+        return slice(first, first + self.size)
+
+
+class IdNetwork(nn.Module):
+    """Reader, decoder and head.
+
+    Attributes:
+        alphabet: what identifiers are written in.
+        head: a row for each symbol, of shape (rows, n); with atomic ids, the vector of each document.
+        fresh: the parameters that start at random, which learn faster than those that know something.
+    """
+
+    def __init__(
+        self, reader: Reader, decoder: nn.Module, alphabet: Alphabet, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.reader, self.decoder, self.alphabet = reader, decoder, alphabet
+        self.width = reader.width
+        self.start = nn.Parameter(0.02 * torch.randn(self.width))
+        read_back = alphabet.rows if alphabet.steps > 1 else 1  # with one step, no symbol is ever read back
+        self.symbols = nn.Embedding(read_back, self.width)
+        self.head = nn.Parameter(torch.randn(alphabet.rows, self.width) / math.sqrt(self.width))
+        nn.init.normal_(self.symbols.weight, std=0.02)
+        self.dtype = dtype
+        self.to(device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return self.head.device
+
+    @property
+    def fresh(self) -> list[nn.Parameter]:
+        """The parameters that started at random."""
+        known = {id(each) for each in self.reader.parameters()}
+        if isinstance(self.decoder, SequenceDecoder):
+            known |= {id(each) for each in self.decoder.parameters()}
+        return [each for each in self.parameters() if id(each) not in known and each.requires_grad]
+
+    @property
+    def known(self) -> list[nn.Parameter]:
+        """The parameters that know something already."""
+        fresh = {id(each) for each in self.fresh}
+        return [each for each in self.parameters() if id(each) not in fresh and each.requires_grad]
+
+    def read(self, texts: Sequence[str]) -> Memory:
+        """Read texts, with gradients where they are on."""
+        with self._computing():
+            memory: Memory = self.reader(texts)
+        return memory
+
+    def states(self, memory: Memory, prefixes: Tensor) -> Tensor:
+        """Decode W prefixes (B, W, t) a text: the state of each step and of the next one, of shape (B, W, t + 1, n)."""
+        before = self.symbols(self.alphabet.row_of(prefixes))  # (B, W, t, n)
+        start = self.start.expand(*prefixes.shape[:2], 1, -1)
+        with self._computing():
+            found: Tensor = self.decoder(torch.cat([start, before], dim=2), memory)
+        return found
+
+    def logits(self, states: Tensor, step: int, prefixes: Tensor) -> Tensor:
+        """Score the symbols of a step by its states (…, n), of shape (…, size).
+
+        Args:
+            states: of the step.
+            step: from 0 on.
+            prefixes: the symbols before it, of shape (…, step), for heads that depend on them.
+        """
+        rows = self.head[self.alphabet.at(step)]
+        return scores_of(states.reshape(-1, self.width), rows, 1.0).view(*states.shape[:-1], -1)
+
+    def next_scores(self, memory: Memory, prefixes: Tensor) -> Tensor:
+        """See `Scorer`."""
+        states = self.states(memory, prefixes)[:, :, -1]
+        return self.logits(states, prefixes.shape[2], prefixes).log_softmax(-1)
+
+    def step_logits(self, memory: Memory, codes: Tensor) -> list[Tensor]:
+        """Score the symbols of all steps, each after the true ones before it: for each step, of shape (B, size).
+
+        Args:
+            memory: the texts.
+            codes: their documents' identifiers, of shape (B, steps).
+        """
+        states = self.states(memory, codes[:, None, :-1])[:, 0]  # (B, steps, n)
+        return [self.logits(states[:, step], step, codes[:, :step]) for step in range(codes.shape[1])]
+
+    def losses(self, memory: Memory, codes: Tensor) -> Tensor:
+        """Return −log p of each text's identifier, of shape (B,): one contrastive loss a step, added up."""
+        return sequence_losses(self.step_logits(memory, codes), codes)
+
+    def _computing(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+
+def sequence_losses(logits: Sequence[Tensor], codes: Tensor) -> Tensor:
+    """Add up the cross-entropy of each step, given scores (B, size) and symbols (B, steps): of shape (B,)."""
+    each = [
+        F.cross_entropy(scores, codes[:, step], reduction="none", ignore_index=-1) for step, scores in enumerate(logits)
+    ]
+    return torch.stack(each).sum(0)
+
+
+# ------------------------------------------------------------------------------------------------------------- making
+
+
+def new_network(encoder: Encoder, alphabet: Alphabet, recipe: Recipe, kind: type[IdNetwork] = IdNetwork) -> IdNetwork:
+    """Make the network for an encoder: its own decoder where its spec names an encoder-decoder, else a fresh one.
+
+    Args:
+        encoder: what the texts are read with.
+        alphabet: what identifiers are written in.
+        recipe: seed and precision.
+        kind: the class of the network.
+
+    Raises:
+        InputError: the encoder has no states of tokens, or the model lacks its decoder.
+    """
+    torch.manual_seed(recipe.seed)
+    dtype = torch.float32 if encoder.is_static else fast_dtype(encoder.device)
+    if recipe.precision != "auto":
+        dtype = getattr(torch, recipe.precision)
+    if is_encoder_decoder(encoder.name):
+        whole = _encoder_decoder(encoder.name)
+        return kind(*whole, alphabet, device=encoder.device, dtype=dtype)
+    reader = _reader(encoder)
+    return kind(reader, FreshDecoder(reader.width, alphabet.steps), alphabet, device=encoder.device, dtype=dtype)
+
+
+def is_encoder_decoder(spec: str) -> bool:
+    """Tell whether a spec names a model of transformers with a decoder of its own, and not an encoder of sentences."""
+    folder = Path(spec)
+    if spec in BUNDLED or (folder / "modules.json").is_file():
+        return False
+    if not (folder / "config.json").is_file() and (folder.exists() or " " in spec):
+        return False
+    try:
+        config = AutoConfig.from_pretrained(spec, local_files_only=folder.is_dir())
+    except (OSError, ValueError):  # no such model of transformers: whoever loaded the encoder knew what it is
+        return False
+    is_half = any(name.endswith("EncoderModel") for name in config.architectures or ())
+    return bool(config.is_encoder_decoder) and not is_half
+
+
+def _encoder_decoder(spec: str) -> tuple[SequenceReader, SequenceDecoder]:
+    local = Path(spec).is_dir()
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(spec, local_files_only=local)
+            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+                spec, local_files_only=local, output_loading_info=True, dtype=torch.float32
+            )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(f"{spec}: no encoder-decoder can be loaded from it ({one_line(error)})") from error
+    lacking = [name for name in report["missing_keys"] if "decoder." in name and "embed_tokens" not in name]
+    if lacking:
+        raise InputError(
+            f"{spec}: a model without a decoder ({len(lacking)} weights of it are not there, such as {lacking[0]}); "
+            "give a whole encoder-decoder, or a sentence encoder, which gets a decoder of its own"
+        )
+    return SequenceReader(tokenizer, model.get_encoder(), model.config.d_model), SequenceDecoder(model.get_decoder())
+
+
+def _reader(encoder: Encoder) -> Reader:
+    first = encoder.model[0]
+    if isinstance(first, StaticEmbedding):
+        return TableReader(first)
+    if isinstance(first, Transformer):
+        return TransformerReader(encoder)
+    raise InputError(
+        f"{encoder.name} has no states of tokens that a decoder could read ({type(first).__name__}); "
+        "give a token table, a transformer, or an encoder-decoder such as T5"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- searching
+
+
+@dataclass(frozen=True)
+class GenerativeSearcher:
+    """A network and the trie of all identifiers, searched by beams.
+
+    Attributes:
+        network: what writes identifiers.
+        ids: of the documents.
+        trie: of their identifiers.
+        beam: how many ways are followed at once; more where more documents are asked for.
+    """
+
+    network: IdNetwork
+    ids: Sequence[str]
+    trie: Trie
+    beam: int = BEAM
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """Find the k documents with the most probable identifiers for each query, best first."""
+        self.network.eval()
+        found = []
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            asked = list(queries[start : start + QUERIES_AT_ONCE])
+            with torch.inference_mode():
+                memory = self.network.read(asked)
+            best = beam_search(self.network, memory, len(asked), self.trie, max(self.beam, k), k)
+            for row in zip(best.positions.tolist(), best.scores.tolist(), strict=True):
+                pairs = zip(*row, strict=True)
+                found.append([Scored(self.ids[position], score) for position, score in pairs if position >= 0])
+        return found
+
+
+def parameter_count(network: nn.Module) -> int:
+    """Count a network's parameters."""
+    return sum(each.numel() for each in network.parameters())

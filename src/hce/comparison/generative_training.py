@@ -1,0 +1,431 @@
+"""How generative retrievers are trained: the same pairs, pseudo-queries, budget and seed as every other system.
+
+A step has a batch of labelled queries, where there are any, and a batch of pseudo-queries, weighted as in the joint
+training of HCE. All documents have to be seen, or nothing could ever write their ids: none is held out, and in every
+second example of the pseudo-queries the text is the beginning of its document (DSI's indexing task).
+
+A run is kept in checkpoints as `hce.train` keeps its own; one that was killed ends as it would have without that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.optimization import Adafactor
+
+from hce.comparison.generative import (
+    Alphabet,
+    GenerativeSearcher,
+    IdNetwork,
+    new_network,
+    parameter_count,
+)
+from hce.comparison.identifiers import Trie
+from hce.comparison.task import Built, Task
+from hce.data.corpus import Corpus
+from hce.data.text import first_tokens
+from hce.encoding.corpus_vectors import encode_corpus
+from hce.encoding.encoder import Encoder
+from hce.errors import FormatError, InputError, one_line
+from hce.evaluation.evaluate import evaluate
+from hce.processes import seed_step
+from hce.progress import progress_bar
+from hce.training.pairs import Batch, PairSource, batch_count
+from hce.training.recipe import Recipe, Supervision
+from hce.training.run import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
+from hce.training.sources import Sources, sources_and_devset
+
+FIRST_TOKENS = 32  # of a document, which DSI reads to its id
+STARTS_SHARE = 0.5  # of the examples made of documents
+FRESH_RATE = 1e-3  # what starts at random learns faster …
+KNOWN_RATE = 1e-3  # … than what knows something, which learns at the recipe's rate, and at no more than this
+LEAST_WARMUP = 0.05
+MAX_GRADIENT = 1.0
+DEV_BEAM = 10
+METRIC = "nDCG@10"
+SECONDS_BETWEEN_CHECKPOINTS = 120.0
+
+
+# ----------------------------------------------------------------------------------------------------------- examples
+
+
+class Examples(NamedTuple):
+    """What one step learns from.
+
+    Attributes:
+        texts: queries, and what stands for them.
+        positions: of their documents in the corpus, of shape (B,).
+        weights: of their losses, of shape (B,); those of a source add up to the source's weight.
+    """
+
+    texts: list[str]
+    positions: np.ndarray
+    weights: np.ndarray
+
+
+class Stream(Protocol):
+    """Examples for every step of a run, the same ones whenever a step is asked for."""
+
+    def from_step(self, step: int) -> Iterator[Examples]:
+        """Yield the examples of all steps from one on."""
+        ...
+
+
+@dataclass(frozen=True)
+class MixedStream:
+    """Labelled queries and pseudo-queries, and beginnings of documents among the latter.
+
+    Attributes:
+        corpus: the documents.
+        sources: where pairs come from.
+        recipe: batch, seed and the weight α of pseudo-queries.
+    """
+
+    corpus: Corpus
+    sources: Sources
+    recipe: Recipe
+
+    def from_step(self, step: int) -> Iterator[Examples]:
+        """See `Stream`."""
+        labelled, pseudo = self.sources.supervised, self.sources.unsupervised
+        streams = []
+        if labelled is not None:
+            streams.append((1.0, False, endless(labelled, self.recipe.batch_size, step)))
+        if pseudo is not None:
+            weight = self.recipe.alpha if labelled is not None else 1.0
+            streams.append((weight, True, endless(pseudo, self.recipe.batch_size, step)))
+        for number in count(step):
+            parts = []
+            for weight, of_documents, batches in streams:
+                batch = next(batches)
+                texts = self._with_starts(batch, number) if of_documents else batch.queries
+                parts.append(Examples(texts, batch.positions, np.full(len(texts), weight / len(texts))))
+            yield joined(parts)
+
+    def _with_starts(self, batch: Batch, step: int) -> list[str]:
+        """Put the beginnings of documents in the place of some queries."""
+        rng = np.random.default_rng([self.recipe.seed, 3, step])
+        starts = rng.random(len(batch.positions)) < STARTS_SHARE
+        return [
+            start_of(self.corpus, position) if start else query
+            for query, position, start in zip(batch.queries, batch.positions.tolist(), starts, strict=True)
+        ]
+
+
+def endless(source: PairSource, size: int, step: int) -> Iterator[Batch]:
+    """Yield a source's batches from a step on, turn after turn."""
+    turns, first = divmod(step, batch_count(len(source), size))
+    return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
+
+
+def joined(parts: list[Examples]) -> Examples:
+    """Put examples one below another."""
+    return Examples(
+        [text for part in parts for text in part.texts],
+        np.concatenate([part.positions for part in parts]),
+        np.concatenate([part.weights for part in parts]),
+    )
+
+
+def start_of(corpus: Corpus, position: int) -> str:
+    """Return the first tokens of a document, which stand for it."""
+    return first_tokens(corpus[position].full_text, FIRST_TOKENS)
+
+
+# -------------------------------------------------------------------------------------------------------------- a run
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        step: how many steps are done.
+        seconds: what they took.
+        loss: the sum of the losses of the epoch under way.
+        history: for each finished epoch, its mean loss and its dev measure, where there is one.
+        best: the number of the best epoch; 0 as long as none was measured.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: int = 0
+
+
+class Budget(NamedTuple):
+    """How many epochs, and steps in each."""
+
+    epochs: int
+    steps: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, documents: int) -> Budget:
+        """Return what every trained system may spend."""
+        return cls(recipe.epochs, batch_count(recipe.epoch_pairs or documents, recipe.batch_size))
+
+
+def fit(
+    network: IdNetwork,
+    losses: Callable[[Examples], Tensor],
+    stream: Stream,
+    recipe: Recipe,
+    budget: Budget,
+    *,
+    checkpoints: CheckpointFolder | None = None,
+    measure: Callable[[], float] | None = None,
+    progress: bool = False,
+    title: str = "training",
+) -> Progress:
+    """Train a network in place, on the same steps whether or not the run was killed in between.
+
+    A run that is finished already is only read back from its last checkpoint: so several runs in a row, each with
+    checkpoints of its own, are continued where they stopped.
+
+    Args:
+        network: what is trained.
+        losses: gives the loss of each example, of shape (B,).
+        stream: the examples.
+        recipe: learning rate, warm-up, optimiser and seed.
+        budget: how long.
+        checkpoints: where the state is kept; None keeps none.
+        measure: how good the network is, asked after each epoch; the weights of the best one are kept. None keeps the
+            last ones.
+        progress: show a bar.
+        title: what the bar says.
+
+    Raises:
+        InputError: the loss is no number any more, or the state cannot be written or is of another run.
+        FormatError: the state is damaged.
+    """
+    run = _Run(network, recipe, budget, checkpoints)
+    run.resume()
+    total = budget.epochs * budget.steps
+    with progress_bar(title, total, "steps", show=progress) as advance:
+        advance(run.done.step)
+        examples = stream.from_step(run.done.step)
+        saved = time.monotonic()
+        while run.done.step < total:
+            began = time.perf_counter()
+            run.take(next(examples), losses)
+            if run.done.step % budget.steps == 0:
+                run.close_epoch(measure)
+            run.done.seconds += time.perf_counter() - began
+            advance(1)
+            if run.done.step == total or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                run.save()
+                saved = time.monotonic()
+    if run.best is not None:
+        network.load_state_dict(run.best)
+    network.eval()
+    return run.done
+
+
+class _Run:
+    """A network, its optimiser, and how far they have come."""
+
+    def __init__(
+        self, network: IdNetwork, recipe: Recipe, budget: Budget, checkpoints: CheckpointFolder | None
+    ) -> None:
+        self.network, self.recipe, self.budget, self.checkpoints = network, recipe, budget, checkpoints
+        self.rates = [FRESH_RATE, min(recipe.learning_rate, KNOWN_RATE)]
+        self.optimizer = _optimizer([network.fresh, network.known], self.rates, recipe)
+        self.done = Progress()
+        self.best: dict[str, Tensor] | None = None
+
+    def take(self, examples: Examples, losses: Callable[[Examples], Tensor]) -> None:
+        """Take one step."""
+        self.network.train()
+        self._set_learning_rates()
+        seed_step(self.recipe.seed, self.done.step)  # dropout, so that a continued run draws what it would have
+        self.optimizer.zero_grad(set_to_none=True)
+        weights = torch.from_numpy(examples.weights).to(self.network.device, torch.float32)
+        loss = (losses(examples) * weights).sum()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.network.parameters(), MAX_GRADIENT)
+        if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
+            raise InputError(
+                f"the loss is {float(loss):.4g} at step {self.done.step + 1}: training cannot go on; "
+                "try a lower learning_rate"
+            )
+        self.optimizer.step()
+        self.done.loss += float(loss.detach())
+        self.done.step += 1
+
+    def close_epoch(self, measure: Callable[[], float] | None) -> None:
+        """Note an epoch, and keep its weights where they are the best so far."""
+        epoch = {"loss": self.done.loss / self.budget.steps}
+        if measure is not None:
+            epoch["dev"] = measure()
+            if not self.done.best or epoch["dev"] > self.done.history[self.done.best - 1]["dev"]:
+                self.done.best = len(self.done.history) + 1
+                self.best = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
+        self.done.history.append(epoch)
+        self.done.loss = 0.0
+
+    def _set_learning_rates(self) -> None:
+        """Let the rates rise linearly, then fall linearly to 0, as a function of the step alone."""
+        total = self.budget.epochs * self.budget.steps
+        warmup = max(self.recipe.warmup, LEAST_WARMUP) * total
+        rising = (self.done.step + 1) / max(1.0, warmup)
+        falling = (total - self.done.step) / max(1.0, total - warmup)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * min(1.0, rising, falling)
+
+    def save(self) -> None:
+        """Write a checkpoint, if there is a place for it."""
+        if self.checkpoints is None:
+            return
+        state = optimizer_state(self.optimizer, "optimizer")
+        tensors = {
+            **prefixed("weights", self.network.state_dict()),
+            **prefixed("best", self.best or {}),
+            **state.tensors,
+        }
+        done = {name: getattr(self.done, name) for name in ("step", "seconds", "loss", "history", "best")}
+        self.checkpoints.save(Checkpoint(tensors, {"progress": done, "optimizer": state.facts}))
+
+    def resume(self) -> None:
+        """Take up what an earlier process left, if there is something.
+
+        Raises:
+            InputError: the state is of another run.
+            FormatError: the state is damaged.
+        """
+        if self.checkpoints is None:
+            return
+        try:
+            found = self.checkpoints.load()
+            if found is None:
+                return
+            self.network.load_state_dict(under("weights", found.tensors))
+            best = under("best", found.tensors)
+            self.best = {name: tensor.to(self.network.device) for name, tensor in best.items()} or None
+            restore_optimizer(self.optimizer, under("optimizer", found.tensors), found.facts["optimizer"])
+            self.done = Progress(**found.facts["progress"])
+        except InputError:
+            raise
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise FormatError(
+                f"{self.checkpoints.folder}: the state of the run is damaged ({one_line(error)}); "
+                "delete this folder and train from the start"
+            ) from error
+
+
+def _optimizer(parameters: list[list[nn.Parameter]], rates: list[float], recipe: Recipe) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": each, "lr": rate} for each, rate in zip(parameters, rates, strict=True)]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+    return Adafactor(groups, relative_step=False, scale_parameter=False)
+
+
+# ----------------------------------------------------------------------------------------------------------- a system
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a generative retriever begins with.
+
+    Attributes:
+        task: what every system is given.
+        encoder: what it starts from: a static table fitted to the corpus, as for everyone.
+        recipe: the task's, with what is settled for generative retrievers.
+        stream: the examples.
+    """
+
+    task: Task
+    encoder: Encoder
+    recipe: Recipe
+    stream: MixedStream
+
+    @classmethod
+    def of(cls, task: Task) -> Prepared:
+        """Prepare a task; labels and generated queries are used where there are any."""
+        is_labelled = task.pairs is not None or task.generated is not None
+        mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labelled else "joint"
+        recipe = replace(task.recipe, mode=mode, hold_out=False)
+        encoder = task.load_encoder()
+        sources, dev = sources_and_devset(task.corpus, encoder, task.pairs, task.generated, task.dev, recipe)
+        if encoder.is_static and recipe.fit_static:
+            encoder = task.start_encoder(dev)
+        return cls(task, encoder, recipe, MixedStream(task.corpus, sources, recipe))
+
+    @property
+    def budget(self) -> Budget:
+        """How long to train."""
+        return Budget.of(self.recipe, len(self.task.corpus))
+
+    def network(self, alphabet: Alphabet, kind: type[IdNetwork] = IdNetwork) -> IdNetwork:
+        """Make a network that reads with the task's encoder."""
+        return new_network(self.encoder, alphabet, self.recipe, kind)
+
+    def vectors(self) -> np.ndarray:
+        """Encode the documents, of shape (N, n), as they are seen before training."""
+        place = None if self.task.folder is None else Path(self.task.folder) / "vectors"
+        return encode_corpus(self.encoder, self.task.corpus, place, progress=self.task.progress)
+
+    def checkpoints(self, name: str, **more: Any) -> CheckpointFolder | None:
+        """Return the place of a run's state, by a name of its own; None where the task has no folder.
+
+        Args:
+            name: of the run and its folder.
+            more: what else the run depends on, as JSON.
+        """
+        task = self.task
+        if task.folder is None:
+            return None
+        identity = {
+            "corpus": task.corpus.fingerprint,
+            "encoder": self.encoder.fingerprint,
+            "set of labelled pairs": task.pairs and task.pairs.digest,
+            "set of generated queries": task.generated and task.generated.digest,
+            "set of dev queries": task.dev and task.dev.digest,
+            "system": name,
+            **{f"setting {key}": value for key, value in self.recipe.as_dict().items()},
+            **more,
+        }
+        return CheckpointFolder(Path(task.folder) / name, identity)
+
+    def dev_measure(self, searcher: GenerativeSearcher) -> Callable[[], float] | None:
+        """Return what measures a searcher on the labelled dev queries by a narrow beam; None where there are none."""
+        dev = self.task.dev
+        if dev is None or self.recipe.mode == "unsupervised":
+            return None
+        narrow = replace(searcher, beam=DEV_BEAM)
+        return lambda: evaluate(narrow, *dev, [METRIC], depth=DEV_BEAM).means[METRIC]
+
+
+def searcher_of(network: IdNetwork, corpus: Corpus, codes: np.ndarray) -> GenerativeSearcher:
+    """Let a network search a corpus by identifiers, of shape (documents, steps)."""
+    return GenerativeSearcher(network, corpus.ids, Trie(codes, network.device))
+
+
+def identifier_losses(network: IdNetwork, codes: np.ndarray) -> Callable[[Examples], Tensor]:
+    """Return what gives −log p of each example's identifier."""
+    table = torch.from_numpy(codes).to(network.device)
+
+    def losses(examples: Examples) -> Tensor:
+        positions = torch.from_numpy(examples.positions).to(network.device)
+        return network.losses(network.read(examples.texts), table[positions])
+
+    return losses
+
+
+def built(
+    prepared: Prepared, searcher: GenerativeSearcher, done: Progress, indexing_seconds: float, **facts: Any
+) -> Built:
+    """Build the system that training gave: its index is its weights."""
+    weights = parameter_count(searcher.network)
+    found = {"parameters": weights, "epochs": len(done.history), "steps": done.step, "best_epoch": done.best, **facts}
+    if done.best:
+        found["dev"] = done.history[done.best - 1]["dev"]
+    return Built(searcher, done.seconds, indexing_seconds, 4 * weights, found)

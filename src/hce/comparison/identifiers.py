@@ -1,0 +1,269 @@
+"""Identifiers of documents for generative retrievers: paths of symbols, the trie of all of them, and the search in it.
+
+An identifier is a row of symbols, each a number from 0; no identifier is the beginning of another one. They come as an
+array of shape (documents, steps), padded with −1. A document's score is the sum of the log-probabilities of its
+symbols, each given those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hce.errors import InputError
+from hce.tree.kmeans import spherical_kmeans
+
+NONE = -1
+
+M = TypeVar("M", contravariant=True)
+
+
+# ------------------------------------------------------------------------------------------------------- identifiers
+
+
+def atomic_identifiers(documents: int, most: int) -> np.ndarray:
+    """Return one symbol of its own for each document, of shape (documents, 1).
+
+    Raises:
+        InputError: there are more documents than `most`.
+    """
+    if documents > most:
+        raise InputError(
+            f"{documents:,} documents are too many for atomic ids, which need a weight vector each (limit {most:,}); "
+            "use hierarchical ids (dsi, nci)"
+        )
+    return np.arange(documents)[:, None]
+
+
+def clustered_identifiers(vectors: np.ndarray, branching: int, leaf: int, *, seed: int = 0) -> np.ndarray:
+    """Cluster documents by divisive k-means: their ways down the tree, of shape (documents, steps), padded with −1.
+
+    Up to `leaf` documents are numbered in their order; more of them are clustered into `branching` parts, each of which
+    is treated in the same way.
+
+    Args:
+        vectors: of the documents, of shape (documents, n).
+        branching: k, clusters of a node.
+        leaf: c, the most documents that are not clustered any further; at least `branching`.
+        seed: same seed, same identifiers.
+    """
+    if not 2 <= branching <= leaf:
+        raise InputError(f"branching {branching} and leaves of {leaf}: give 2 ≤ branching ≤ leaf")
+    paths: list[list[int]] = [[] for _ in range(len(vectors))]
+    waiting = [np.arange(len(vectors))]
+    while waiting:
+        members = waiting.pop()
+        split = len(members) > leaf
+        numbers = (
+            spherical_kmeans(vectors[members], branching, seed=seed).assignment if split else np.arange(len(members))
+        )
+        for position, number in zip(members.tolist(), numbers.tolist(), strict=True):
+            paths[position].append(number)
+        if split:
+            waiting += [members[numbers == number] for number in range(branching)]
+    return padded(paths)
+
+
+def padded(paths: Sequence[Sequence[int]]) -> np.ndarray:
+    """Put paths of different lengths into one array, of shape (documents, steps), padded with −1."""
+    codes = np.full((len(paths), max(map(len, paths))), NONE, dtype=np.int64)
+    for row, path in enumerate(paths):
+        codes[row, : len(path)] = path
+    return codes
+
+
+# -------------------------------------------------------------------------------------------------------------- trie
+
+
+class Level(NamedTuple):
+    """The nodes of a trie at one depth, ordered by their paths.
+
+    Attributes:
+        symbol: the last symbol of each node's path, of shape (nodes,).
+        document: the position of the document whose identifier the path is, or −1, of shape (nodes,).
+        first_child: where each node's children begin in the next level, of shape (nodes,).
+        children: how many children each node has, of shape (nodes,); 0 for a document.
+    """
+
+    symbol: Tensor
+    document: Tensor
+    first_child: Tensor
+    children: Tensor
+
+
+class Trie:
+    """All identifiers, as a tree of symbols.
+
+    Args:
+        codes: the identifiers, of shape (documents, steps), padded with −1.
+        device: where the search runs.
+
+    Attributes:
+        levels: from the first symbol down.
+
+    Raises:
+        InputError: an empty identifier, two documents with the same one, or one that is the beginning of another.
+    """
+
+    def __init__(self, codes: np.ndarray, device: torch.device | str = "cpu") -> None:
+        self.codes = codes
+        lengths = (codes >= 0).sum(axis=1)
+        _check(codes, lengths)
+        self.levels: list[Level] = []
+        node_of = np.zeros(len(codes), dtype=np.int64)  # of each document's path, at the level before
+        counts = [np.array([0])]  # children of the root, then of each level's nodes
+        arrays = []
+        for depth in range(codes.shape[1]):
+            rows = np.flatnonzero(lengths > depth)
+            nodes, node = np.unique(np.stack([node_of[rows], codes[rows, depth]], axis=1), axis=0, return_inverse=True)
+            node = node.reshape(-1)
+            document = np.full(len(nodes), NONE)
+            ends = lengths[rows] == depth + 1
+            document[node[ends]] = rows[ends]
+            _check_ends(codes, rows, node, ends, len(nodes))
+            counts[-1] = np.bincount(nodes[:, 0], minlength=len(counts[-1]))
+            counts.append(np.zeros(len(nodes), dtype=np.int64))
+            arrays.append((nodes[:, 1], document))
+            node_of[rows] = node
+        self.root_children = int(counts[0][0])
+        for (symbol, document), children in zip(arrays, counts[1:], strict=True):
+            tensors = (symbol, document, np.cumsum(children) - children, children)
+            self.levels.append(Level(*(torch.from_numpy(each).to(device) for each in tensors)))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def document_of(self, path: Sequence[int]) -> int:
+        """Return the position of the document that has this identifier.
+
+        Raises:
+            InputError: the path leads to no document.
+        """
+        first, count = 0, self.root_children
+        for depth, symbol in enumerate(path):
+            there = self.levels[depth].symbol[first : first + count].tolist() if count else []
+            if symbol not in there:
+                raise InputError(
+                    f"id {_shown(path)} is no valid path: after {_shown(path[:depth]) or 'the start'} comes "
+                    f"{_range(there) if there else 'nothing, as a document ends there'}, not {symbol}"
+                )
+            node = first + there.index(symbol)
+            first, count = (int(each[node]) for each in (self.levels[depth].first_child, self.levels[depth].children))
+        if not path or count:
+            raise InputError(f"id {_shown(path)!r} is no valid path: it ends above the documents")
+        return int(self.levels[len(path) - 1].document[node])
+
+
+def _check(codes: np.ndarray, lengths: np.ndarray) -> None:
+    if codes.ndim != 2 or not len(codes):
+        raise InputError(f"identifiers of shape {codes.shape}: give (documents, steps), with a document at least")
+    wrong = np.flatnonzero(
+        (lengths == 0) | ((codes >= 0) != (np.arange(codes.shape[1]) < lengths[:, None])).any(axis=1)
+    )
+    if len(wrong):
+        raise InputError(f"id of document {wrong[0]} is no valid path: {codes[wrong[0]].tolist()}")
+
+
+def _check_ends(codes: np.ndarray, rows: np.ndarray, node: np.ndarray, ends: np.ndarray, nodes: int) -> None:
+    """Refuse an identifier that another document has too, or that another one's goes on from."""
+    shared = (np.bincount(node[ends], minlength=nodes) > 0) & (np.bincount(node, minlength=nodes) > 1)
+    if shared.any():
+        several = rows[node == np.flatnonzero(shared)[0]][:2]
+        shown = [_shown(codes[row][codes[row] >= 0].tolist()) for row in several]
+        raise InputError(
+            f"documents {several[0]} and {several[1]} cannot be told apart by the ids {shown[0]} and {shown[1]}"
+        )
+
+
+def _shown(path: Sequence[int]) -> str:
+    return "-".join(map(str, path))
+
+
+def _range(symbols: list[int]) -> str:
+    return str(symbols[0]) if len(symbols) == 1 else f"one of {len(symbols)} from {symbols[0]} to {symbols[-1]}"
+
+
+# -------------------------------------------------------------------------------------------------------- beam search
+
+
+class Scorer(Protocol, Generic[M]):
+    """What gives the next symbol of an identifier its log-probability."""
+
+    def next_scores(self, memory: M, prefixes: Tensor) -> Tensor:
+        """Score all symbols after prefixes of shape (queries, beams, t): log-probabilities (queries, beams, symbols).
+
+        Args:
+            memory: what the queries were read to.
+            prefixes: the symbols so far; t is 0 at first.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Best:
+    """What a search found, best first.
+
+    Attributes:
+        positions: of the documents, of shape (queries, k), padded with −1.
+        scores: their log-probabilities, of shape (queries, k); −∞ for padding.
+    """
+
+    positions: np.ndarray
+    scores: np.ndarray
+
+
+@torch.inference_mode()
+def beam_search(scorer: Scorer[M], memory: M, queries: int, trie: Trie, width: int, k: int) -> Best:
+    """Find the k documents whose identifiers are most probable, among the ways that stay within the trie.
+
+    At each depth the `width` best unfinished ways go on. Documents stand aside and compete in the end: so with a width
+    of as many as a level has nodes, the result is that of scoring every document.
+
+    Args:
+        scorer: what scores symbols.
+        memory: what the queries were read to.
+        queries: how many there are.
+        trie: the identifiers.
+        width: of the beam.
+        k: documents of each query.
+    """
+    device = trie.levels[0].symbol.device
+    first = torch.zeros(queries, 1, dtype=torch.int64, device=device)
+    count = torch.full_like(first, trie.root_children)
+    so_far = torch.zeros(queries, 1, device=device)
+    prefixes = torch.empty(queries, 1, 0, dtype=torch.int64, device=device)
+    positions, scores = [], []
+    for level in trie.levels:
+        following = scorer.next_scores(memory, prefixes)  # (Q, W, K)
+        offset = torch.arange(int(count.max()), device=device)
+        there = offset < count[..., None]  # (Q, W, C)
+        child = torch.where(there, first[..., None] + offset, 0)
+        value = so_far[..., None] + following.gather(2, level.symbol[child])
+        document = level.document[child]
+        value = value.masked_fill(~there, -torch.inf)
+        ended = value.masked_fill(document < 0, -torch.inf).flatten(1)
+        best, place = ended.topk(min(k, ended.shape[1]), dim=1)
+        positions.append(document.flatten(1).gather(1, place))
+        scores.append(best)
+        inner = value.masked_fill(document >= 0, -torch.inf).flatten(1)
+        wanted = min(width, int((inner > -torch.inf).sum(1).max()))
+        if not wanted:
+            break
+        so_far, place = inner.topk(wanted, dim=1)
+        node = child.flatten(1).gather(1, place)
+        way = torch.div(place, child.shape[2], rounding_mode="floor")[..., None].expand(-1, -1, prefixes.shape[2])
+        prefixes = torch.cat([prefixes.gather(1, way), level.symbol[node][..., None]], dim=2)
+        first, count = level.first_child[node], level.children[node].masked_fill(so_far == -torch.inf, 0)
+    return _ranked(torch.cat(positions, dim=1).cpu().numpy(), torch.cat(scores, dim=1).cpu().numpy(), k)
+
+
+def _ranked(positions: np.ndarray, scores: np.ndarray, k: int) -> Best:
+    """Take the k best of each row, equal ones in the order of the corpus."""
+    positions = np.where(np.isneginf(scores), NONE, positions)
+    order = np.lexsort((positions, -scores), axis=1)[:, :k]
+    return Best(np.take_along_axis(positions, order, axis=1), np.take_along_axis(scores, order, axis=1))
