@@ -22,6 +22,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
+from hce.tree.hierarchy import Hierarchy
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -108,6 +109,18 @@ def module_static_encoder() -> Encoder:
     return random_static_encoder()
 
 
+@pytest.fixture(scope="module")
+def planted_vectors(planted_corpus, module_static_encoder) -> np.ndarray:
+    """The vectors of the planted corpus by that table."""
+    return module_static_encoder.encode(list(planted_corpus.texts()))
+
+
+@pytest.fixture(scope="module")
+def planted_tree(planted_vectors) -> Hierarchy:
+    """A tree of these vectors, with eight children a node."""
+    return Hierarchy.build(planted_vectors, 8)
+
+
 def random_static_encoder() -> Encoder:
     table = np.random.default_rng(1).normal(size=(len(WORDS), 32)).astype(np.float32)
     model = SentenceTransformer(
@@ -134,11 +147,16 @@ def bert_config() -> BertConfig:
 
 
 @pytest.fixture
-def concept_labels(concept_corpus) -> Labels:
-    """For each of 60 documents a query of three words that mean what it means; none need be in it."""
+def concept_labels() -> Labels:
+    """Labels of 60 documents of `concept_corpus`."""
+    return labels_of_concepts(60)
+
+
+def labels_of_concepts(count: int) -> Labels:
+    """For each of `count` documents of `concept_corpus` three words that mean what it means; none need be in it."""
     rng = np.random.default_rng(5)
     queries, judgments = {}, []
-    for number in range(60):
+    for number in range(count):
         concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
         text = " ".join(f"w{5 * concept + rng.integers(5)}" for concept in concepts)
         queries[f"q{number}"] = Query(f"q{number}", text)

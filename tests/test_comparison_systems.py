@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import real_dataset
+from conftest import labels_of_concepts, real_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from hce.comparison.bm25 import K1, B, BM25Searcher, expanded_texts
+from hce.comparison.bm25 import K1, B, BM25Searcher, ReciprocalRanks, expanded_texts, fused_by_rank
 from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
 from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose, trained
 from hce.comparison.tas_b import TopicBatches, by_topic
@@ -26,6 +26,7 @@ from hce.data.text import TOKEN
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
+from hce.evaluation.runs import Scored
 from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
 from hce.training.run import TrainingRun
@@ -36,16 +37,8 @@ SMALL = Recipe(
 
 
 @pytest.fixture(scope="module")
-def labels(concept_corpus) -> Labels:
-    """For each of 80 documents a query of three words that mean what it means; none need be in it."""
-    rng = np.random.default_rng(5)
-    queries, judgments = {}, []
-    for number in range(80):
-        concepts = (number % 40, (number * 7 + 3) % 40, (number * 11 + 5) % 40)
-        text = " ".join(f"w{5 * concept + rng.integers(5)}" for concept in concepts)
-        queries[f"q{number}"] = Query(f"q{number}", text)
-        judgments.append(Judgment(f"q{number}", f"d{number}", 1))
-    return Labels(queries, Qrels(judgments))
+def labels() -> Labels:
+    return labels_of_concepts(80)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +113,27 @@ def test_bm25_scores_what_is_published(name, expected):
     corpus, queries, qrels = Dataset.load(real_dataset(name))
     report = evaluate(BM25Searcher.index(corpus.ids, corpus.texts()), queries, qrels, ["nDCG@10"])
     assert report.means["nDCG@10"] == pytest.approx(expected, abs=0.002)
+
+
+class AlwaysTheSame:
+    """A searcher that always finds the same."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = ids
+
+    def search(self, queries, k):
+        return [[Scored(each, 1.0) for each in self.ids[:k]] for _ in queries]
+
+
+def test_sums_of_reciprocal_ranks_by_hand():
+    fused = fused_by_rank([[Scored("a", 3), Scored("b", 2), Scored("c", 1)], [Scored("c", 9), Scored("d", 8)]])
+    assert [hit.id for hit in fused] == ["c", "a", "b", "d"]  # b and d tie at 1/62
+    assert [hit.score for hit in fused] == pytest.approx([1 / 63 + 1 / 61, 1 / 61, 1 / 62, 1 / 62])
+
+
+def test_a_document_that_both_find_is_ahead_of_what_one_finds_first():
+    found = ReciprocalRanks((AlwaysTheSame("a", "b"), AlwaysTheSame("c", "b"))).search(["x", "y"], 2)
+    assert [[hit.id for hit in hits] for hits in found] == [["b", "a"], ["b", "a"]]
 
 
 # --------------------------------------------------------------------------------------------------------------- PEFA

@@ -19,20 +19,9 @@ from hce.training.negatives import (
 )
 from hce.training.pairs import Batch
 from hce.training.recipe import Recipe, Sampling
-from hce.tree.hierarchy import Hierarchy
 
 NOBODY = np.empty(0, dtype=np.int64)
 RECIPE = Recipe(negative_count=2, seed=3)
-
-
-@pytest.fixture(scope="module")
-def vectors(planted_corpus, module_static_encoder):
-    return module_static_encoder.encode(list(planted_corpus.texts()))
-
-
-@pytest.fixture(scope="module")
-def tree(vectors):
-    return Hierarchy.build(vectors, 8)
 
 
 def batch_of(corpus, positions, known=None) -> Batch:
@@ -45,12 +34,14 @@ def test_every_setting_has_a_way():
     assert set(NEGATIVES) == set(get_args(Sampling))
 
 
-def test_none_are_none(planted_corpus, tree, vectors):
+def test_none_are_none(planted_corpus, planted_tree, planted_vectors):
     ways = (
-        Negatives(planted_corpus, tree, vectors, NOBODY, 1, RECIPE),
-        SiblingNegatives(planted_corpus, tree, vectors, NOBODY, 1, replace(RECIPE, tree=False)),
-        FreshSiblingNegatives(planted_corpus, tree, vectors, NOBODY, 1, replace(RECIPE, tree=False)),
-        FreshSiblingNegatives(planted_corpus, tree, vectors, NOBODY, 1, replace(RECIPE, negative_count=0)),
+        Negatives(planted_corpus, planted_tree, planted_vectors, NOBODY, 1, RECIPE),
+        SiblingNegatives(planted_corpus, planted_tree, planted_vectors, NOBODY, 1, replace(RECIPE, tree=False)),
+        FreshSiblingNegatives(planted_corpus, planted_tree, planted_vectors, NOBODY, 1, replace(RECIPE, tree=False)),
+        FreshSiblingNegatives(
+            planted_corpus, planted_tree, planted_vectors, NOBODY, 1, replace(RECIPE, negative_count=0)
+        ),
     )
     batch = batch_of(planted_corpus, [5, 77])
     for negatives in ways:
@@ -61,27 +52,28 @@ def test_none_are_none(planted_corpus, tree, vectors):
         assert chosen.vectors.shape == (2, 0, 32)
 
 
-def test_siblings_are_from_under_each_prefix(planted_corpus, tree, vectors):
-    assert tree.depth == 3
+def test_siblings_are_from_under_each_prefix(planted_corpus, planted_tree, planted_vectors):
+    assert planted_tree.depth == 3
     batch = batch_of(planted_corpus, range(0, 240, 5))
-    negatives = SiblingNegatives(planted_corpus, tree, vectors, NOBODY, 1, RECIPE)
+    negatives = SiblingNegatives(planted_corpus, planted_tree, planted_vectors, NOBODY, 1, RECIPE)
     drawn = negatives.draw(batch, [1, 2])
     assert drawn.shape == (48, 4)
     np.testing.assert_array_equal(drawn, negatives.draw(batch, [1, 2]))
     assert (drawn != negatives.draw(batch, [1, 3])).any()
-    own, found = tree.paths[batch.positions], tree.paths[drawn]
+    own, found = planted_tree.paths[batch.positions], planted_tree.paths[drawn]
     assert (found[:, :2, 0] == own[:, None, 0]).all()  # level 2: under the same node of level 1
     assert (found[:, 2:, 1] == own[:, None, 1]).all()  # level 3: under the same node of level 2
     assert (drawn != batch.positions[:, None]).any(axis=0).all()
     chosen = negatives.choose(batch, drawn, torch.zeros(48, 32), torch.zeros(0, 32))
-    np.testing.assert_array_equal(chosen.vectors.numpy(), vectors[drawn])
+    np.testing.assert_array_equal(chosen.vectors.numpy(), planted_vectors[drawn])
     assert negatives.texts(drawn) == []
 
 
-def test_fresh_siblings_are_the_same_draws_encoded(planted_corpus, tree, vectors):
+def test_fresh_siblings_are_the_same_draws_encoded(planted_corpus, planted_tree, planted_vectors):
     batch = batch_of(planted_corpus, [3, 60, 200])
     looked_up, fresh = (
-        way(planted_corpus, tree, vectors, NOBODY, 2, RECIPE) for way in (SiblingNegatives, FreshSiblingNegatives)
+        way(planted_corpus, planted_tree, planted_vectors, NOBODY, 2, RECIPE)
+        for way in (SiblingNegatives, FreshSiblingNegatives)
     )
     drawn = fresh.draw(batch, [0])
     np.testing.assert_array_equal(drawn, looked_up.draw(batch, [0]))
@@ -92,42 +84,46 @@ def test_fresh_siblings_are_the_same_draws_encoded(planted_corpus, tree, vectors
     torch.testing.assert_close(chosen.vectors[1, 0], encoded[2])
 
 
-def test_mined_ones_are_the_nearest_wrong_ones(planted_corpus, tree, vectors):
+def test_mined_ones_are_the_nearest_wrong_ones(planted_corpus, planted_tree, planted_vectors):
     """Two for each of two document losses, of the 20 nearest that are not known to be right."""
-    negatives = MinedNegatives(planted_corpus, tree, vectors, NOBODY, 1, RECIPE)
+    negatives = MinedNegatives(planted_corpus, planted_tree, planted_vectors, NOBODY, 1, RECIPE)
     positions = [7, 100]
-    ranked = np.argsort(-(vectors[positions] @ vectors.T), axis=1, kind="stable")
+    ranked = np.argsort(-(planted_vectors[positions] @ planted_vectors.T), axis=1, kind="stable")
     known = [[7, ranked[0, 1]], [100, -1]]
     batch = batch_of(planted_corpus, positions, known)
     drawn = negatives.draw(batch, [0])
     assert drawn.shape == (2, 0)
-    chosen = negatives.choose(batch, drawn, torch.from_numpy(vectors[positions]), torch.zeros(0, 32))
+    chosen = negatives.choose(batch, drawn, torch.from_numpy(planted_vectors[positions]), torch.zeros(0, 32))
     assert chosen.positions.shape == (2, 4)
     for row in range(2):
         wrong = [each for each in ranked[row].tolist() if each not in known[row]][:20]
         assert set(chosen.positions[row].tolist()) <= set(wrong)
         assert len(set(chosen.positions[row].tolist())) == 4
-    np.testing.assert_array_equal(chosen.vectors.numpy(), vectors[chosen.positions])
+    np.testing.assert_array_equal(chosen.vectors.numpy(), planted_vectors[chosen.positions])
 
 
-def test_near_ones_are_found_through_the_tree(planted_corpus, tree, vectors):
+def test_near_ones_are_found_through_the_tree(planted_corpus, planted_tree, planted_vectors):
     """The nearest wrong ones under the leaves that a walk ends at; with a beam as wide as the tree, ANCE's own."""
     positions = list(range(0, 240, 7))
-    batch, queries = batch_of(planted_corpus, positions), torch.from_numpy(vectors[positions])
-    near, mined = (way(planted_corpus, tree, vectors, NOBODY, 2, RECIPE) for way in (NearNegatives, MinedNegatives))
-    found = near.nearest(vectors[positions], 10)
-    leaves = tree.walk(vectors[positions], NearNegatives.beam)[-1]
+    batch, queries = batch_of(planted_corpus, positions), torch.from_numpy(planted_vectors[positions])
+    near, mined = (
+        way(planted_corpus, planted_tree, planted_vectors, NOBODY, 2, RECIPE) for way in (NearNegatives, MinedNegatives)
+    )
+    found = near.nearest(planted_vectors[positions], 10)
+    leaves = planted_tree.walk(planted_vectors[positions], NearNegatives.beam)[-1]
     for row, position in enumerate(positions):
-        under = np.flatnonzero(np.isin(tree.document_parent, leaves[row]))
-        best = under[np.argsort(-(vectors[under] @ vectors[position]), kind="stable")][:10]
+        under = np.flatnonzero(np.isin(planted_tree.document_parent, leaves[row]))
+        best = under[np.argsort(-(planted_vectors[under] @ planted_vectors[position]), kind="stable")][:10]
         np.testing.assert_array_equal(found[row, : len(best)], best)
         assert (found[row, len(best) :] == -1).all()
     chosen = near.choose(batch, near.draw(batch, [0]), queries, torch.zeros(0, 32))
     assert chosen.positions.shape == (len(positions), 2)
     assert (chosen.positions != np.array(positions)[:, None]).all()
-    assert np.isin(tree.document_parent[chosen.positions], leaves).all()
+    assert np.isin(planted_tree.document_parent[chosen.positions], leaves).all()
     wide = Wide(*vars(near).values())
-    np.testing.assert_array_equal(wide.nearest(vectors[positions], 20), mined.nearest(vectors[positions], 20))
+    np.testing.assert_array_equal(
+        wide.nearest(planted_vectors[positions], 20), mined.nearest(planted_vectors[positions], 20)
+    )
 
 
 class Wide(NearNegatives):
@@ -135,22 +131,24 @@ class Wide(NearNegatives):
 
 
 @pytest.mark.parametrize("way", [SiblingNegatives, FreshSiblingNegatives, NearNegatives, MinedNegatives])
-def test_held_out_documents_are_no_negatives(planted_corpus, tree, vectors, way):
+def test_held_out_documents_are_no_negatives(planted_corpus, planted_tree, planted_vectors, way):
     held_out = np.arange(0, 240, 2)
     batch = batch_of(planted_corpus, range(1, 240, 2))
-    negatives = way(planted_corpus, tree, vectors, held_out, 2, RECIPE)
+    negatives = way(planted_corpus, planted_tree, planted_vectors, held_out, 2, RECIPE)
     drawn = negatives.draw(batch, [0, 0])
     encoded = torch.zeros(drawn.size, 32)
-    chosen = negatives.choose(batch, drawn, torch.from_numpy(vectors[batch.positions]), encoded)
+    chosen = negatives.choose(batch, drawn, torch.from_numpy(planted_vectors[batch.positions]), encoded)
     assert chosen.positions.shape == (120, 2)
     assert not np.isin(chosen.positions, held_out).any()
     assert (chosen.positions != batch.positions[:, None]).any()
 
 
-def test_where_nothing_is_left_the_document_itself_stands_for_none(planted_corpus, tree, vectors):
+def test_where_nothing_is_left_the_document_itself_stands_for_none(planted_corpus, planted_tree, planted_vectors):
     everyone_else = np.setdiff1d(np.arange(240), [9])
     batch = batch_of(planted_corpus, [9])
     for way in (SiblingNegatives, NearNegatives, MinedNegatives):
-        negatives = way(planted_corpus, tree, vectors, everyone_else, 2, RECIPE)
-        chosen = negatives.choose(batch, negatives.draw(batch, [0]), torch.from_numpy(vectors[[9]]), torch.zeros(0, 32))
+        negatives = way(planted_corpus, planted_tree, planted_vectors, everyone_else, 2, RECIPE)
+        chosen = negatives.choose(
+            batch, negatives.draw(batch, [0]), torch.from_numpy(planted_vectors[[9]]), torch.zeros(0, 32)
+        )
         assert chosen.positions.tolist() == [[9, 9]]

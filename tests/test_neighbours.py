@@ -24,30 +24,19 @@ from hce.training.pairs import Batch, InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
 from hce.training.steps import Counters, Trainer
-from hce.tree.hierarchy import Hierarchy
 
 NOBODY = np.empty(0, dtype=np.int64)
 WORDS = ["xq", "zk", "mj", "vp", "hw"]  # their own stems
 
 
-@pytest.fixture(scope="module")
-def vectors(planted_corpus, module_static_encoder):
-    return module_static_encoder.encode(list(planted_corpus.texts()))
-
-
-@pytest.fixture(scope="module")
-def tree(vectors):
-    return Hierarchy.build(vectors, 8)
-
-
-def test_neighbours_are_the_nearest_under_the_leaves_that_a_walk_comes_to(tree, vectors):
+def test_neighbours_are_the_nearest_under_the_leaves_that_a_walk_comes_to(planted_tree, planted_vectors):
     held_out = np.arange(0, 240, 9)
-    found = neighbours_of(tree, vectors, 5, held_out)
+    found = neighbours_of(planted_tree, planted_vectors, 5, held_out)
     assert found.shape == (240, 5)
-    leaves = tree.walk(vectors, BEAM)[-1]
+    leaves = planted_tree.walk(planted_vectors, BEAM)[-1]
     for position in range(0, 240, 7):
-        under = np.flatnonzero(np.isin(tree.document_parent, leaves[position]))
-        nearest = under[np.argsort(-(vectors[under] @ vectors[position]), kind="stable")][:6]
+        under = np.flatnonzero(np.isin(planted_tree.document_parent, leaves[position]))
+        nearest = under[np.argsort(-(planted_vectors[under] @ planted_vectors[position]), kind="stable")][:6]
         wanted = [each for each in nearest.tolist() if each != position and each not in held_out][:5]
         assert found[position].tolist() == wanted + [-1] * (5 - len(wanted))
 

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hce.comparison.bm25 import build_bm25, build_bm25_with_queries
+from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
-from hce.comparison.rrf import build_rrf
 from hce.comparison.tas_b import build_tas_b
 from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae

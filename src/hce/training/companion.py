@@ -5,7 +5,8 @@ tokenizer is weak and trained in a minute; a table of the corpus's own words is 
 transformer, which stays as it is, both tell documents apart that the transformer has never learnt to (docs/LOG.md).
 How much they count is chosen on held-out queries, and 0, the encoder alone, is among the choices. With companions
 the transformer's vectors are centred: that alone changes little, and keeps companions from doing harm where the
-transformer is far ahead of them.
+transformer is far ahead of them. Where held-out queries are labelled, they choose too how much BM25 counts beside the
+vectors in a hybrid search: questions to code want less of it than claims do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +27,21 @@ from hce.encoding.side_by_side import joined
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.processes import of_the_first
+from hce.search.exact import nearest
+from hce.search.fusion import CANDIDATES, search_both
+from hce.search.words import Words
 from hce.training.co_training import Learnt, cluster_corpus
-from hce.training.heldout import DevSet, DevVectors, mean_over_kinds, means, pseudo_dev, side_by_side
+from hce.training.heldout import (
+    DevSet,
+    DevVectors,
+    mean_over_kinds,
+    means,
+    ndcg_of_rankings,
+    pseudo_dev,
+    side_by_side,
+)
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.weights import is_clear_gain
-from hce.training.words_share import best_words_share
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +49,8 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """What companions may count in all, to choose from."""
 MOST_WITHOUT_LABELS = 0.3
 """Pseudo-queries are made of the documents' own words, and so call more of the words good than people do."""
+WORDS_SHARES = tuple(tenths / 10 for tenths in range(9))
+"""What BM25 may count in a hybrid search, to choose from; beyond .8 meaning would settle ties only."""
 LEAST_TO_CENTRE = 100  # queries that a mean is taken of
 
 
@@ -194,3 +208,42 @@ def _shares(share: float, companions: int) -> list[float]:
     """Share out what companions count in all: of two, the token table counts twice what the words do."""
     weights = [2, 1] if companions == 2 else [1] * companions
     return [1 - share, *(share * weight / sum(weights) for weight in weights)]
+
+
+def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, language: str) -> float:
+    """Return the share of words that is best on labelled queries, the smallest of equal ones.
+
+    Args:
+        dev: its queries are labelled.
+        encoder: encodes the queries.
+        vectors: of the whole corpus by this encoder, of shape (N, n).
+        language: whose endings are cut off.
+    """
+    queries = dev.panel[0]
+    pool = np.asarray(vectors[dev.pool])
+    words = Words.new(language)
+    words.add((place, dev.corpus[position].full_text) for place, position in enumerate(dev.pool.tolist()))
+    asked = encoder.encode(queries.texts, "query")
+    fused = [
+        search_both(
+            *(words, text),
+            numbers=numbers,
+            cosines=cosines,
+            cosines_at=partial(_cosines, pool, vector),
+            candidates=CANDIDATES,
+            words_share=0.5,
+        )
+        for text, vector, numbers, cosines in zip(queries.texts, asked, *nearest(asked, pool, CANDIDATES), strict=True)
+    ]
+
+    def measure(share: float) -> float:
+        # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.
+        sums = [((1 - share) * each.meaning + share * each.words).round(6) for each in fused]
+        ranked = [each.numbers[np.lexsort((each.numbers, -total))] for each, total in zip(fused, sums, strict=True)]
+        return float(ndcg_of_rankings(ranked, queries.answers).mean())
+
+    return max(WORDS_SHARES, key=measure)
+
+
+def _cosines(pool: np.ndarray, query: np.ndarray, places: np.ndarray) -> np.ndarray:
+    return np.asarray(pool[places]) @ query
