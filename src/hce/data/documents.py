@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hce.data.records import USUAL, Reading, Record
+from hce.data.text import is_unicode
 from hce.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -193,8 +194,6 @@ def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
 
 def _unicode(value: str, name: str, where: str) -> str:
     """Refuse what JSON can spell and UTF-8 cannot: half of a surrogate pair."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it") from error
+    if not is_unicode(value):
+        raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it")
     return value

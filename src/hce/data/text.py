@@ -1,4 +1,4 @@
-"""Pieces of text that training, held-out queries and the drift of an index share: tokens, spans, beginnings."""
+"""What a text is, and the pieces that training, held-out queries and the drift of an index cut: tokens, spans."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from hce.data.text import is_unicode
 from hce.errors import InputError
 
 Filter = Mapping[str, Any]
@@ -195,17 +196,9 @@ def _bindable(value: Any) -> Any:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
-    if isinstance(value, str) and not _is_unicode(value):
+    if isinstance(value, str) and not is_unicode(value):
         raise InputError(f"value {value!r}: it has half a surrogate pair, which cannot be looked for")
     return value
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _path(names: list[str]) -> str:
