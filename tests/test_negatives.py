@@ -16,6 +16,7 @@ from hce.training.negatives import (
     NearNegatives,
     Negatives,
     SiblingNegatives,
+    way_of_choosing,
 )
 from hce.training.pairs import Batch
 from hce.training.recipe import Recipe, Sampling
@@ -31,7 +32,21 @@ def batch_of(corpus, positions, known=None) -> Batch:
 
 
 def test_every_setting_has_a_way():
-    assert set(NEGATIVES) == set(get_args(Sampling))
+    assert {*NEGATIVES, "auto"} == set(get_args(Sampling))
+
+
+@pytest.mark.parametrize(
+    ("labelled", "settings", "way"),
+    [
+        (True, {}, NearNegatives),
+        (False, {}, SiblingNegatives),
+        (True, {"tree": False}, SiblingNegatives),  # of which there are none without a tree
+        (True, {"negatives": "siblings"}, SiblingNegatives),
+        (False, {"negatives": "mined"}, MinedNegatives),
+    ],
+)
+def test_labelled_queries_have_near_negatives_by_themselves(labelled, settings, way):
+    assert way_of_choosing(replace(RECIPE, **settings), labelled=labelled) is way
 
 
 def test_none_are_none(planted_corpus, planted_tree, planted_vectors):

@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hce.data.terms import checked_language
 from hce.errors import InputError
-from hce.training.losses import LevelTarget
 
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
+LevelTarget = Literal["node", "document"]
 Pseudo = Literal["ict", "simcse"]
-Sampling = Literal["siblings", "fresh-siblings", "near", "mined", "none"]
+Sampling = Literal["auto", "siblings", "fresh-siblings", "near", "mined", "none"]
 SpanUnit = Literal["words", "tokens"]
 Clustering = Literal["auto", "exact", "fast", "uniform"]
 Kept = Literal["mix", "best", "last"]
@@ -81,10 +81,11 @@ class Recipe:
     )
     level_weight: float = _option(1.0, "what the level losses count beside the document loss")
     negatives: Sampling = _option(
-        "siblings",
+        "auto",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
         "with gradients, as in the paper; near: wrong documents near the query, found through the tree; mined: the "
-        "nearest of all wrong documents (ANCE); none: in-batch only",
+        "nearest of all wrong documents (ANCE); none: in-batch only; auto: near where there are labelled "
+        "queries, else siblings",
     )
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
     neighbours: int = _option(

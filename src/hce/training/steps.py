@@ -21,7 +21,7 @@ from hce.encoding.encoder import Encoder, Kind
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
 from hce.training.gradcache import backward_in_chunks
 from hce.training.losses import HCETerms, Taught
-from hce.training.negatives import NEGATIVES, Negatives
+from hce.training.negatives import Negatives, way_of_choosing
 from hce.training.neighbours import WordTeacher, neighbours_of, taught
 from hce.training.objective import HCELoss
 from hce.training.pairs import Batch, PairSource, batch_count, equal_texts
@@ -106,6 +106,7 @@ class Trainer:
         weighted = ((1.0, sources.supervised), (alpha, sources.unsupervised))
         self.weighted = [(weight, source) for weight, source in weighted if source is not None]
         self.pseudo = sources.unsupervised
+        self.labelled = sources.supervised is not None
         wants_teacher = recipe.tree and recipe.neighbours and self.pseudo is not None and recipe.pseudo == "ict"
         self.teacher = WordTeacher(corpus, recipe.language) if wants_teacher else None
         available = max(len(source) for _, source in self.weighted)
@@ -121,7 +122,7 @@ class Trainer:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
         self.objective = self._objective(tree)
-        self.negatives = NEGATIVES[recipe.negatives](
+        self.negatives = way_of_choosing(recipe, labelled=self.labelled)(
             self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
         )
         self.neighbours = None
