@@ -139,8 +139,8 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 def way_of_choosing(recipe: Recipe, *, labelled: bool) -> type[Negatives]:
     """Return the recipe's way of choosing negatives, which by default goes by whether there are labelled queries.
 
-    Labelled queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without labels
-    the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
+    Labelled queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without
+    labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
     """
     if recipe.negatives == "auto":
         return NearNegatives if labelled and recipe.tree else SiblingNegatives
