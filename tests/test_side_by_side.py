@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 
 from hce.encoding.encoder import Encoder
-from hce.encoding.side_by_side import SideBySide, joined, load_ours
+from hce.encoding.side_by_side import SideBySide, load_ours
+from hce.encoding.tables import joined
 from hce.encoding.word_table import WordTable
 from hce.errors import FormatError, HceError
 

@@ -6,14 +6,12 @@ model that does not end in a Normalize module gets one, and is saved with it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,29 +21,40 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hce.checksums import CHECKSUMS, require_undamaged, write_checksums
+from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, load_table_of, quiet_transformers
 from hce.encoding.side_by_side import SideBySide, load_ours
 from hce.encoding.static import WordMemo, document_frequencies, fit_table
+from hce.encoding.tables import (
+    NO_LIMIT,
+    PROMPT_NAMES,
+    UNLIMITED_WINDOW,
+    Kind,
+    checked_texts,
+    fingerprint_of_modules,
+    fingerprint_of_parts,
+    finished,
+    prompt_of,
+    require_model,
+    require_row_for_each_token,
+    token_bags,
+    tokenizer_json,
+    unfit,
+    window_of,
+)
 from hce.encoding.word_table import WordTable
 from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import new_folder
 from hce.progress import progress_bar
 
-Kind = Literal["query", "document"]
 BUNDLED = {"minilm": load_minilm, "static": load_static}
-
-# The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
-PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 # Texts are sorted by length within a window this long; longer windows save no more padding and cost memory.
 SORT_WINDOW = 8192
 # Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
-NO_LIMIT = 10**9  # what tokenizers call a model that reads any length is above
-UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
 
 
 class Encoder:
@@ -137,14 +146,18 @@ class Encoder:
         """How many tokens of a document's own the encoder reads at once; companions read no fewer."""
         if isinstance(self.model[0], SideBySide):
             return self.parts[0].window
-        tokenizer, limit = self.model.tokenizer, self.model.max_seq_length
-        if isinstance(tokenizer, PreTrainedTokenizerBase):
-            limit = min(limit or math.inf, tokenizer.model_max_length)
-            prompt = len(tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"])
-            taken = tokenizer.num_special_tokens_to_add() + prompt
-        else:
-            limit, taken = (getattr(tokenizer, "truncation", None) or {}).get("max_length"), 0
+        tokenizer = self.model.tokenizer
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return window_of(tokenizer)
+        limit = min(self.model.max_seq_length or math.inf, tokenizer.model_max_length)
+        prompt = len(tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"])
+        taken = tokenizer.num_special_tokens_to_add() + prompt
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
+
+    @property
+    def tokenizer(self) -> Any:
+        """What takes texts apart, the first part's; None where that is a table of words."""
+        return self.model.tokenizer
 
     @property
     def is_scored_by_inner_product(self) -> bool:
@@ -235,17 +248,14 @@ class Encoder:
         Such words still count by their pieces, in the other parts.
         """
         tables = [part.model[0] for part in self.parts if isinstance(part.model[0], WordTable)]
-        return tables[0].unknown_share(texts) if tables else None
+        return tables[0].rows.unknown_share(texts) if tables else None
 
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
     def prompt(self, kind: Kind) -> str | None:
         """Return what is put before each text of a kind: its own prompt, else the model's default one."""
-        for name in PROMPT_NAMES[kind]:
-            if name in self.model.prompts:
-                return str(self.model.prompts[name])
-        return self.model.prompts.get(self.model.default_prompt_name)
+        return prompt_of(self.model.prompts, self.model.default_prompt_name, kind)
 
     def tokenize(self, texts: Sequence[str], kind: Kind) -> dict[str, Any]:
         """Turn texts into the model's input tensors, on its device."""
@@ -279,14 +289,14 @@ class Encoder:
             InputError: a text is not a string, or `kind` is unknown.
             FormatError: the model gives infinities or NaN.
         """
-        texts = _checked_texts(texts, kind)
+        texts = checked_texts(texts, kind)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         self.model.eval()
         with torch.inference_mode(), progress_bar("encoding", len(texts), "texts", show=progress) as advance:
             for rows in self._batches(texts, kind):
                 vectors[rows] = self._embedded([texts[row] for row in rows], kind)
                 advance(len(rows))
-        return _finished(vectors, self.name, zeros=zeros)
+        return finished(vectors, self.name, zeros=zeros)
 
     def fitted_to(self, corpus: Corpus) -> Encoder:
         """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
@@ -334,22 +344,19 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
-        if isinstance(self.model[0], SideBySide):
-            centres = self.centres
-            of_centres = "" if centres is None else hashlib.sha256(centres.tobytes()).hexdigest()
-            prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
-            parts = [list(self.shares), of_centres, prompts, [part.fingerprint for part in self.parts]]
-            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        digest = hashlib.sha256()
         prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
-        limit = self.model.max_seq_length
-        settings = {"prompts": prompts, "max_length": None if limit is None or math.isinf(limit) else limit}
-        modules = [[type(module).__name__, _config(module)] for module in self.model]
-        digest.update(json.dumps([settings, modules, _tokenizer_json(self.model)], sort_keys=True).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().float().cpu().contiguous().numpy())
-        return digest.hexdigest()
+        if isinstance(self.model[0], SideBySide):
+            parts = [part.fingerprint for part in self.parts]
+            return fingerprint_of_parts(prompts, self.shares, self.centres, parts)
+        limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        return fingerprint_of_modules(
+            prompts,
+            None if limit is None or math.isinf(limit) else limit,
+            [(type(module).__name__, _config(module)) for module in self.model],
+            tokenizer_json(backend, own_limit=backend is tokenizer),  # a transformer's limit is set anew by every call
+            ((name, tensor.detach().float().cpu().numpy()) for name, tensor in sorted(self.model.state_dict().items())),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.
@@ -367,10 +374,7 @@ class Encoder:
         try:
             return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
         except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
-            raise FormatError(
-                f"encoder {self.name!r} is damaged: its files do not fit together ({one_line(error)}); "
-                "train or copy it again"
-            ) from error
+            raise unfit(self.name, error) from error
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
         """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
@@ -379,9 +383,8 @@ class Encoder:
         else:
             encodings = self.model[0].tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in encodings]
-        lengths = np.array([len(row) for row in ids], dtype=np.int64)
-        flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
-        return {"input_ids": torch.from_numpy(flat), "offsets": torch.from_numpy(np.cumsum(lengths) - lengths)}
+        bags = token_bags(ids)
+        return {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
 
     def _batches(self, texts: Sequence[str], kind: Kind) -> Iterator[np.ndarray]:
         """Yield row numbers, texts of like length together, about the same number of tokens each time."""
@@ -421,10 +424,8 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
 def _load_model(spec: str, local: bool) -> SentenceTransformer:
     is_folder = Path(spec).is_dir()
-    if is_folder and not any((Path(spec) / name).is_file() for name in ("modules.json", "config.json")):
-        raise InputError(f"{spec} is a folder without a model (no modules.json, no config.json)")
     if is_folder:
-        require_undamaged(Path(spec), f"train or copy the model again, or delete {CHECKSUMS} if the change was meant")
+        require_model(Path(spec))
     local = local or is_folder
     try:
         with quiet_transformers():
@@ -440,57 +441,11 @@ def _load_model(spec: str, local: bool) -> SentenceTransformer:
         bundled = " or ".join(f"'{name}'" for name in BUNDLED)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"no encoder {spec!r}: {reason} (give {bundled}, a model directory, or a hub id)") from error
-    _refuse_unfit(model, spec)
-    return model
-
-
-def _refuse_unfit(model: SentenceTransformer, spec: str) -> None:
-    """Refuse a token table whose tokenizer knows of tokens that have no row."""
     if len(model) and isinstance(model[0], StaticEmbedding):
-        tokens, rows = model[0].tokenizer.get_vocab_size(), len(model[0].embedding.weight)
-        if tokens > rows:
-            raise FormatError(f"{spec}: a damaged model ({tokens:,} tokens, {rows:,} vectors); train or copy it again")
-
-
-def _checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
-    if kind not in PROMPT_NAMES:
-        raise InputError(f"kind {kind!r}: a text is encoded as a 'query' or as a 'document'")
-    if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
-        raise InputError(f"encode takes a list of texts, not a {type(texts).__name__}; put the single text into a list")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"text number {number} is a {type(text).__name__}, not a string")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InputError(f"text number {number} holds half a surrogate pair (\\ud800…\\udfff); remove it") from None
-    return texts
-
-
-def _finished(vectors: np.ndarray, name: str, *, zeros: bool) -> np.ndarray:
-    """Check that all is finite, and unless zeros are wanted, give texts without a direction the fixed one."""
-    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(broken):
-        raise FormatError(
-            f"encoder {name!r} gives NaN or infinity for text number {broken[0]}; its weights are damaged"
-        )
-    if not zeros:
-        vectors[~vectors.any(axis=1)] = 1 / math.sqrt(vectors.shape[1])
-    return vectors
+        require_row_for_each_token(model[0].tokenizer, len(model[0].embedding.weight), spec)
+    return model
 
 
 def _config(module: Any) -> dict[str, Any]:
     config = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
     return dict(json.loads(json.dumps(config, default=str)))
-
-
-def _tokenizer_json(model: SentenceTransformer) -> str:
-    """Return the tokenizer as JSON, without what the last call happened to leave in it."""
-    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
-    if not hasattr(tokenizer, "to_str"):
-        return type(tokenizer).__name__
-    content = json.loads(tokenizer.to_str())
-    content.pop("padding", None)
-    if tokenizer is not model.tokenizer:  # a transformer's is set anew by every call; a static table's is its own limit
-        content.pop("truncation", None)
-    return json.dumps(content, sort_keys=True)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -22,13 +21,11 @@ from sentence_transformers.sentence_transformer.modules import InputModule, Norm
 from sentence_transformers.util import load_file_path
 from torch import Tensor, nn
 
-from hce.encoding.static import unit_rows
+from hce.encoding.tables import CENTRES_FILE, SHARES_FILE, SIDE_BY_SIDE, SIDES, WORD_TABLE, check_sides
 from hce.encoding.word_table import WordTable, hub_options
 from hce.errors import FormatError, one_line
 from hce.files import read_json, read_json_value, write_json
 
-CONFIG, CENTRES = "side_by_side.json", "centres.safetensors"
-SIDES = ("query", "document")  # the order of the centres
 PART_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs", "backend")
 NORMALIZE = f"{Normalize.__module__}.Normalize"
 
@@ -51,10 +48,8 @@ class SideBySide(InputModule):
         self, parts: Sequence[SentenceTransformer], shares: Sequence[float], centres: Tensor | None = None
     ) -> None:
         super().__init__()
-        if not shares or len(parts) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-            raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(parts)} parts, 1 in all")
-        if centres is not None and centres.shape != (len(SIDES), parts[0].get_embedding_dimension()):
-            raise ValueError(f"centres of shape {tuple(centres.shape)} are not two vectors of the first part's")
+        dims = [int(part.get_embedding_dimension()) for part in parts]
+        check_sides(shares, dims, None if centres is None else tuple(centres.shape))
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
         self.register_buffer("centres", centres)
@@ -109,9 +104,9 @@ class SideBySide(InputModule):
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write each part into a folder of its own, below an existing one."""
-        write_json(Path(output_path) / CONFIG, self.get_config_dict())
+        write_json(Path(output_path) / SHARES_FILE, self.get_config_dict())
         if self.centres is not None:
-            save_file({"centres": self.centres.cpu().contiguous()}, Path(output_path) / CENTRES)
+            save_file({"centres": self.centres.cpu().contiguous()}, Path(output_path) / CENTRES_FILE)
         for number, part in enumerate(self.parts):
             part.save(str(_folder(output_path, number)), create_model_card=False)
 
@@ -131,27 +126,11 @@ class SideBySide(InputModule):
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
         try:
-            shares = read_json(folder / CONFIG)["shares"]
-            centres = load_file(folder / CENTRES)["centres"] if (folder / CENTRES).is_file() else None
+            shares = read_json(folder / SHARES_FILE)["shares"]
+            centres = load_file(folder / CENTRES_FILE)["centres"] if (folder / CENTRES_FILE).is_file() else None
             return cls([_load_part(_folder(folder, number), how) for number in range(len(shares))], shares, centres)
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again") from error
-
-
-def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
-    """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
-
-    Args:
-        parts: unit rows of shape (texts, nᵢ) each; 0 where a part knows nothing of a text.
-        shares: of the parts.
-        centre: what is subtracted from the rows of the first part, of shape (n₁,).
-
-    Returns:
-        Unit rows of shape (texts, Σ nᵢ), float32.
-    """
-    first = parts[0] if centre is None else unit_rows(parts[0] - centre)
-    scaled = [np.float32(share**0.5) * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
-    return unit_rows(np.concatenate(scaled, axis=1))
 
 
 def load_ours(spec: str | Path, *, local: bool, **how: Any) -> SentenceTransformer | None:
@@ -186,8 +165,8 @@ def load_ours(spec: str | Path, *, local: bool, **how: Any) -> SentenceTransform
 
 
 OURS: dict[str, type[SideBySide] | type[WordTable]] = {
-    "hce.encoding.side_by_side.SideBySide": SideBySide,
-    "hce.encoding.word_table.WordTable": WordTable,
+    SIDE_BY_SIDE: SideBySide,
+    WORD_TABLE: WordTable,
 }
 
 

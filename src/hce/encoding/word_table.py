@@ -8,9 +8,8 @@ are level with BM25 (docs/LOG.md).
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from hce.data.corpus import Corpus
-from hce.data.terms import checked_language, terms
+from hce.data.terms import terms
 from hce.encoding.static import inverse_document_frequency
+from hce.encoding.tables import TABLE_FILE, WORDS_FILE, WordRows, check_word_table
 from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json, write_json
 
@@ -35,15 +35,12 @@ MOST_WORDS = 50_000  # the most frequent ones; the rest are in too few documents
 MOST_DOCUMENTS = 100_000  # a random sample of more gives nearly the same vectors, in bounded memory
 ROUNDS = 4  # power iterations of the randomised SVD: the usual number for a slowly decaying spectrum
 
-WORDS, TABLE = "words.json", "model.safetensors"
-
 
 class WordTable(InputModule):
     """One vector for each word of a corpus; a text is the sum over its words, each weighted by 1 + log(occurrences).
 
     Attributes:
-        words: the terms that have a vector, in the order of the table's rows.
-        language: whose endings are cut off.
+        rows: the words that have a vector, in the order of the table's rows, and their language.
         table: of shape (words, n); a row's length has the word's idf in it.
     """
 
@@ -53,14 +50,11 @@ class WordTable(InputModule):
 
     def __init__(self, words: Sequence[str], table: Tensor, language: str) -> None:
         super().__init__()
-        if table.ndim != 2 or not table.is_floating_point() or not table.shape[1]:
-            raise ValueError(f"a table of {table.dtype} of shape {tuple(table.shape)} is not one vector a word")
-        if len(words) != len(table) or not all(isinstance(word, str) for word in words):
-            raise ValueError(f"{len(words)} words for {len(table)} vectors, or some are not words")
-        self.words = list(words)
-        self.language = checked_language(language)
+        check_word_table(words, tuple(table.shape))
+        if not table.is_floating_point():
+            raise ValueError(f"a table of {table.dtype} is not one of vectors")
+        self.rows = WordRows(words, language)
         self.register_buffer("table", table)
-        self._row = {word: row for row, word in enumerate(self.words)}
 
     @classmethod
     def fit(
@@ -102,15 +96,9 @@ class WordTable(InputModule):
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Count the known words of each text; a prompt is not among what a text is about, and is left out."""
-        bags = [self._bag(text) for text in inputs]
-        lengths = np.array([len(bag) for bag in bags], dtype=np.int64)
-        rows = np.fromiter(chain.from_iterable(bags), dtype=np.int64, count=int(lengths.sum()))
-        weights = np.fromiter(chain.from_iterable(bag.values() for bag in bags), dtype=np.float32, count=len(rows))
-        return {
-            "input_ids": torch.from_numpy(rows),
-            "offsets": torch.from_numpy(np.cumsum(lengths) - lengths),
-            "weights": torch.from_numpy(weights),
-        }
+        bags = self.rows.bags(inputs)
+        features = {"input_ids": bags.rows, "offsets": bags.starts, "weights": bags.weights}
+        return {name: torch.from_numpy(values) for name, values in features.items()}
 
     def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
         """Sum the rows of each text; a text without a known word is 0."""
@@ -123,24 +111,18 @@ class WordTable(InputModule):
         )
         return features
 
-    def unknown_share(self, texts: Iterable[str]) -> float:
-        """Return the share of the texts' words that have no vector: how far a corpus has outgrown its table."""
-        counts = [(len(bag), sum(word not in self._row for word in bag)) for bag in map(self._terms, texts)]
-        total = sum(all_words for all_words, _ in counts)
-        return sum(unknown for _, unknown in counts) / total if total else 0.0
-
     def get_embedding_dimension(self) -> int:
         """The length n of a vector."""
         return int(self.table.shape[1])
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the table is besides its vectors; part of an encoder's fingerprint."""
-        return {"language": self.language, "words": self.words}
+        return {"language": self.rows.language, "words": self.rows.words}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the words and their vectors into an existing folder."""
-        write_json(Path(output_path) / WORDS, self.get_config_dict())
-        save_file({"table": self.table.cpu().contiguous()}, Path(output_path) / TABLE)
+        write_json(Path(output_path) / WORDS_FILE, self.get_config_dict())
+        save_file({"table": self.table.cpu().contiguous()}, Path(output_path) / TABLE_FILE)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> WordTable:
@@ -151,18 +133,10 @@ class WordTable(InputModule):
         """
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         try:
-            facts = read_json(folder / WORDS)
-            return cls(facts["words"], load_file(folder / TABLE)["table"], facts["language"])
+            facts = read_json(folder / WORDS_FILE)
+            return cls(facts["words"], load_file(folder / TABLE_FILE)["table"], facts["language"])
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again") from error
-
-    def _terms(self, text: str) -> list[str]:
-        return terms(text, self.language)
-
-    def _bag(self, text: str) -> dict[int, float]:
-        """Return the row of each known word of a text, and its weight."""
-        rows = Counter(self._row[word] for word in self._terms(text) if word in self._row)
-        return {row: 1 + math.log(count) for row, count in rows.items()}
 
 
 def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:

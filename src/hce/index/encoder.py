@@ -6,24 +6,32 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hce.encoding.encoder import Encoder, Kind
+from hce.encoding.tables import Kind, Tables, TextEncoder
 from hce.errors import FormatError, InputError
 from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
 
 ENCODER_FOLDER = "encoder"
 
 
 class CarriedEncoder:
-    """An encoder that one thread at a time uses, since tokenizers are not made for more."""
+    """An encoder that one thread at a time uses, since tokenizers are not made for more.
+
+    Where it is made of tables, texts are encoded by `Tables`, for which torch need not be imported.
+    """
 
     def __init__(self, index: Path, manifest: Manifest, given: Encoder | None = None) -> None:
         self.index = index
         self.manifest = manifest
-        self._encoder = given
+        self._model = given
+        self._encoder: TextEncoder | None = given
         self._lock = Lock()
         heed_forks(self)
 
@@ -31,8 +39,8 @@ class CarriedEncoder:
         """Wait for no thread of the parent, in a process that was just forked."""
         self._lock = Lock()
 
-    def get(self) -> Encoder:
-        """Return the encoder, loaded if it was not.
+    def get(self) -> TextEncoder:
+        """Return what encodes texts, loaded if it was not.
 
         Raises:
             FormatError: the folder holds another encoder than the one that made the vectors.
@@ -40,15 +48,28 @@ class CarriedEncoder:
         with self._lock:
             return self._loaded()
 
+    def model(self) -> Encoder:
+        """Return the encoder with all that it can do, loaded if it was not.
+
+        Raises:
+            FormatError: the folder holds another encoder than the one that made the vectors.
+        """
+        with self._lock:
+            if self._model is None:
+                self._loaded()  # which may be the model already
+            if self._model is None:
+                self._model = self._load_model()
+            return self._model
+
     def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
         """Encode texts to unit vectors of shape (texts, n)."""
         with self._lock:
             return self._loaded().encode(texts, kind)
 
-    def _loaded(self) -> Encoder:
+    def _loaded(self) -> TextEncoder:
         if self._encoder is None:
             folder = self.index / self.manifest.encoder_folder
-            encoder = Encoder.load(folder)
+            encoder = Tables.read(folder) or self._load_model()
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
             if file_stamps(folder) != self.manifest.encoder_files and encoder.fingerprint != self.manifest.fingerprint:
                 raise FormatError(
@@ -56,7 +77,13 @@ class CarriedEncoder:
                     "put that one back or index anew"
                 )
             self._encoder = encoder
+            self._model = None if isinstance(encoder, Tables) else encoder
         return self._encoder
+
+    def _load_model(self) -> Encoder:
+        from hce.encoding.encoder import Encoder
+
+        return Encoder.load(self.index / self.manifest.encoder_folder)
 
 
 def delete_other_encoders(index: Path, named: str) -> None:

@@ -19,7 +19,6 @@ from hce.errors import FormatError
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Reader
 from hce.tree.hierarchy import NUMBERS, Hierarchy
-from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +73,8 @@ def _say_once(line: str) -> None:
 
 def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
     """Grow a tree and name its nodes; None where there are too few documents for one."""
+    from hce.tree.names import name_nodes  # with scikit-learn, which a tree that is only looked at needs not
+
     if len(vectors) < 2:
         return None
     tree = Hierarchy.build(vectors, device=device)

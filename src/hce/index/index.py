@@ -10,30 +10,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check
-from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.arguments import check_id, check_k, check_mode, checked_ids, checked_queries, checked_vectors
-from hce.index.create import HierarchyChoice, create_index
 from hce.index.derived import Derived
-from hce.index.drift import Drift, drift_of
 from hce.index.encoder import CarriedEncoder, check_same, delete_other_encoders
 from hce.index.filters import Filter
 from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, load_tree, regrow_tree
 from hce.index.manifest import FORMAT, MANIFEST_FILE, IndexStatus, Manifest, file_stamp, size_on_disk
 from hce.index.passages import Cutter
 from hce.index.ranking import Hit, Queries, SearchMode, find_hits
-from hce.index.refit import refit_table
 from hce.index.store import Entry, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import Advance, progress_bar
 from hce.search.engine import ENGINES, codec_of
+
+# With torch, or with what comes along with it: an index that is only searched needs none of them.
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
+    from hce.index.create import HierarchyChoice
+    from hce.index.drift import Drift
 
 
 class RefittedError(InputError):
@@ -108,6 +110,8 @@ class Index:
         Raises:
             InputError: the folder is there already, or an argument is not what it has to be.
         """
+        from hce.index.create import create_index
+
         create_index(
             *(path, corpus, encoder, hierarchy),
             engine=engine,
@@ -376,7 +380,7 @@ class Index:
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
-        return self._present_encoder().get()
+        return self._present_encoder().model()
 
     # ------------------------------------------------------------------------------------------------- the whole
 
@@ -419,6 +423,8 @@ class Index:
 
         Takes seconds, and all vectors in memory; loads the encoder.
         """
+        from hce.index.drift import drift_of
+
         with self._store.reading() as reader:
             return drift_of(reader, self.manifest, self.tree, self._for_documents, seed)
 
@@ -444,6 +450,8 @@ class Index:
         self._store.compact()
         window = self._read_in_passages()
         if refit and self.status().has_outgrown_its_table:
+            from hce.index.refit import refit_table
+
             refitted = refit_table(self._store)
             if refitted is not None:
                 self._adopt(refitted)

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.passages import Passage, cut_passages
-from hce.encoding.encoder import Encoder
+from hce.encoding.tables import TextEncoder
 from hce.index.store import Passages, Reader
 from hce.progress import progress_bar
 from hce.search.words import PassageText
@@ -40,10 +39,10 @@ class Cutter:
         length: how many tokens a passage has at most.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: TextEncoder) -> None:
         self.window = encoder.window
         self.length = min(self.window, PASSAGE_TOKENS)
-        self._tokenizer = _untruncated(encoder.model.tokenizer)
+        self._tokenizer = _untruncated(encoder.tokenizer)
 
     def cut(self, documents: Sequence[Document]) -> dict[int, list[Passage]]:
         """Return the passages of those documents that are longer than the window, by position; parts of `full_text`."""
@@ -147,8 +146,7 @@ class _Rows(Sequence[Document]):
 
 def _untruncated(tokenizer: Any) -> Tokenizer | None:
     """Return a copy of a tokenizer that reads texts of any length; None where it cannot say where a token stands."""
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
-        tokenizer = getattr(tokenizer, "backend_tokenizer", None)
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
     if not isinstance(tokenizer, Tokenizer):
         return None
     copy = Tokenizer.from_str(tokenizer.to_str())

@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from hce.search.lists import CENTROID_DTYPE, Layers, Lists
-from hce.tree.kmeans import spherical_kmeans
 
 MOST, LEAST = 4, 1 / 4  # of b
 NEIGHBOURS = 8  # lists from which a new one may draw
@@ -114,6 +113,8 @@ def parts(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         The part of each vector, of shape (m,), and a unit centroid for each part.
     """
+    from hce.tree.kmeans import spherical_kmeans  # with torch, which a search needs not
+
     least, most = bounds(branching)
     count = max(2, round(len(vectors) / branching))
     result = spherical_kmeans(vectors, count, mode="exact", max_rounds=ROUNDS)

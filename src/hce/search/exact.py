@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
-import torch
 
 from hce.search.engine import Found
 
@@ -156,6 +155,8 @@ def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndar
     Returns:
         Positions of documents and their scores, each of shape (Q, min(k, N)).
     """
+    import torch  # whose topk is much the fastest; a search of an index does without
+
     shape = (len(queries), min(k, len(documents)))
     positions, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
     for rows, block in score_blocks(queries, documents):

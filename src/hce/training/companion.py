@@ -23,7 +23,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import TEXTS_AT_ONCE, encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.side_by_side import joined
+from hce.encoding.tables import joined
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.processes import of_the_first

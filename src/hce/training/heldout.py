@@ -19,7 +19,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Qrels, Query
 from hce.data.text import Span, cut_span
 from hce.encoding.encoder import Encoder
-from hce.encoding.side_by_side import joined
+from hce.encoding.tables import joined
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
 from hce.training.pairs import equal_texts

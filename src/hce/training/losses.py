@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hce.errors import InputError
+from hce.training.recipe import LevelTarget
 
 Route = Literal["full", "gather"]
-LevelTarget = Literal["node", "document"]
 
 # What a gathered float and a float of the whole table cost, forward and backward, in multiply-adds of a product.
 # Measured on one CPU core, n = 384; a guess for everything else, where it costs time but no correctness.

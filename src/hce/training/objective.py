@@ -24,7 +24,6 @@ from hce.training.losses import (
     BatchLevel,
     HCETerms,
     InBatch,
-    LevelTarget,
     Sampled,
     Siblings,
     Taught,
@@ -33,6 +32,7 @@ from hce.training.losses import (
     precise,
     scores_of,
 )
+from hce.training.recipe import LevelTarget
 from hce.tree.hierarchy import Hierarchy
 
 

@@ -6,14 +6,14 @@ the node's centroid. What can be asked of a tree is in `hce.tree.hierarchy`.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from hce.errors import InputError
-from hce.tree.kmeans import KMeansResult
-from hce.tree.rows import run_all
+
+if TYPE_CHECKING:
+    from hce.tree.kmeans import KMeansResult
 
 MANY_NODES = 32
 
@@ -118,6 +118,10 @@ def _split_all(
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
     if len(groups) < MANY_NODES:
         return [split(group) for group in range(len(groups))]
+    import torch
+
+    from hce.tree.rows import run_all
+
     return run_all(split, range(len(groups)), torch.device("cpu"))
 
 

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive
-from hce.tree.kmeans import Init, KMeansMode, spherical_kmeans
-from hce.tree.rows import chunk_ranges
+
+if TYPE_CHECKING:
+    import torch
+
+    from hce.tree.kmeans import Init, KMeansMode
 
 Names = list[list[list[str]]]
 """The words of each node's name, for each inner level from the top: `names[t - 1][node]`."""
 
 FORMAT = 1
 NUMBERS = "numbers.npy"
+PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
 METHODS = {"agglomerative": agglomerative, "divisive": divisive}
 
 
@@ -109,6 +112,8 @@ class Hierarchy:
         Raises:
             InputError: vectors or options from which no tree can be grown.
         """
+        from hce.tree.kmeans import spherical_kmeans  # with torch, which a tree that is only looked at needs not
+
         if method not in METHODS:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
@@ -244,8 +249,10 @@ class Hierarchy:
             children = self.children(level, parent)
             vectors_below = members[children]
             pairs = order[start[parent] : start[parent + 1]]
-            for first, last in chunk_ranges(len(pairs), len(children)):
-                rows, places = row[pairs[first:last]], place[pairs[first:last]]
+            at_once = max(64, PRODUCTS_AT_ONCE // max(1, len(children)))
+            for first in range(0, len(pairs), at_once):
+                some = pairs[first : first + at_once]
+                rows, places = row[some], place[some]
                 products = vectors[rows] @ vectors_below.T  # (rows, children)
                 columns = _largest(products, count)
                 best[rows, places, : columns.shape[1]] = children[columns]
