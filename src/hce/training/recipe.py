@@ -15,7 +15,6 @@ from hce.errors import InputError
 
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 LevelTarget = Literal["node", "document"]
-LevelTarget = Literal["node", "document"]
 Pseudo = Literal["ict", "simcse"]
 Sampling = Literal["auto", "siblings", "fresh-siblings", "near", "mined", "none"]
 SpanUnit = Literal["words", "tokens"]
