@@ -334,6 +334,9 @@ def compare(
     ),
     seeds: Annotated[int, typer.Option(help="how many seeds to train with")] = 1,
     generated: Annotated[Path | None, typer.Option(help="generated queries, for the systems named +qg")] = None,
+    language_model: Annotated[
+        str, typer.Option(metavar="NAME|DIR|HUB-ID", help="what writes n-grams for seal: any causal or seq2seq model")
+    ] = "smollm2",
     epochs: Annotated[int | None, typer.Option(help="epochs of every trained system", show_default=False)] = None,
     epoch_pairs: Annotated[
         int | None, typer.Option(help="pairs in an epoch; default: as many as documents", show_default=False)
@@ -350,7 +353,7 @@ def compare(
     command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures.
 
     Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, companion, hce-hybrid, hce+qg.
+    pefa-xl, seal, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, companion, hce-hybrid, hce+qg.
 
     Examples:
       hce compare scifact
@@ -373,6 +376,7 @@ def compare(
             measures=_listed(measures),
             seeds=seeds,
             generated=generated,
+            language_model=language_model,
             settings=settings,
             progress=True,
             on_result=_tell_result,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
+from hce.checksums import file_checksum, files_in
 from hce.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
 from hce.comparison.table import Comparison, Result
 from hce.comparison.task import Built, Task
@@ -28,6 +29,7 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import Ranked, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
 from hce.files import delete_whole, unfinished, write_json
+from hce.generation.generator import BUNDLED
 from hce.training.recipe import Recipe
 from hce.training.sources import split_labels
 
@@ -73,6 +75,7 @@ class Bench:
         encoder: str = "static",
         measures: Sequence[str] = MEASURES,
         generated: str | Path | None = None,
+        language_model: str = BUNDLED,
         settings: Mapping[str, Any] | None = None,
         progress: bool = False,
     ) -> Bench:
@@ -88,7 +91,7 @@ class Bench:
         labels = {split: dataset.labels for split, dataset in datasets.items()}
         pairs, dev = _training_labels(folder, labels, recipe)
         queries = None if generated is None else _generated(generated, corpus)
-        task = Task(corpus, fresh.name, recipe, pairs, dev, queries, progress=progress)
+        task = Task(corpus, fresh.name, recipe, pairs, dev, queries, progress=progress, language_model=language_model)
         return cls(Path(output), Path(folder).absolute().name, labels, task, fresh, tuple(measures))
 
     def compare(
@@ -118,6 +121,8 @@ class Bench:
         generated = self.task.generated if system.needs == "generated" else None
         task = replace(self.task, recipe=recipe, generated=generated)
         identity = {**self.identity, "generated": generated and generated.digest, "system": name, "seed": seed}
+        if system.written:
+            identity["language_model"] = _contents(task.language_model)
 
         def run(work: Path) -> dict[str, Any]:
             built = system.build(replace(task, folder=work))
@@ -183,6 +188,7 @@ def compare(
     measures: Sequence[str] = MEASURES,
     seeds: int = 1,
     generated: str | Path | None = None,
+    language_model: str = BUNDLED,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
     on_result: Callable[[Finished], None] = lambda finished: None,
@@ -202,6 +208,8 @@ def compare(
         measures: names, see `hce.evaluation.measures.parse_measure`; the first one says which rival is the best.
         seeds: how many seeds to train with.
         generated: a file of generated queries.
+        language_model: what writes for systems that have a language model write (seal): "smollm2" (bundled), a
+            directory, or a hub id.
         settings: fields of the recipe, the same for all; by default an epoch has as many pairs as there are documents.
         progress: show bars.
         on_result: called as each system is finished.
@@ -218,6 +226,7 @@ def compare(
         encoder=encoder,
         measures=measures,
         generated=generated,
+        language_model=language_model,
         settings=settings,
         progress=progress,
     )
@@ -301,6 +310,13 @@ def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Rec
     recipe = Recipe.for_encoder(static=static, documents=documents, **{**usual, **settings})
     recipe.require_documents(documents)
     return recipe
+
+
+def _contents(language_model: str) -> str | dict[str, int]:
+    """Return what tells a language model from others: its name, or of a directory what is in it."""
+    if language_model == BUNDLED or not Path(language_model).is_dir():
+        return language_model
+    return {name: file_checksum(path) for name, path in sorted(files_in(Path(language_model)).items())}
 
 
 def _generated(path: str | Path, corpus: Corpus) -> Labels:

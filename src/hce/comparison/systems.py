@@ -20,6 +20,7 @@ from typing import Any
 
 from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
+from hce.comparison.seal import build_seal
 from hce.comparison.tas_b import build_tas_b
 from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae
@@ -137,6 +138,12 @@ SYSTEMS: dict[str, System] = {
     ),
     "pefa-xs": System("documents moved towards their labelled queries", build_pefa_xs, "labels", seeded=False),
     "pefa-xl": System("what the nearest labelled queries were answered with", build_pefa_xl, "labels", seeded=False),
+    "seal": System(
+        "n-grams of the corpus that a language model writes; unlike SEAL's, it is not trained",
+        build_seal,
+        seeded=False,
+        written=True,
+    ),
     "no-tree": System("hce, no tree: the same training otherwise", trained(tree=False)),
     "no-tree+qg": System("no-tree with generated queries", trained(generated=True, tree=False), "generated"),
     "no-cotrain": System("hce, no co-training: the first tree is kept", trained(cotrain=False), ours=True),

@@ -17,6 +17,7 @@ from hce.data.judgments import Labels
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
+from hce.generation.generator import BUNDLED
 from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
@@ -45,6 +46,7 @@ class Task:
         generated: generated queries.
         folder: where a training run keeps its state until it is done; None keeps none.
         progress: show bars.
+        language_model: the spec of what writes n-grams, see `hce.generation.generator.Generator.load`.
     """
 
     corpus: Corpus
@@ -55,6 +57,7 @@ class Task:
     generated: Labels | None = None
     folder: Path | None = None
     progress: bool = False
+    language_model: str = BUNDLED
 
     def load_encoder(self) -> Encoder:
         """Load the encoder as it was given, untouched by other systems."""
@@ -101,6 +104,7 @@ class System:
         needs: what it cannot do without.
         seeded: whether another seed gives another system.
         ours: whether it trains with the tree; all others are rivals.
+        written: whether it has the task's language model write.
     """
 
     about: str
@@ -108,6 +112,7 @@ class System:
     needs: Need | None = None
     seeded: bool = True
     ours: bool = False
+    written: bool = False
 
     def lacks(self, task: Task, *, static: bool) -> str | None:
         """Say in words what the system needs and the task does not have."""
