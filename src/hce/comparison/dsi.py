@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from hce.comparison.generative import Alphabet, IdNetwork
-from hce.comparison.generative_training import Prepared, built, fit, identifier_losses, searcher_of
+from hce.comparison.generative_training import LossesOf, Prepared, built, fit, identifier_losses, searcher_of
 from hce.comparison.identifiers import atomic_identifiers, clustered_identifiers
 from hce.comparison.task import Built, Task
 
@@ -44,6 +44,7 @@ def trained_writer(
     alphabet: Alphabet,
     name: str,
     kind: type[IdNetwork] = IdNetwork,
+    losses_of: LossesOf = identifier_losses,
     *,
     indexing_seconds: float = 0.0,
 ) -> Built:
@@ -55,13 +56,14 @@ def trained_writer(
         alphabet: what they are written in.
         name: of the system.
         kind: the class of the network.
+        losses_of: returns what gives the loss of each example.
         indexing_seconds: what it took to make the identifiers.
     """
     network = prepared.network(alphabet, kind)
     searcher = searcher_of(network, prepared.task.corpus, codes)
     done = fit(
         network,
-        identifier_losses(network, codes),
+        losses_of(network, codes),
         prepared.stream,
         prepared.recipe,
         prepared.budget,

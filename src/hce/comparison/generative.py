@@ -140,9 +140,10 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, width: int, *, reads: bool = True) -> None:
         super().__init__()
-        heads = max(1, width // HEAD_WIDTH)
-        self.own_norm, self.cross_norm, self.last_norm = (nn.LayerNorm(width) for _ in range(3))
+        heads = max(heads for heads in range(1, max(1, width // HEAD_WIDTH) + 1) if width % heads == 0)
+        self.own_norm, self.last_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.own = nn.MultiheadAttention(width, heads, DROPOUT, batch_first=True)
+        self.cross_norm = nn.LayerNorm(width) if reads else None
         self.cross = nn.MultiheadAttention(width, heads, DROPOUT, batch_first=True) if reads else None
         self.forwards = nn.Sequential(
             nn.Linear(width, FEED_FORWARD * width),
@@ -158,7 +159,7 @@ class DecoderLayer(nn.Module):
         own = self.own_norm(x).flatten(0, 1)  # (B·W, t, n)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         x = x + self.own(own, own, own, attn_mask=later, need_weights=False)[0].view_as(x)
-        if self.cross is not None and memory is not None:
+        if self.cross is not None and self.cross_norm is not None and memory is not None:
             asked = self.cross_norm(x).view(-1, beams * length, width)  # (B, W·t, n)
             seen = self.cross(asked, memory.states, memory.states, key_padding_mask=~memory.there, need_weights=False)
             x = x + seen[0].view_as(x)

@@ -409,6 +409,10 @@ def searcher_of(network: IdNetwork, corpus: Corpus, codes: np.ndarray) -> Genera
     return GenerativeSearcher(network, corpus.ids, Trie(codes, network.device))
 
 
+LossesOf = Callable[[IdNetwork, np.ndarray], Callable[[Examples], Tensor]]
+"""Given a network and identifiers of shape (documents, steps): what gives the loss of each example, of shape (B,)."""
+
+
 def identifier_losses(network: IdNetwork, codes: np.ndarray) -> Callable[[Examples], Tensor]:
     """Return what gives −log p of each example's identifier."""
     table = torch.from_numpy(codes).to(network.device)
