@@ -25,6 +25,9 @@ from hce.tree.hierarchy import Hierarchy
 ENGINES = {"flat": ("hce.search.flat", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
 """Module and class of each engine; each module is built on this one, so it is imported when it is asked for."""
 
+ELSEWHERE = ("milvus",)
+"""Engines that are no part of this process, and have an address: see `hce.search.milvus`."""
+
 FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes a tenth of a second and more
 
 CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
@@ -96,6 +99,31 @@ class Engine(Protocol):
 
 
 # ----------------------------------------------------------------------------------------- by name
+
+
+def check_engine(name: str, at: str | None, dtype: str, *others: str) -> None:
+    """Refuse an engine that does not exist, or not with this address or kind of number.
+
+    Args:
+        name: of the engine.
+        at: the address of an engine that lives elsewhere.
+        dtype: what it is to keep vectors in.
+        others: what else may stand in the place of a name.
+
+    Raises:
+        InputError: it does not.
+    """
+    codec_of(dtype)
+    if name not in (*others, *ENGINES, *ELSEWHERE):
+        raise InputError(f"engine {name!r}: choose one of {', '.join((*others, *ENGINES, *ELSEWHERE))}")
+    if name not in ELSEWHERE:
+        if at is not None:
+            raise InputError(f"--at {at}: only the engine milvus has an address; add --engine milvus")
+        return
+    if at is None:
+        raise InputError("engine milvus: where is it? Give --at http://HOST:19530, or the path of a file ending in .db")
+    if dtype != "float32":
+        raise InputError(f"dtype {dtype!r}: Milvus keeps vectors in float32")
 
 
 def engine_for(documents: int) -> str:

@@ -1,0 +1,566 @@
+"""Mirror: the documents of an index in a collection of Milvus, where readers on any machine search them.
+
+The store stays the truth, and is the log of what the collection still has to be told: whatever interrupts the telling,
+it goes on from there. A small file, the pointer, says which collection it is and how far it got. Only the folder that
+began a collection writes to it; a copy of the folder is refused.
+
+New documents are told first, then one entry of the collection's log says what is there from now on and what is not, and
+then the removed ones are deleted. So a reader that goes by the log sees one moment after the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+
+from hce.checksums import sealed, unsealed
+from hce.data.documents import Document
+from hce.errors import FormatError, InputError
+from hce.files import checked_fields, read_json, write_json
+from hce.index.connections import heed_forks
+from hce.index.manifest import Manifest
+from hce.index.store import Entry, Moment, Reader, Store
+from hce.progress import progress_bar
+from hce.search.engine import Engine
+from hce.search.milvus import (
+    DOCUMENTS,
+    FILES,
+    LOG,
+    PASSAGES,
+    PIECES,
+    Address,
+    AwayError,
+    Collection,
+    GoneOnError,
+    MilvusEngine,
+    Row,
+    Server,
+    pieces_of,
+)
+from hce.search.passages import PassageEngine
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1  # of a collection
+POINTER_FILE = "milvus.json"
+FACTS = 1  # the number of the row of the log that says what the collection is made of
+ENTRY_BITS = 20  # a change of the store may have so many parts in the log
+REMOVED_AT_ONCE = 3000  # numbers in one part, which is no longer than a row may be
+DOCUMENTS_AT_ONCE = 2000
+FILE_PIECE = 45_000  # bytes of a file in one row, a third longer as text
+MANY = 10_000  # documents that take long enough to show how far they are
+
+Searched = TypeVar("Searched", MilvusEngine, PassageEngine)
+Result = TypeVar("Result")
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Which collection an index writes to, and how far it got.
+
+    Attributes:
+        address: as the user gave it.
+        collection: its own name.
+        fingerprint: of the encoder whose vectors it has.
+        writer: drawn at random; the collection names it too.
+        store: the inode of the index's store: a copy has another.
+        change: of the store, up to which the collection is told; while it is filled, at which that began.
+        token: of that change.
+        last: the highest number of a document that was written.
+        is_whole: whether readers can see it.
+        is_busy: whether something was being written, of which some may be there.
+    """
+
+    address: str
+    collection: str
+    fingerprint: str
+    writer: str
+    store: int
+    change: int
+    token: str
+    last: int = 0
+    is_whole: bool = False
+    is_busy: bool = False
+
+    @classmethod
+    def read(cls, index: Path) -> Pointer | None:
+        """Read an index's pointer; None where there is none.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        path = index / POINTER_FILE
+        if not path.is_file():
+            return None
+        values, is_as_written = unsealed(read_json(path))
+        if not is_as_written:
+            raise FormatError(f"{path}: not as it was written; delete it, and rebuild with another name behind #")
+        return checked_fields(cls, values)
+
+    def write(self, index: Path) -> Pointer:
+        """Put the pointer into an index's folder, atomically."""
+        write_json(index / POINTER_FILE, sealed(asdict(self)))
+        return self
+
+
+class LogEntry(NamedTuple):
+    """What the log of a collection says of a moment: the moment, and what was removed since the entry before."""
+
+    moment: Moment
+    removed: list[int]
+
+
+def log_rows(entry: LogEntry) -> Iterator[Row]:
+    """Write an entry as rows, the last of which makes it count."""
+    blocks = [entry.removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(entry.removed), REMOVED_AT_ONCE)] or [[]]
+    for part, removed in enumerate(blocks, start=1):
+        content = {"moment": entry.moment._asdict() if part == len(blocks) else None, "removed": removed}
+        yield Row((entry.moment.change + 1 << ENTRY_BITS) + part, entry.moment.change, part, json.dumps(content))
+
+
+def read_log(collection: Collection, after: int) -> list[LogEntry]:
+    """Read the entries of changes after `after`; −1 for all of them."""
+    entries, removed = [], []
+    for row in collection.rows_after(LOG, (after + 2 << ENTRY_BITS) - 1):
+        content = json.loads(row.content)
+        removed += content["removed"]
+        if content["moment"] is not None:
+            entries.append(LogEntry(Moment(**content["moment"]), removed))
+            removed = []
+    return entries
+
+
+def document_rows(entries: list[Entry]) -> tuple[list[Row], list[Row]]:
+    """Write documents as rows with their vectors, and what does not fit into these as further ones."""
+    rows, further = [], []
+    for number, document, vector in entries:
+        pieces = pieces_of(_content(document))
+        rows.append(Row(number, number, len(pieces), pieces[0], vector))
+        further += [Row(number << 16 | i, number, i, piece) for i, piece in enumerate(pieces[1:], start=1)]
+    return rows, further
+
+
+def document_of(content: str) -> Document:
+    """Read a document from the content of its rows."""
+    return Document(**json.loads(content))
+
+
+def _content(document: Document) -> str:
+    values = {
+        "id": document.id,
+        "title": document.title,
+        "text": document.text,
+        "metadata": document.metadata,
+    }
+    try:
+        text = json.dumps(values, ensure_ascii=False, default=str)
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair in the metadata
+        return json.dumps(values, default=str)
+    return text
+
+
+def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[Row]]:
+    """Write files as rows; return what they are by name (size, hash, numbers of the first and the last row), and these.
+
+    Args:
+        folder: all files below it are written.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files: dict[str, list[Any]] = {}
+    number = 1
+    for path in paths:
+        size, pieces = path.stat().st_size, -(-path.stat().st_size // FILE_PIECE)
+        files[path.relative_to(folder).as_posix()] = [size, file_hash(path), number, number + pieces - 1]
+        number += pieces
+
+    def rows() -> Iterator[Row]:
+        for path in paths:
+            first = files[path.relative_to(folder).as_posix()][2]
+            with path.open("rb") as file:
+                for number in count(first):
+                    piece = file.read(FILE_PIECE)
+                    if not piece:
+                        break
+                    yield Row(number, 0, 0, base64.b64encode(piece).decode())
+
+    return files, rows()
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------- the mirror
+
+
+class Mirror:
+    """The collection of an index, told of the store's changes before it is searched."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.index = store.path.parent
+        self._lock = Lock()
+        self._server: Server | None = None
+        self._known: tuple[Collection, int] | None = None  # and the change up to which it is told
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Wait for no thread of the parent, and share no connection with it, in a process that was just forked."""
+        self._lock, self._server, self._known = Lock(), None, None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._server is not None:
+            self._server.close()
+
+    def forget(self) -> None:
+        """Look anew at what there is: the index has another encoder, or another collection."""
+        with self._lock:
+            self._known = None
+
+    def at(self, reader: Reader) -> Collection | None:
+        """Return the collection, told of all up to the moment that `reader` sees; None when it has gone on.
+
+        Raises:
+            AwayError: Milvus does not answer.
+            InputError: the collection is not this index's.
+        """
+        moment = reader.moment()
+        with self._lock:
+            if self._known is None or self._known[1] < moment.change:
+                self._known = self._look(reader)
+            if self._known is None or self._known[1] < moment.change:
+                self._known = self._catch_up()
+            collection, change = self._known
+            return None if change > moment.change else collection
+
+    def follow(self) -> None:
+        """Tell the collection of all that was written; what cannot be told now is told before the next search."""
+        try:
+            with self._lock:
+                self._known = self._catch_up()
+        except AwayError as error:
+            logger.warning("%s; all is kept in %s, and the next write or search tells Milvus", error, self.index)
+
+    def rebuild(self, reader: Reader) -> None:
+        """Fill a new collection, or go on with one that was begun, while nobody writes; readers see it when whole."""
+        with self._lock:
+            self._known = None
+            self._known = self._push(reader, anew=True)
+
+    def pending(self, reader: Reader) -> int:
+        """Count the additions and removals that the collection has not been told of."""
+        moment, pointer = reader.moment(), Pointer.read(self.index)
+        known = pointer and pointer.is_whole and reader.moment_at(pointer.change, pointer.token)
+        if not known:
+            return moment.documents
+        return moment.last - known.last + len(reader.removed_since(known.change))
+
+    def check_later(self, moment: Moment) -> None:
+        """Make sure that there is a later moment than one whose documents are not all in the collection.
+
+        Raises:
+            FormatError: there is none: the collection has lost documents.
+        """
+        with self.store.reading() as reader:
+            if reader.moment().change == moment.change:
+                raise FormatError(
+                    f"{self.index}: its collection lacks documents; 'hce rebuild {self.index}' fills another one"
+                )
+
+    # --------------------------------------------------------------------------------------------- telling
+
+    def _look(self, reader: Reader) -> tuple[Collection, int] | None:
+        """Return the collection as the pointer tells, where it is whole and of this encoder."""
+        pointer, manifest = Pointer.read(self.index), Manifest.read(self.index, reader)
+        if pointer is None or not pointer.is_whole or not _fits(pointer, manifest):
+            return None
+        return Collection(self._server_at(manifest), pointer.collection, manifest.dim), pointer.change
+
+    def _catch_up(self) -> tuple[Collection, int]:
+        with self.store.writing() as writer:  # nothing is written to it; it keeps others from writing
+            return self._push(writer)
+
+    def _server_at(self, manifest: Manifest) -> Server:
+        address = Address.parse(manifest.engine_at or "")
+        if self._server is None or self._server.address != address:
+            self._server = Server(address)
+        return self._server
+
+    def _push(self, reader: Reader, *, anew: bool = False) -> tuple[Collection, int]:
+        """Bring the collection to the moment that `reader` sees, from wherever it is."""
+        moment, manifest = reader.moment(), Manifest.read(self.index, reader)
+        server, pointer = self._server_at(manifest), Pointer.read(self.index)
+        if pointer is not None and pointer.store != self._inode():
+            raise InputError(
+                f"{self.index} is a copy of the index that writes to {pointer.address}; "
+                f"'hce rebuild {self.index} --engine milvus --at' with another name behind # gives it its own"
+            )
+        known = self._known_moment(server, manifest, pointer, reader)
+        if pointer is None or known is None or (anew and pointer.is_whole):
+            pointer, known = self._begin(server, manifest, pointer, moment), moment
+        collection = Collection(server, pointer.collection, manifest.dim)
+        if pointer.is_whole and not pointer.is_busy and known.change == moment.change:
+            return collection, moment.change
+        again = pointer.is_busy
+        pointer = replace(pointer, is_busy=True).write(self.index)
+        if not pointer.is_whole:
+            self._put_facts(collection, manifest, pointer, again)
+        pointer = self._put_documents(collection, reader, pointer, again)
+        removed = reader.removed_since(known.change).tolist()
+        if not pointer.is_whole or known.change != moment.change:
+            collection.put(LOG, log_rows(LogEntry(moment, removed)), again=again)
+        self._delete(collection, removed)
+        if not pointer.is_whole:
+            server.publish(collection.name)
+        replace(
+            pointer, change=moment.change, token=moment.token, last=moment.last, is_whole=True, is_busy=False
+        ).write(self.index)
+        return collection, moment.change
+
+    def _known_moment(
+        self, server: Server, manifest: Manifest, pointer: Pointer | None, reader: Reader
+    ) -> Moment | None:
+        """Return the moment from which on the collection has to be told; None where it has to be begun anew."""
+        if pointer is None or not _fits(pointer, manifest):
+            return None
+        is_there = server.current() == pointer.collection if pointer.is_whole else server.exists(pointer.collection)
+        return reader.moment_at(pointer.change, pointer.token) if is_there else None
+
+    def _begin(self, server: Server, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
+        """Make an empty collection, of this index alone; readers see the one before until it is whole.
+
+        Raises:
+            InputError: the name stands for a collection of another index.
+        """
+        _check_owner(server, before)
+        is_here = before is not None and before.address == manifest.engine_at
+        if before is not None and is_here and not before.is_whole and server.exists(before.collection):
+            server.drop(before.collection)  # which was begun for another encoder
+        name = server.new_name()
+        pointer = Pointer(
+            address=str(manifest.engine_at),
+            collection=name,
+            fingerprint=manifest.fingerprint,
+            writer=before.writer if before else secrets.token_hex(8),
+            store=self._inode(),
+            change=moment.change,
+            token=moment.token,
+        ).write(self.index)
+        server.create(name, manifest.dim)
+        return pointer
+
+    def _put_facts(self, collection: Collection, manifest: Manifest, pointer: Pointer, again: bool) -> None:
+        """Write what a reader needs besides documents: the manifest, and the encoder's files."""
+        if pointer.last:
+            return  # it was done before the first document
+        files, rows = file_rows(self.index / manifest.encoder_folder)
+        facts = {"format": FORMAT, "writer": pointer.writer, "files": files, "manifest": asdict(manifest)}
+        collection.put(FILES, rows, again=again)
+        pieces = pieces_of(json.dumps(facts))
+        rows = (Row(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
+        collection.put(LOG, rows, again=again)
+
+    def _put_documents(self, collection: Collection, reader: Reader, pointer: Pointer, again: bool) -> Pointer:
+        """Write the documents above the pointer's last, and move the pointer along."""
+        entries = reader.entries(pointer.last)
+        left = reader.count_after(pointer.last)
+        with progress_bar("telling Milvus", left, "documents", show=left >= MANY) as advance:
+            while some := list(islice(entries, DOCUMENTS_AT_ONCE)):
+                rows, further = document_rows(some)
+                collection.put(PIECES, further, again=again)
+                collection.put(PASSAGES, _passage_rows(reader, some), again=again)
+                collection.put(DOCUMENTS, rows, again=again)
+                pointer = replace(pointer, last=some[-1].number).write(self.index)
+                advance(len(some))
+        return pointer
+
+    def _delete(self, collection: Collection, removed: list[int]) -> None:
+        if not removed:
+            return
+        for partition in (PIECES, PASSAGES):
+            rows = collection.rows_of(partition, removed, ("number", "document", "part"))
+            collection.delete(partition, [row.number for row in rows])
+        collection.delete(DOCUMENTS, removed)
+
+    def _inode(self) -> int:
+        return self.store.path.stat().st_ino
+
+
+def check_place(at: str, index: Path) -> None:
+    """Make sure that an index can have a collection at an address, before anything is written.
+
+    Raises:
+        InputError: it is no address, or the collection there is of another index.
+        AwayError: Milvus does not answer.
+    """
+    server = Server(Address.parse(at))
+    try:
+        _check_owner(server, Pointer.read(index))
+    finally:
+        server.close()
+
+
+def _check_owner(server: Server, pointer: Pointer | None) -> None:
+    current = server.current()
+    if current is None:
+        return
+    facts = read_facts(Collection(server, current, 0))
+    if pointer is None or facts.get("writer") != pointer.writer:
+        raise InputError(
+            f"{server.address}: a collection of another index is there; choose another name behind #, "
+            f"as in {server.address.uri}#papers"
+        )
+
+
+def withdraw(at: str, index: Path) -> None:
+    """Drop the collection that an index had at an address before it moved elsewhere."""
+    server, pointer = Server(Address.parse(at)), Pointer.read(index)
+    try:
+        _check_owner(server, pointer)
+        server.withdraw()
+    except (AwayError, InputError) as error:
+        logger.warning("%s; it is left there", error)
+    finally:
+        server.close()
+    if pointer is not None and pointer.address == at:
+        (index / POINTER_FILE).unlink()
+
+
+def _fits(pointer: Pointer, manifest: Manifest) -> bool:
+    return pointer.address == manifest.engine_at and pointer.fingerprint == manifest.fingerprint
+
+
+def _passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[Row]:
+    if not reader.has_passages():
+        return
+    passages = reader.passages_of(entry.number for entry in entries)
+    places = reader.places(passages.numbers.tolist())
+    columns = passages.numbers.tolist(), passages.documents.tolist(), passages.vectors
+    for number, document, vector in zip(*columns, strict=True):
+        yield Row(number, document, 0, json.dumps(places[number]), vector)
+
+
+def read_facts(collection: Collection) -> dict[str, Any]:
+    """Read what a collection is made of: nothing where it is none of hce."""
+    rows = list(collection.rows_between(LOG, FACTS, FACTS))
+    if not rows:
+        return {}
+    rows += collection.rows_between(LOG, FACTS + 1, FACTS + rows[0].part - 1)
+    try:
+        facts = json.loads("".join(row.content for row in rows))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+# ------------------------------------------------------------------------------------------------- as a part
+
+
+@dataclass(frozen=True)
+class MirroredBuilder:
+    """What names a part of an index that is elsewhere; see `hce.index.live.Builder`."""
+
+    folder: str
+    engine: ClassVar[str] = MilvusEngine.name
+
+
+class MirroredPart(Generic[Searched]):
+    """An engine of an index in a collection of Milvus: what `hce.index.live.Live` is to an engine in memory.
+
+    Attributes:
+        store: of the index.
+        mirror: tells the collection of changes.
+        builder: names the part.
+    """
+
+    def __init__(self, mirror: Mirror, folder: str, make: Callable[[Collection, Reader], Searched]) -> None:
+        self.store = mirror.store
+        self.mirror = mirror
+        self.builder = MirroredBuilder(folder)
+        self._make: Callable[[Collection, Reader], Searched] = make
+        self._made: tuple[Collection, int, Searched] | None = None
+
+    def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result | None:
+        """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
+        collection = self.mirror.at(reader)
+        if collection is None:
+            return None
+        moment, made = reader.moment(), self._made
+        if made is None or made[:2] != (collection, moment.change):
+            made = self._made = (collection, moment.change, self._make(collection, reader))
+        try:
+            return work(made[2])
+        except GoneOnError:
+            self.mirror.check_later(moment)
+            return None
+
+    def load(self, reader: Reader) -> None:
+        """Do now what the first search would have to wait for."""
+        self.mirror.at(reader)
+
+    def take_up(self, builder: Any, suffix: str, since: int) -> None:
+        """Have the vectors of another encoder from a change on."""
+        self.mirror.forget()
+
+    def keep(self, reader: Reader) -> None:
+        """Have a snapshot; the collection is one."""
+
+    def rebuild(self, reader: Reader, builder: Any) -> None:
+        """Fill a new collection; the engine does that for the passages too."""
+        if self.builder.folder == ENGINE_FOLDER:
+            self.mirror.rebuild(reader)
+
+    def pending(self, reader: Reader) -> int:
+        """Count the additions and removals that are in the store and not in the collection."""
+        return self.mirror.pending(reader)
+
+    def ahead(self) -> Path | None:
+        """Return a snapshot of a moment that the store does not know; there are none."""
+        return None
+
+    def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
+        """Yield damaged snapshots; there are none."""
+        return iter(())
+
+
+ENGINE_FOLDER, PASSAGES_FOLDER = "engine", "passages"
+
+
+def engine_part(mirror: Mirror) -> MirroredPart[MilvusEngine]:
+    """Return the engine of all documents."""
+
+    def make(collection: Collection, reader: Reader) -> MilvusEngine:
+        moment = reader.moment()
+        return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last)
+
+    return MirroredPart(mirror, ENGINE_FOLDER, make)
+
+
+def passages_part(mirror: Mirror) -> MirroredPart[PassageEngine]:
+    """Return the engine of the passages of long documents."""
+
+    def make(collection: Collection, reader: Reader) -> PassageEngine:
+        numbers, documents = reader.passage_numbers()
+        engine = MilvusEngine(collection, PASSAGES, len(numbers), int(numbers.max(initial=0)))
+        return PassageEngine(cast(Engine, engine), numbers, documents)  # which is only searched here
+
+    return MirroredPart(mirror, PASSAGES_FOLDER, make)

@@ -1,0 +1,589 @@
+"""milvus: vectors and contents by number in a collection of Milvus, on other machines or in a file of this one.
+
+The address is all that differs between a server (`http://HOST:19530`) and the embedded engine (a path that ends in
+`.db`); behind `#` stands the name of the collection, `hce` by default. That name is an alias: a collection is filled
+under a name of its own, and appears whole when the alias is set to it.
+
+Vectors are compared with each query (Milvus's FLAT), so that a search is exact, under filters too. Milvus leaves ties
+in any order, and a server's scores differ from the embedded engine's in the last digit: candidates are scored again
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
+from hce.search.engine import Found
+from hce.search.exact import SLACK, ranked, search_exactly
+
+NAME = "hce"
+PATIENCE = 20.0  # seconds that a server may be away before that is an error
+MOST_FOUND = 16_384  # that Milvus finds or returns at once
+REQUEST_BYTES = 16 << 20  # Milvus takes 64 MB; half of that and more is left for its own wrapping
+MOST_ROWS = 2000  # in one request
+PIECE = 60_000  # bytes of a text in one row; Milvus takes 65,535
+FEWEST, MOST_DIMENSIONS = 2, 32_768
+FIELDS = ("number", "document", "part", "content")
+TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # what a server says of a request or of its answer
+
+Result = TypeVar("Result")
+
+
+class AwayError(HceError):
+    """No Milvus answers at an address, or it cannot do just now what it is asked for."""
+
+
+class GoneOnError(HceError):
+    """The collection is of a later moment than the one that is searched."""
+
+
+class Address(NamedTuple):
+    """Where a collection is.
+
+    Attributes:
+        uri: `http://HOST:PORT`, or the path of a file that ends in `.db`.
+        name: of the collection.
+    """
+
+    uri: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str | Path) -> Address:
+        """Read an address as users write it.
+
+        >>> Address.parse("http://search.example.org:19530#papers")
+        Address(uri='http://search.example.org:19530', name='papers')
+
+        Raises:
+            InputError: it is none.
+        """
+        place, _, name = str(text).partition("#")
+        name = name or NAME
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name):
+            raise InputError(f"{text}: behind # stands the name of a collection: letters, digits and _, as in #papers")
+        if found := re.fullmatch(r"(https?):/+([^/\s]+(?:/\S*)?)", place):  # a path has lost one of two slashes
+            return cls(f"{found[1]}://{found[2]}", name)
+        if place.endswith(".db") and "://" not in place:
+            return cls(str(Path(place).absolute()), name)
+        raise InputError(f"{text}: no address of Milvus; give http://HOST:PORT, or the path of a file ending in .db")
+
+    def __str__(self) -> str:
+        return self.uri if self.name == NAME else f"{self.uri}#{self.name}"
+
+
+def is_address(text: str | Path) -> bool:
+    """Tell whether what is given as an index is the address of a collection."""
+    place = str(text).partition("#")[0]
+    return bool(re.match(r"https?:/", place)) or (place.endswith(".db") and not Path(place, "manifest.json").exists())
+
+
+class Row(NamedTuple):
+    """What a collection keeps under a number.
+
+    Attributes:
+        number: within its partition.
+        document: the number of the document that it belongs to.
+        part: how many pieces a content has, or which of them this is.
+        content: a text of at most `PIECE` bytes.
+        vector: of shape (n,); None of a row that is not found by meaning.
+    """
+
+    number: int
+    document: int
+    part: int
+    content: str
+    vector: np.ndarray | None = None
+
+
+class Partition(NamedTuple):
+    """A part of a collection with a range of keys of its own; Milvus does not keep the keys of partitions apart."""
+
+    name: str
+    base: int
+    step: int = 1
+
+    def key(self, number: int) -> int:
+        """Return the key of a number."""
+        return self.base + self.step * number
+
+
+DOCUMENTS = Partition("documents", 0)
+PIECES = Partition("pieces", 1 << 60)  # of documents whose content does not fit into one row
+PASSAGES = Partition("passages", 1 << 61)
+FILES = Partition("files", 1 << 62)
+LOG = Partition("log", 0, -1)
+PARTITIONS = (DOCUMENTS, PIECES, PASSAGES, FILES, LOG)
+
+
+# ----------------------------------------------------------------------------------------- the server
+
+
+class Server:
+    """Milvus at an address, asked with bounded patience."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._client: Any = None
+        self._process = 0
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._client is not None and self._process == os.getpid():
+            self._client.close()
+        self._client = None
+
+    def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
+        """Have Milvus do something, given its client, and wait while the server is away or starting.
+
+        Args:
+            what: from the client to the answer.
+            again: whether it may be done twice: a server that did it can go away before it says so.
+
+        Raises:
+            AwayError: it was not done within `PATIENCE`.
+        """
+        end, pause = time.monotonic() + PATIENCE, 0.1
+        while True:
+            try:
+                return what(self._connected())
+            except HceError:
+                raise
+            except Exception as error:  # pymilvus, grpc and the embedded engine have no base in common
+                if not again or TOO_LARGE.search(str(error)) or time.monotonic() + pause > end:
+                    raise AwayError(
+                        f"{self.address}: Milvus does not do what it is asked for ({_reason(error)}); check the "
+                        "address, and that it is running"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    def _connected(self) -> Any:
+        if self._client is None or self._process != os.getpid():
+            self._client, self._process = _client(self.address), os.getpid()
+        return self._client
+
+    def current(self) -> str | None:
+        """Return the collection that the name stands for; None where it stands for none.
+
+        Raises:
+            InputError: the name is that of a collection that hce did not make.
+        """
+        name = self.address.name
+
+        def find(client: Any) -> str | None:
+            if not client.has_collection(name, timeout=PATIENCE):
+                return None
+            return str(client.describe_collection(name, timeout=PATIENCE)["collection_name"])
+
+        found = self.ask(find)
+        if found == name:
+            raise InputError(f"{self.address}: the collection {name!r} is not of hce; choose another name behind #")
+        return found
+
+    def exists(self, collection: str) -> bool:
+        """Tell whether there is a collection."""
+        return bool(self.ask(lambda client: client.has_collection(collection, timeout=PATIENCE)))
+
+    def new_name(self) -> str:
+        """Make up a name for a collection that the name of the address is to stand for."""
+        return f"{self.address.name}_{secrets.token_hex(6)}"
+
+    def create(self, collection: str, dim: int) -> None:
+        """Make an empty collection for vectors of a length, in the place of one that was begun."""
+        if not FEWEST <= dim <= MOST_DIMENSIONS:
+            raise InputError(f"{self.address}: Milvus keeps vectors of {FEWEST} to {MOST_DIMENSIONS:,} dimensions")
+        self.ask(lambda client: _create(client, collection, dim))
+
+    def publish(self, collection: str) -> None:
+        """Have the name stand for a collection from now on, and drop the one that it stood for."""
+        name, before = self.address.name, self.current()
+        if before is None:
+            self.ask(lambda client: client.create_alias(collection, name, timeout=PATIENCE))
+        elif before != collection:
+            self.ask(lambda client: client.alter_alias(collection, name, timeout=PATIENCE))
+            self.drop(before)
+
+    def withdraw(self) -> None:
+        """Drop the collection that the name stands for, and the name."""
+        before = self.current()
+        if before is not None:
+            self.ask(lambda client: client.drop_alias(self.address.name, timeout=PATIENCE))
+            self.drop(before)
+
+    def drop(self, collection: str) -> None:
+        """Drop a collection that no name stands for."""
+        self.ask(lambda client: client.drop_collection(collection, timeout=PATIENCE))
+
+
+def _client(address: Address) -> Any:
+    """Connect; the password, where there is one, is in the environment and in no file."""
+    try:
+        import pymilvus
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{address}: needs pymilvus; pip install 'hierarchical-corpus-encoder[milvus]'"
+        ) from error
+    for name in ("pymilvus", "grpc._server"):  # they log each error that they also raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if address.uri.endswith(".db") and not Path(address.uri).parent.is_dir():
+        raise InputError(f"{address}: there is no folder {Path(address.uri).parent}; make it first")
+    return pymilvus.MilvusClient(uri=address.uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=PATIENCE)
+
+
+def _create(client: Any, collection: str, dim: int) -> None:
+    from pymilvus import DataType
+
+    if client.has_collection(collection, timeout=PATIENCE):  # of an attempt that was cut off
+        client.drop_collection(collection, timeout=PATIENCE)
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field("number", DataType.INT64, is_primary=True)
+    schema.add_field("document", DataType.INT64)
+    schema.add_field("part", DataType.INT64)
+    schema.add_field("content", DataType.VARCHAR, max_length=65_535)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+    client.create_collection(collection, schema=schema, consistency_level="Strong", timeout=PATIENCE)
+    for partition in PARTITIONS:
+        client.create_partition(collection, partition.name, timeout=PATIENCE)
+    index = client.prepare_index_params()
+    index.add_index("vector", index_type="FLAT", metric_type="IP")
+    client.create_index(collection, index, timeout=PATIENCE)
+    client.load_collection(collection, timeout=PATIENCE)
+
+
+def _reason(error: Exception) -> str:
+    """Return what pymilvus or grpc says, without what only a programmer wants to know."""
+    details = getattr(error, "details", None)
+    text = str(details()) if callable(details) else str(getattr(error, "message", "") or error)
+    return one_line(ValueError(re.sub(r"\[\w+\] Retry [^,]*, ?|message=|<|>", "", text)))
+
+
+# ----------------------------------------------------------------------------------------- one collection
+
+
+class Collection:
+    """Rows in the partitions of one collection.
+
+    Attributes:
+        server: where the collection is.
+        name: its own.
+        dim: the length of a vector.
+    """
+
+    def __init__(self, server: Server, name: str, dim: int) -> None:
+        self.server = server
+        self.name = name
+        self.dim = dim
+
+    def put(self, partition: Partition, rows: Iterable[Row], *, again: bool = False) -> None:
+        """Write rows, in requests that Milvus takes.
+
+        Args:
+            partition: where to.
+            rows: with numbers that are not there, or
+            again: with numbers of which some may be.
+
+        Raises:
+            AwayError: the server is away; some of the rows may be there, and have to be written `again`.
+        """
+        nothing = np.zeros(self.dim, np.float32)
+        for batch in _batches(rows, 4 * self.dim):
+            data = [
+                {
+                    "number": partition.key(row.number),
+                    "document": row.document,
+                    "part": row.part,
+                    "content": _Text(row.content),
+                    "vector": nothing if row.vector is None else row.vector,
+                }
+                for row in batch
+            ]
+            if not again:
+                try:
+                    self._write("insert", partition, data)
+                    continue
+                except AwayError:
+                    again = True  # some of them may have been written before it went away
+            self._write("upsert", partition, data)
+
+    def _write(self, method: str, partition: Partition, data: list[dict[str, Any]]) -> None:
+        """Have rows inserted, which may be done once, or put in the place of others, which may be done again."""
+
+        def write(client: Any) -> Any:
+            place = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
+            return getattr(client, method)(self.name, data, **place)
+
+        self.server.ask(write, again=method == "upsert")
+
+    def delete(self, partition: Partition, numbers: Iterable[int]) -> None:
+        """Take rows out; numbers that are not there are passed over."""
+        keys = [partition.key(int(number)) for number in numbers]
+        for start in range(0, len(keys), MOST_FOUND):
+            self._delete(partition, _among(keys[start : start + MOST_FOUND]))
+
+    def _delete(self, partition: Partition, condition: str) -> None:
+        # What it returns is a count from a server and a list from the embedded engine, and tells nothing.
+        place = {"partition_name": partition.name, "timeout": PATIENCE}
+        self.server.ask(lambda client: client.delete(self.name, filter=condition, **place))
+
+    def rows_between(
+        self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS
+    ) -> Iterator[Row]:
+        """Read the rows with numbers from `first` to `last`, in order."""
+        start, at_once = first, MOST_ROWS
+        while start <= last:
+            stop = min(start + at_once - 1, last)
+            low, high = sorted((partition.key(start), partition.key(stop)))
+            try:
+                found = self._query(partition, f"number >= {low} and number <= {high}", fields=fields)
+            except AwayError as error:
+                if at_once == 1 or not TOO_LARGE.search(str(error)):
+                    raise
+                at_once = max(1, at_once // 8)  # of long texts fewer are too many for one answer
+                continue
+            yield from (found[number] for number in sorted(found))
+            start = stop + 1
+
+    def rows_of(self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS) -> list[Row]:
+        """Read the rows that belong to some documents, in order of their numbers."""
+        found: dict[int, Row] = {}
+        for start in range(0, len(documents), MOST_ROWS):
+            some = [int(number) for number in documents[start : start + MOST_ROWS]]
+            found |= self._query(partition, f"document in {some}", fields=fields)
+        return [found[number] for number in sorted(found)]
+
+    def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
+        """Return the vectors of some numbers, of shape (m, n), float32.
+
+        Raises:
+            GoneOnError: one of them is not there any more.
+        """
+        if not len(numbers):
+            return np.empty((0, self.dim), np.float32)
+        wanted = np.unique(numbers).tolist()
+        at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
+        found: dict[int, Row] = {}
+        for start in range(0, len(wanted), at_once):
+            keys = [partition.key(number) for number in wanted[start : start + at_once]]
+            found |= self._query(partition, _among(keys), fields=("number", "document", "part", "vector"))
+        if len(found) < len(wanted):
+            raise GoneOnError(f"{self.server.address}: a document is gone")
+        return np.stack([found[number].vector for number in numbers.tolist()])  # type: ignore[misc]
+
+    def rows_after(self, partition: Partition, after: int) -> list[Row]:
+        """Read the rows with numbers above `after`, in order."""
+        key = partition.key(after)
+        found = self._query(partition, f"number {'<' if partition.step < 0 else '>'} {key}")
+        return [found[number] for number in sorted(found)]
+
+    def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
+        """Find the `count` nearest of each query under a condition on keys, scored here; in any order.
+
+        Raises:
+            GoneOnError: there are fewer.
+        """
+        with_vectors = 4 * self.dim * count <= REQUEST_BYTES
+        at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
+        numbers = np.empty((len(queries), count), np.int64)
+        scores = np.empty((len(queries), count), np.float32)
+        for start in range(0, len(queries), at_once):
+            block = queries[start : start + at_once]
+            hits = self._search(partition, block, count, condition, with_vectors)
+            for row, of_one in enumerate(hits, start):
+                if len(of_one) < count:
+                    raise GoneOnError(f"{self.server.address}: {len(of_one)} of {count} documents are there")
+                numbers[row] = [partition.step * (_key(hit) - partition.base) for hit in of_one]
+                vectors = (
+                    np.array([hit["entity"]["vector"] for hit in of_one], np.float32)
+                    if with_vectors
+                    else self.vectors(partition, numbers[row])
+                )
+                scores[row] = scores_with(vectors, queries[row])
+        return Found(numbers, scores)
+
+    def _search(
+        self, partition: Partition, queries: np.ndarray, count: int, condition: str, with_vectors: bool
+    ) -> list[list[dict[str, Any]]]:
+        fields = ["number", "vector"] if with_vectors else ["number"]
+        return self.server.ask(
+            lambda client: client.search(
+                self.name,
+                data=list(np.ascontiguousarray(queries, np.float32)),
+                limit=count,
+                filter=condition,
+                output_fields=fields,
+                search_params={"metric_type": "IP"},
+                partition_names=[partition.name],
+                consistency_level="Strong",
+                timeout=PATIENCE,
+            )
+        )
+
+    def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, Row]:
+        answer = self.server.ask(
+            lambda client: client.query(
+                self.name,
+                filter=condition,
+                output_fields=list(fields),
+                limit=MOST_FOUND,
+                partition_names=[partition.name],
+                consistency_level="Strong",
+                timeout=PATIENCE,
+            )
+        )
+        found = {}
+        for each in answer:
+            number = partition.step * (int(each["number"]) - partition.base)
+            vector = np.array(each["vector"], np.float32) if "vector" in fields else None
+            found[number] = Row(number, int(each["document"]), int(each["part"]), each.get("content", ""), vector)
+        return found
+
+
+class _Text(str):
+    """A text that pymilvus checks at once: other texts it goes through letter by letter, at a microsecond each."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((str(self),))
+
+
+def scores_with(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Return the inner products of vectors, of shape (m, n), with a query, each as `flat` computes it."""
+    return np.einsum("pn,pn->p", vectors, np.broadcast_to(query, vectors.shape))
+
+
+def _key(hit: dict[str, Any]) -> int:
+    """Return the key of what was found, which older servers do not call by its name."""
+    return int(hit["number"] if "number" in hit else hit["id"])
+
+
+def _among(keys: Sequence[int]) -> str:
+    return f"number in {list(keys)}"
+
+
+def _batches(rows: Iterable[Row], width: int) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        length = width + len(row.content.encode())
+        if batch and (size + length > REQUEST_BYTES or len(batch) == MOST_ROWS):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += length
+    if batch:
+        yield batch
+
+
+def pieces_of(text: str) -> list[str]:
+    """Cut a text into pieces that fit into a row each.
+
+    >>> [len(piece) for piece in pieces_of("é" * 70_000)]
+    [30000, 30000, 10000]
+    """
+    encoded = text.encode()
+    if len(encoded) <= PIECE:
+        return [text]
+    pieces, start = [], 0
+    while start < len(encoded):
+        stop = min(start + PIECE, len(encoded))
+        while stop < len(encoded) and encoded[stop] & 0xC0 == 0x80:  # in the middle of a character
+            stop -= 1
+        pieces.append(encoded[start:stop].decode())
+        start = stop
+    return pieces
+
+
+# ----------------------------------------------------------------------------------------- as an engine
+
+
+class MilvusEngine:
+    """The vectors of one partition at one moment, searched as any engine is.
+
+    Attributes:
+        collection: where they are.
+        partition: which of them.
+        count: how many there are.
+        last: the last number that there is at that moment; what has come since is left out.
+    """
+
+    name: ClassVar[str] = "milvus"
+
+    def __init__(self, collection: Collection, partition: Partition, count: int, last: int) -> None:
+        self.collection = collection
+        self.partition = partition
+        self.count = count
+        self.last = last
+
+    def __len__(self) -> int:
+        return self.count
+
+    def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
+        """Find the k vectors of the largest inner product, exactly.
+
+        Raises:
+            GoneOnError: the collection is of a later moment.
+        """
+        queries = np.ascontiguousarray(queries, np.float32)
+        if allowed is None:
+            return search_exactly(self._best, self.count, queries, k, SLACK)
+        return search_exactly(
+            lambda block, count: self._best_among(block, count, allowed), len(allowed), queries, k, SLACK
+        )
+
+    def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query with some vectors.
+
+        Raises:
+            GoneOnError: one of them is not there any more.
+        """
+        return scores_with(self.collection.vectors(self.partition, numbers), query)
+
+    def _best(self, queries: np.ndarray, count: int) -> Found:
+        """Find the best of all; of more than Milvus finds at once, all in ranges of numbers."""
+        last = self.partition.key(self.last)
+        if count <= MOST_FOUND:
+            return self.collection.nearest(self.partition, queries, count, f"number <= {last}")
+        return self._best_among(queries, count, self._numbers())
+
+    def _numbers(self) -> np.ndarray:
+        rows = self.collection.rows_between(self.partition, 1, self.last, ("number", "document", "part"))
+        return np.fromiter((row.number for row in rows), np.int64)
+
+    def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
+        """Find the best of some numbers: in blocks of them, or further down among all where they are most of these."""
+        if len(allowed) > MOST_FOUND:
+            depth = int(2 * count * self.count / len(allowed)) + MOST_ROWS
+            if depth <= min(MOST_FOUND, self.count):
+                found = self._best(queries, depth)
+                there = np.isin(found.numbers, allowed)
+                if (there.sum(axis=1) >= count).all():
+                    return ranked(Found(np.where(there, found.numbers, -1), found.scores), count)
+        blocks = []
+        for start in range(0, len(allowed), MOST_FOUND):
+            some = allowed[start : start + MOST_FOUND].tolist()
+            condition = _among([self.partition.key(number) for number in some])
+            blocks.append(self.collection.nearest(self.partition, queries, min(count, len(some)), condition))
+        together = Found(*(np.concatenate(columns, axis=1) for columns in zip(*blocks, strict=True)))
+        return ranked(together, count)
+
+
+def checked_format(found: Any, known: int, where: Address) -> None:
+    """Refuse a collection that another version of hce has written.
+
+    Raises:
+        FormatError: it is none of hce, or of a newer version.
+    """
+    if not isinstance(found, int) or found > known:
+        raise FormatError(f"{where}: the collection was written by a newer version of hce; upgrade to read it")
