@@ -58,7 +58,7 @@ def run_collection(bench: Bench, arguments: argparse.Namespace) -> Found:
     split, task = arguments.splits[0], for_mode(bench.task, arguments.mode)
     found = {}
     for branching in arguments.branching:
-        with_b = replace(task, recipe=replace(task.recipe, branching=branching))
+        with_b = task.with_settings(branching=branching)
         found[str(branching)] = run_systems(replace(bench, task=with_b), ["hce"], arguments)[split]
     found[NO_TREE] = run_systems(replace(bench, task=task), ["no-tree"], arguments)[split]
     return found

@@ -122,10 +122,10 @@ def for_mode(task: Task, mode: str) -> Task:
         InputError: the mode needs labels, and there are none.
     """
     if mode == "unsupervised":
-        return replace(task, pairs=None, dev=None, recipe=replace(task.recipe, mode="unsupervised"))
+        return replace(task.with_settings(mode="unsupervised"), pairs=None, dev=None)
     if task.pairs is None:
         raise InputError(f"mode {mode!r} needs labelled queries (qrels/train.tsv), and there are none")
-    return replace(task, recipe=replace(task.recipe, mode=mode))  # type: ignore[arg-type]
+    return task.with_settings(mode=mode)
 
 
 def run_systems(bench: Bench, systems: Sequence[str], arguments: argparse.Namespace) -> dict[str, Comparison]:

@@ -183,7 +183,7 @@ def run_all_systems(bench: Bench, arguments: argparse.Namespace) -> Found:
     """Run each system with each seed, or take what is kept."""
     found: Found = {system: [] for system in arguments.systems}
     for seed in range(arguments.seeds):
-        task = replace(bench.task, recipe=replace(bench.task.recipe, seed=seed))
+        task = bench.task.with_settings(seed=seed)
         parts = take_apart(replace(bench, task=task), arguments.held_out, seed)
         given = replace(bench, task=parts.task, tested=parts.asked).identity
         added = Corpus.from_documents(parts.new).fingerprint

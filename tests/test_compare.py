@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 from conftest import write_concept_dataset
+from typer.testing import CliRunner
 
+from hce.cli import app
 from hce.commands.evaluate import _save
 from hce.commands.evaluate import compare as command
 from hce.comparison.run import Bench, compare
@@ -23,7 +26,9 @@ from hce.data.judgments import Judgment, Qrels
 from hce.errors import FormatError, InputError
 from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_paired, holm
+from hce.index.index import Index
 from hce.pages.comparison import difference_figure, page
+from hce.training.model_folder import ModelFacts
 
 BUDGET = {"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "dev_queries": 24}
 
@@ -96,6 +101,49 @@ def test_finished_systems_are_not_run_again(compared, folder, encoder_folder, mo
         compare(folder, output, ["bm25"], encoder=encoder_folder, settings=BUDGET, measures=["AP"])
 
 
+@pytest.fixture(scope="module")
+def kept(folder, encoder_folder, tmp_path_factory):
+    """A comparison whose models are kept; with the settings of a quick `hce train`, and no other."""
+    place = tmp_path_factory.mktemp("kept")
+    settings = {"epochs": 2, "batch_size": 32, "dev_queries": 24}
+    how = {"encoder": encoder_folder, "settings": settings, "models": place / "models"}
+    compare(folder, place / "output", ["hce", "untrained"], **how)
+    return place, how
+
+
+def test_hce_is_what_hce_train_gives(kept, folder, encoder_folder, tmp_path):
+    command = ["train", str(folder), "-o", str(tmp_path / "model"), "--encoder", encoder_folder]
+    done = CliRunner().invoke(app, [*command, "--epochs", "2", "--batch-size", "32", "--dev-queries", "24"])
+    assert not done.exit_code, done.output
+    by_train, by_compare = ModelFacts.read(tmp_path / "model"), ModelFacts.read(kept[0] / "models" / "hce-0")
+    assert by_compare.fingerprint == by_train.fingerprint
+    assert by_compare.recipe == by_train.recipe
+    assert by_compare.words_share == by_train.words_share
+    assert len(by_train.shares) > 1  # companions are among the defaults
+    assert ModelFacts.read(kept[0] / "models" / "no-tree-0").recipe == {**by_train.recipe, "tree": False}
+
+
+def test_models_are_kept_for_an_index(kept, concept_corpus, tmp_path):
+    models = kept[0] / "models"
+    assert sorted(path.name for path in models.iterdir()) == ["hce-0", "no-tree-0"]
+    with Index.create(tmp_path / "index", concept_corpus, models / "hce-0") as index:
+        assert index.manifest.fingerprint == ModelFacts.read(models / "hce-0").fingerprint
+
+
+def test_a_system_without_its_model_is_run_again(kept, folder, tmp_path, monkeypatch):
+    place, how = kept
+    compare(folder, place / "output", ["hce", "untrained"], **how)  # nothing to run
+    for name in ("hce", "no-tree", "untrained"):
+        monkeypatch.setitem(SYSTEMS, name, replace(SYSTEMS[name], build=lambda task: pytest.fail("was run again")))
+    compare(folder, place / "output", ["hce", "untrained"], **how)
+    with pytest.raises(pytest.fail.Exception):
+        compare(folder, place / "output", ["hce"], **{**how, "models": tmp_path / "elsewhere"})
+    compare(folder, place / "output", ["untrained"], **{**how, "models": tmp_path / "elsewhere"})  # has no model
+    shutil.copytree(how["encoder"], tmp_path / "models" / "no-tree-0")
+    with pytest.raises(InputError, match="holds another model"):
+        compare(folder, place / "output", ["hce"], **{**how, "models": tmp_path / "models"})
+
+
 def test_a_killed_comparison_goes_on(folder, encoder_folder, tmp_path, monkeypatch):
     runs = []
 
@@ -131,7 +179,10 @@ def test_all_are_given_the_same(folder, encoder_folder, tmp_path, monkeypatch):
         monkeypatch.setitem(SYSTEMS, name, System("nothing", build))
     compare(folder, tmp_path, ["hce"], encoder=encoder_folder, seeds=2)
     assert [task.recipe.seed for task in tasks] == [0, 1, 0, 1]
-    assert {task.recipe.epoch_pairs for task in tasks} == {240}
+    assert {(task.recipe.train, task.defaults.train, task.defaults.seed) for task in tasks} == {
+        ("encoder", "auto", 0),
+        ("encoder", "auto", 1),
+    }
     first = tasks[0]
     for task in tasks:
         assert replace(task.recipe, seed=0) == first.recipe

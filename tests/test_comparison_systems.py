@@ -372,10 +372,10 @@ def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
 def test_the_choice_follows_the_data(task):
     bare = replace(task, pairs=None, dev=None, generated=None)
     assert choose([], bare, static=True) == [
-        *("bm25", "untrained", "fitted", "hybrid", "rrf", "ct", "no-tree", "hce", "companion", "hce-hybrid")
+        *("bm25", "untrained", "fitted", "hybrid", "rrf", "ct", "no-tree", "hce", "hce-hybrid")
     ]
     assert choose([], bare, static=False) == [
-        *("bm25", "untrained", "hybrid", "rrf", "ct", "no-tree", "hce", "companion", "hce-hybrid")
+        *("bm25", "untrained", "hybrid", "rrf", "ct", "no-tree", "hce", "hce-hybrid")
     ]
     everything = choose([], task, static=True)
     assert set(DEFAULT) <= set(everything)

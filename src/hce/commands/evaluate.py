@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from hce.commands.common import EncoderOption, JsonOption, SeedOption, err, interruptible, out, print_json
+from hce.commands.common import (
+    EncoderOption,
+    JsonOption,
+    SeedOption,
+    err,
+    interruptible,
+    out,
+    print_json,
+    require_parent,
+)
 from hce.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -95,10 +104,14 @@ def evaluate(
       hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
       hce evaluate scifact --run-file my.trec --against-run bm25.trec
     """
+    from hce.data.judgments import find_split
+
+    _check_options(model, run_file, against, against_run, by_level)
+    find_split(dataset, split)  # before what takes seconds to import
+
     from hce.evaluation.measures import parse_measure
 
     parsed = [parse_measure(name) for name in measures.split(",")]
-    _check_options(model, run_file, against, against_run, by_level)
     _check_outputs(run, per_query)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
     asked = _load(
@@ -339,29 +352,41 @@ def compare(
     ] = "smollm2",
     epochs: Annotated[int | None, typer.Option(help="epochs of every trained system", show_default=False)] = None,
     epoch_pairs: Annotated[
-        int | None, typer.Option(help="pairs in an epoch; default: as many as documents", show_default=False)
+        int | None,
+        typer.Option(help="pairs in an epoch; default: as `hce train`", show_default=False),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="pairs in a step", show_default=False)] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="any other setting of all trained systems, as name=value")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="keep the models of trained systems in this folder, SYSTEM-SEED each")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train and score several systems on one collection, alike in data, budget and seed, and print one table.
 
     Labels of a train split are used by those that can. Finished systems are kept in the output folder, and the same
-    command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures.
+    command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures. `hce` is what
+    `hce train` does with the same settings; rivals train the encoder alone.
 
     Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, seal, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, companion, hce-hybrid, hce+qg.
+    pefa-xl, seal, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, hce-hybrid, hce+qg.
 
     Examples:
       hce compare scifact
       hce compare scifact --systems bm25,untrained,dpr,hce --encoder minilm --seeds 3
+      hce compare scifact --systems bm25,hce --keep models && hce index scifact -m models/hce-0 -o my-index
     """
+    from hce.data.judgments import find_split
+    from hce.training.recipe import parsed_settings
+
+    find_split(dataset, split)  # before what takes seconds to import
+    for folder in filter(None, (output, keep)):
+        require_parent(folder)
+
     from hce.comparison.run import compare as run
     from hce.comparison.table import cells, header, notes, table
-    from hce.training.recipe import parsed_settings
 
     output = output or Path(f"compare-{dataset.absolute().name}")
     given = {"epochs": epochs, "epoch_pairs": epoch_pairs, "batch_size": batch_size}
@@ -378,6 +403,7 @@ def compare(
             generated=generated,
             language_model=language_model,
             settings=settings,
+            models=keep,
             progress=True,
             on_result=_tell_result,
         )

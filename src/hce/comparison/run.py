@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,19 +22,20 @@ from hce._version import __version__
 from hce.checksums import file_checksum, files_in
 from hce.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
 from hce.comparison.table import Comparison, Result
-from hce.comparison.task import Built, Task
+from hce.comparison.task import MODEL, Built, Task
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.evaluation.evaluate import Ranked, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Ranked, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
-from hce.files import delete_whole, unfinished, write_json
+from hce.files import delete_whole, new_folder, require_new, unfinished, write_json
 from hce.generation.generator import BUNDLED
 from hce.training.recipe import Recipe
 from hce.training.sources import split_labels
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
+FINGERPRINT = "fingerprint of the model"  # beside the splits in a file that is kept
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class Bench:
         task: what every system is given; none of its labels is measured.
         encoder: what `task.encoder` names.
         measures: names, see `hce.evaluation.measures.parse_measure`.
+        models: a folder to keep the models of trained systems in, SYSTEM-SEED each; None keeps none.
     """
 
     output: Path
@@ -64,6 +67,7 @@ class Bench:
     task: Task
     encoder: Encoder
     measures: tuple[str, ...]
+    models: Path | None = None
 
     @classmethod
     def open(
@@ -77,6 +81,7 @@ class Bench:
         generated: str | Path | None = None,
         language_model: str = BUNDLED,
         settings: Mapping[str, Any] | None = None,
+        models: str | Path | None = None,
         progress: bool = False,
     ) -> Bench:
         """Read a BEIR folder, to measure on the splits named in `tested`; for the rest, see `compare`."""
@@ -87,12 +92,23 @@ class Bench:
         datasets = {split: Dataset.load(folder, split) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)
-        recipe = _budget(len(corpus), settings or {}, static=fresh.is_static)
+        defaults = Recipe.for_encoder(static=fresh.is_static, documents=len(corpus), **(settings or {}))
+        recipe = Recipe.for_encoder(
+            static=fresh.is_static, documents=len(corpus), **{"train": "encoder", **(settings or {})}
+        )
+        for each in (recipe, defaults):
+            each.require_documents(len(corpus))
         labels = {split: dataset.labels for split, dataset in datasets.items()}
         pairs, dev = _training_labels(folder, labels, recipe)
         queries = None if generated is None else _generated(generated, corpus)
-        task = Task(corpus, fresh.name, recipe, pairs, dev, queries, progress=progress, language_model=language_model)
-        return cls(Path(output), Path(folder).absolute().name, labels, task, fresh, tuple(measures))
+        task = Task(
+            *(corpus, fresh.name, recipe, pairs, dev, queries),
+            progress=progress,
+            language_model=language_model,
+            defaults=defaults,
+        )
+        name, kept = Path(folder).absolute().name, None if models is None else Path(models)
+        return cls(Path(output), name, labels, task, fresh, tuple(measures), kept)
 
     def compare(
         self, names: Sequence[str], seeds: int, on_result: Callable[[Finished], None] = lambda finished: None
@@ -117,21 +133,31 @@ class Bench:
 
     def results(self, name: str, seed: int) -> Finished:
         """Return the results of a system: those that are kept, or new ones."""
-        system, recipe = SYSTEMS[name], replace(self.task.recipe, seed=seed)
-        generated = self.task.generated if system.needs == "generated" else None
-        task = replace(self.task, recipe=recipe, generated=generated)
+        system, task = SYSTEMS[name], self.task.with_settings(seed=seed)
+        generated = task.generated if system.needs == "generated" else None
+        task = replace(task, generated=generated)
+        place = self.models and self.models / f"{name}-{seed}"
         identity = {**self.identity, "generated": generated and generated.digest, "system": name, "seed": seed}
         if system.written:
             identity["language_model"] = _contents(task.language_model)
 
         def run(work: Path) -> dict[str, Any]:
+            if place is not None:
+                require_new(place)
             built = system.build(replace(task, folder=work))
-            return {split: asdict(self._measure(built, split, name, seed)) for split in self.tested}
+            measured = {split: asdict(self._measure(built, split, name, seed)) for split in self.tested}
+            model = _model_of(built)
+            if place is not None and model is not None:
+                _keep_model(model, work / MODEL, place)
+            return {**measured, FINGERPRINT: model and model.fingerprint}
 
         def read(kept: Mapping[str, Any]) -> dict[str, Result]:
             return {split: Result(**kept[split]) for split in self.tested}
 
-        return Finished(*keep(self.output / "results", f"{name}-{seed}", identity, run, read))
+        def is_enough(kept: Mapping[str, Any]) -> bool:
+            return place is None or _is_kept(place, kept.get(FINGERPRINT, ""))
+
+        return Finished(*keep(self.output / "results", f"{name}-{seed}", identity, run, read, is_enough))
 
     def _measure(self, built: Built, split: str, name: str, seed: int) -> Result:
         timed = _Timed(built.searcher)
@@ -159,11 +185,12 @@ class Bench:
             "dev": task.dev and task.dev.digest,
             "encoder": self.encoder.fingerprint,
             "recipe": task.recipe.as_dict(),
+            "defaults": task.defaults and task.defaults.as_dict(),
             "measures": list(self.measures),
         }
 
     def _about(self, split: str, seeds: int) -> dict[str, str]:
-        task, recipe = self.task, self.task.recipe
+        task = self.task
         trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labelled queries"
         if task.generated is not None:
             trained_on += f", {len(task.generated.qrels):,} generated queries for systems named +qg"
@@ -172,8 +199,7 @@ class Bench:
             "collection": f"{self.collection}: {counts}",
             "training": trained_on,
             "encoder": task.encoder,
-            "budget": f"{recipe.epochs} epochs of {recipe.epoch_pairs:,} pairs in batches of {recipe.batch_size}, "
-            f"{seeds} {'seed' if seeds == 1 else 'seeds'}",
+            "budget": f"{_budget(task)}, {seeds} {'seed' if seeds == 1 else 'seeds'}",
             "version": f"hce {__version__}",
         }
 
@@ -190,6 +216,7 @@ def compare(
     generated: str | Path | None = None,
     language_model: str = BUNDLED,
     settings: Mapping[str, Any] | None = None,
+    models: str | Path | None = None,
     progress: bool = False,
     on_result: Callable[[Finished], None] = lambda finished: None,
 ) -> Comparison:
@@ -210,7 +237,10 @@ def compare(
         generated: a file of generated queries.
         language_model: what writes for systems that have a language model write (seal): "smollm2" (bundled), a
             directory, or a hub id.
-        settings: fields of the recipe, the same for all; by default an epoch has as many pairs as there are documents.
+        settings: fields of the recipe, the same for all; by default those of `hce train`. Rivals train the encoder
+            alone, and HCE what `hce train` trains: companions too, unless `train` says otherwise.
+        models: a folder to keep the models of trained systems in, SYSTEM-SEED each; a system that was finished without
+            is run again.
         progress: show bars.
         on_result: called as each system is finished.
 
@@ -228,6 +258,7 @@ def compare(
         generated=generated,
         language_model=language_model,
         settings=settings,
+        models=models,
         progress=progress,
     )
     names = choose(list(systems), bench.task, static=bench.encoder.is_static)
@@ -240,6 +271,7 @@ def keep(
     identity: Mapping[str, Any],
     run: Callable[[Path], Any],
     read: Callable[[Any], T],
+    is_enough: Callable[[Any], bool] = lambda kept: True,
 ) -> tuple[T, bool]:
     """Return what is kept under a name, or run it and keep what it gives.
 
@@ -249,6 +281,7 @@ def keep(
         identity: everything that the result depends on, as JSON; the file's name ends in its digest.
         run: gives the result as JSON; it may keep its state in the folder that it is given until it is done.
         read: makes the result of the JSON.
+        is_enough: tells of the JSON that was kept whether it will do; if not, it is run again.
 
     Returns:
         The result, and whether it was there already.
@@ -259,7 +292,7 @@ def keep(
     """
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     path = folder / f"{name}-{key}.json"
-    cached = path.is_file()
+    cached = path.is_file() and is_enough(_kept(path))
     if not cached:
         work = unfinished(path)
         try:
@@ -269,9 +302,51 @@ def keep(
         write_json(path, {"identity": identity, "result": run(work)})
         delete_whole(work)
     try:
-        return read(json.loads(path.read_text(encoding="utf-8"))["result"]), cached
+        return read(_kept(path)), cached
+    except (TypeError, KeyError) as error:
+        raise FormatError(f"{path} is no result of a comparison ({error}); delete it to run it again") from error
+
+
+def _kept(path: Path) -> Any:
+    """Read what is kept in a file.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["result"]
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{path} is no result of a comparison ({error}); delete it to run it again") from error
+
+
+def _model_of(built: Built) -> Encoder | None:
+    """Return the encoder that a system has trained; None where it has none, or was not trained."""
+    searcher = built.searcher.dense if isinstance(built.searcher, HybridSearcher) else built.searcher
+    return searcher.encoder if isinstance(searcher, DenseSearcher) and built.training_seconds else None
+
+
+def _keep_model(model: Encoder, written: Path, place: Path) -> None:
+    """Put a model into a new folder: as it was written, with its tree and all that is known of it, or the encoder."""
+    if not written.is_dir():
+        model.save(place)
+        return
+    with new_folder(place) as folder:
+        shutil.copytree(written, folder, dirs_exist_ok=True)
+
+
+def _is_kept(place: Path, fingerprint: str | None) -> bool:
+    """Tell whether a folder holds the model of this fingerprint; None is a system without a model.
+
+    Raises:
+        InputError: it holds another one.
+    """
+    if fingerprint is None:
+        return True
+    if not place.is_dir():
+        return False
+    if Encoder.load(place).fingerprint != fingerprint:
+        raise InputError(f"{place} holds another model; choose another folder for models, or remove it")
+    return True
 
 
 class _Timed:
@@ -304,12 +379,13 @@ def _training_labels(
     return pairs.without(dev.qrels), dev
 
 
-def _budget(documents: int, settings: Mapping[str, Any], *, static: bool) -> Recipe:
-    """Return what every trained system may spend: as given, or an epoch as long as the corpus and no larger batch."""
-    usual = {"epoch_pairs": documents, "train": "encoder"}  # the system `companion` has its own
-    recipe = Recipe.for_encoder(static=static, documents=documents, **{**usual, **settings})
-    recipe.require_documents(documents)
-    return recipe
+def _budget(task: Task) -> str:
+    """Say what trained systems may spend: rivals, and ours where that is not the same."""
+    spent = []
+    for recipe in (task.recipe, task.defaults or task.recipe):
+        pairs = f"of {recipe.epoch_pairs:,} pairs" if recipe.epoch_pairs else "of as many pairs as documents"
+        spent.append(f"{recipe.epochs} epochs {pairs} in batches of {recipe.batch_size}")
+    return spent[0] if spent[0] == spent[1] else f"{spent[0]}; hce, whose table is trained: {spent[1]}"
 
 
 def _contents(language_model: str) -> str | dict[str, int]:

@@ -1,8 +1,9 @@
 """Every system that `hce compare` knows, by name.
 
-Most are our own trainer with other settings: HCE, what is left of it without a part, and the plain rivals. They differ
-in a few fields of the recipe and in which queries they may see, and in nothing else: pairs, batches, learning rate,
-steps, the choice of weights on dev are the same for all. So a difference in the result is one of method.
+Most are our own trainer with other settings: HCE, as `hce train` does it, what is left of it without a part, and the
+plain rivals. HCE and what is left of it differ in one field of the recipe each, and in which queries they may see. The
+rivals train the encoder alone, as their authors do; pairs, batches, learning rate, steps and the choice of weights on
+dev are the same. So a difference in the result is one of method.
 
 To add a system, write a module beside this one with a function from `Task` to `Built` (whatever answers
 `search(queries, k)`, and what it cost), and give it a line here. That is all a generative retriever (DSI, NCI, SEAL,
@@ -22,11 +23,10 @@ from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
 from hce.comparison.seal import build_seal
 from hce.comparison.tas_b import build_tas_b
-from hce.comparison.task import Built, System, Task, searched_by_vectors, trained_encoder
+from hce.comparison.task import MODEL, Built, System, Task, searched_by_vectors, trained_encoder
 from hce.comparison.tsdae import build_tsdae
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, InnerProductSearcher
-from hce.training.recipe import Recipe
 from hce.training.train import train
 
 
@@ -50,17 +50,21 @@ def build_fitted(task: Task) -> Built:
     return searched_by_vectors(fitted, task.corpus, time.perf_counter() - start)
 
 
-def trained(*, labels: bool = True, generated: bool = False, **settings: Any) -> Callable[[Task], Built]:
+def trained(
+    *, ours: bool = False, labels: bool = True, generated: bool = False, **settings: Any
+) -> Callable[[Task], Built]:
     """Return what builds a system by `hce.train`.
 
     Args:
+        ours: whether it trains what `hce train` trains unless told otherwise, companions included; a rival trains the
+            encoder alone.
         labels: whether the system may see labelled queries, to train on or to choose by.
         generated: whether it trains on generated queries too.
         settings: fields of the recipe that make it what it is.
     """
 
     def build(task: Task) -> Built:
-        output = task.folder / "model" if task.folder else None
+        output = task.folder / MODEL if task.folder else None
         if output is not None and output.exists():  # finished, and killed before it was measured
             shutil.rmtree(output)
         result = train(
@@ -69,7 +73,7 @@ def trained(*, labels: bool = True, generated: bool = False, **settings: Any) ->
             pairs=task.pairs if labels else None,
             dev=task.dev if labels else None,
             generated=task.generated if generated else None,
-            recipe=replace(task.recipe, **settings),
+            recipe=replace((task.defaults if ours else None) or task.recipe, **settings),
             output=output,
             resume=output is not None,
             progress=task.progress,
@@ -77,13 +81,6 @@ def trained(*, labels: bool = True, generated: bool = False, **settings: Any) ->
         return trained_encoder(result, task.corpus)
 
     return build
-
-
-def build_companion(task: Task) -> Built:
-    """Train what `hce train` trains unless told otherwise: companions beside the encoder, by their own budget."""
-    static = task.load_encoder().is_static
-    recipe = Recipe.for_encoder(static=static, documents=len(task.corpus), seed=task.recipe.seed)
-    return trained(train="auto")(replace(task, recipe=recipe))
 
 
 def with_words(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
@@ -95,12 +92,16 @@ def with_words(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
             raise InputError("words can be added to a dense system only")
         start = time.perf_counter()
         searcher = HybridSearcher.of(built.searcher, task.corpus.texts())
+        share = built.facts.get("words_share")  # that training chose, and an index of this model would have
+        if share is not None:
+            searcher = replace(searcher, words_share=share)
         seconds = built.indexing_seconds + time.perf_counter() - start
         return built._replace(searcher=searcher, indexing_seconds=seconds)
 
     return build_both
 
 
+HCE = trained(ours=True)
 IN_BATCH: dict[str, Any] = {"mode": "supervised", "tree": False, "negatives": "none"}
 MINED: dict[str, Any] = {"tree": False, "negatives": "mined"}
 SYSTEMS: dict[str, System] = {
@@ -144,22 +145,21 @@ SYSTEMS: dict[str, System] = {
         seeded=False,
         written=True,
     ),
-    "no-tree": System("hce, no tree: the same training otherwise", trained(tree=False)),
-    "no-tree+qg": System("no-tree with generated queries", trained(generated=True, tree=False), "generated"),
-    "no-cotrain": System("hce, no co-training: the first tree is kept", trained(cotrain=False), ours=True),
-    "hce-u": System("hce, unsupervised: no labels", trained(labels=False, mode="unsupervised"), ours=True),
-    "hce-s": System("hce, supervised: labelled pairs alone", trained(mode="supervised"), "labels", ours=True),
-    "hce": System("hce: joint where there are labels, else unsupervised", trained(), ours=True),
+    "no-tree": System("hce, no tree: the same training otherwise", trained(ours=True, tree=False)),
+    "no-tree+qg": System("no-tree with generated queries", trained(ours=True, generated=True, tree=False), "generated"),
+    "no-cotrain": System("hce, no co-training: the first tree is kept", trained(ours=True, cotrain=False), ours=True),
+    "hce-u": System("hce, unsupervised: no labels", trained(ours=True, labels=False, mode="unsupervised"), ours=True),
+    "hce-s": System(
+        "hce, supervised: labelled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True
+    ),
+    "hce": System("what `hce train` does: joint where there are labels, else unsupervised", HCE, ours=True),
     "hce-eq5": System(
         "hce with the paper's level losses (Eq. 5): joint where there are labels, else unsupervised",
-        trained(level_target="node"),
+        trained(ours=True, level_target="node"),
         ours=True,
     ),
-    "companion": System(
-        "companions of the corpus beside the encoder: what `hce train` does", build_companion, ours=True
-    ),
-    "hce-hybrid": System("companion and BM25, fused: what `hce search` does", with_words(build_companion), ours=True),
-    "hce+qg": System("hce with generated queries", trained(generated=True), "generated", ours=True),
+    "hce-hybrid": System("hce and BM25, fused: what `hce search` does", with_words(HCE), ours=True),
+    "hce+qg": System("hce with generated queries", trained(ours=True, generated=True), "generated", ours=True),
 }
 
 # What is compared unless the user says otherwise: everything that differs in kind and can be run on this task.
@@ -177,7 +177,6 @@ DEFAULT = (
     "ct",
     "no-tree",
     "hce",
-    "companion",
     "hce-hybrid",
     "hce+qg",
 )

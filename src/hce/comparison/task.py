@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,8 @@ from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
+
+MODEL = "model"  # where below its folder a system leaves the model that it trained
 
 Need = Literal["labels", "generated", "static", "transformer"]
 
@@ -40,13 +42,15 @@ class Task:
     Attributes:
         corpus: the documents.
         encoder: the spec of the encoder to start from; each system loads its own, because training changes it.
-        recipe: budget and seed of whatever is trained.
+        recipe: budget and seed of the encoder that a rival trains.
         pairs: labelled queries to train on.
         dev: labelled queries to choose by; none of them is among `pairs`.
         generated: generated queries.
         folder: where a training run keeps its state until it is done; None keeps none.
         progress: show bars.
         language_model: the spec of what writes n-grams, see `hce.generation.generator.Generator.load`.
+        defaults: what `hce train` does with the same settings and seed, companions included; ours train by it. None
+            is the same as `recipe`.
     """
 
     corpus: Corpus
@@ -58,6 +62,7 @@ class Task:
     folder: Path | None = None
     progress: bool = False
     language_model: str = BUNDLED
+    defaults: Recipe | None = None
 
     def load_encoder(self) -> Encoder:
         """Load the encoder as it was given, untouched by other systems."""
@@ -67,6 +72,11 @@ class Task:
         """Load F0 as `hce.train` would have it: a static table fitted to the corpus where that is better on dev."""
         given = self.load_encoder()
         return start_encoder(self.corpus, given, dev, dev.measure(given), self.recipe)
+
+    def with_settings(self, **settings: Any) -> Task:
+        """Return the same task with some settings replaced, of rivals and ours."""
+        defaults = self.defaults and replace(self.defaults, **settings)
+        return replace(self, recipe=replace(self.recipe, **settings), defaults=defaults)
 
     @property
     def labelled(self) -> tuple[Labels, Labels]:
@@ -151,5 +161,6 @@ def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
         "metric": result.metric,
         "before": result.before,
         "after": result.after,
+        "words_share": result.words_share,
     }
     return searched_by_vectors(result.encoder, corpus, sum(epoch.seconds for epoch in result.history), facts)
