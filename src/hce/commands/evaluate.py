@@ -371,7 +371,8 @@ def compare(
     `hce train` does with the same settings; rivals train the encoder alone.
 
     Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, seal, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, hce-hybrid, hce+qg.
+    pefa-xl, dsi-atomic, dsi, nci, nci+qg, incdsi, dsi++, seal, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce,
+    hce-eq5, hce-hybrid, hce+qg.
 
     Examples:
       hce compare scifact

@@ -36,7 +36,7 @@ LAYERS = 2
 FEED_FORWARD = 2  # times the width
 DROPOUT = 0.1
 HEAD_WIDTH = 64
-READ_TOKENS = 128  # of a query, and of what stands for one
+READ_TOKENS = 64  # of a query, and of what stands for one
 BEAM = 100
 QUERIES_AT_ONCE = 16
 
@@ -132,19 +132,58 @@ class SequenceReader(Reader):
 # ----------------------------------------------------------------------------------------------------------- decoders
 
 
-class DecoderLayer(nn.Module):
-    """Self-attention, attention to the text, and a feed-forward part, each after a layer norm of its own.
+class TextAttention(nn.Module):
+    """Attention of a decoder's states to a text, which several beams of one query share.
 
-    Several beams of one query share what was read: the text's keys and values are computed once.
+    What is asked is multiplied with what keys and values are made by before it meets the text, where the text has more
+    tokens than there are states: so in training, where that is much the cheapest. Else keys and values are made first.
     """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = head_count(width)
+        self.query, self.output = nn.Linear(width, width), nn.Linear(width, width)
+        self.key, self.value = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, asked: Tensor, memory: Memory, *, text_last: bool | None = None) -> Tensor:
+        """Ask with states of shape (B, P, n), of which as many come back; `text_last` overrides which way is taken."""
+        count, width = asked.shape[1:]
+        tokens = memory.states.shape[1]
+        if text_last is None:
+            text_last = count * (width + self.heads * tokens) < tokens * width
+        each = (self.heads, width // self.heads)
+        query = self.query(asked).unflatten(2, each) / math.sqrt(each[1])  # (B, P, h, d)
+        if text_last:
+            query = torch.einsum("bphd,hdn->bphn", query, self.key.weight.unflatten(0, each))
+            scores = torch.einsum("bphn,btn->bhpt", query, memory.states)
+        else:
+            scores = torch.einsum("bphd,bthd->bhpt", query, self.key(memory.states).unflatten(2, each))
+        scores = scores.masked_fill(~memory.there[:, None, None], -torch.inf)
+        shares = self.dropout(scores.softmax(-1))
+        if text_last:
+            mixed = torch.einsum("bhpt,btn->bphn", shares, memory.states)
+            mixed = torch.einsum("bphn,hdn->bphd", mixed, self.value.weight.unflatten(0, each))
+        else:
+            mixed = torch.einsum("bhpt,bthd->bphd", shares, self.value(memory.states).unflatten(2, each))
+        found: Tensor = self.output(mixed.flatten(2))
+        return found
+
+
+def head_count(width: int) -> int:
+    """Return how many heads a width is divided into: as many of 64 dimensions or more as go into it."""
+    return max(heads for heads in range(1, max(1, width // HEAD_WIDTH) + 1) if width % heads == 0)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the text where there is one, and a feed-forward part, each after a layer norm."""
 
     def __init__(self, width: int, *, reads: bool = True) -> None:
         super().__init__()
-        heads = max(heads for heads in range(1, max(1, width // HEAD_WIDTH) + 1) if width % heads == 0)
         self.own_norm, self.last_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.own = nn.MultiheadAttention(width, heads, DROPOUT, batch_first=True)
-        self.cross_norm = nn.LayerNorm(width) if reads else None
-        self.cross = nn.MultiheadAttention(width, heads, DROPOUT, batch_first=True) if reads else None
+        self.own = nn.MultiheadAttention(width, head_count(width), DROPOUT, batch_first=True)
+        self.text_norm = nn.LayerNorm(width) if reads else None
+        self.text = TextAttention(width) if reads else None
         self.forwards = nn.Sequential(
             nn.Linear(width, FEED_FORWARD * width),
             nn.GELU(),
@@ -155,14 +194,12 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory | None = None) -> Tensor:
         """Take states of shape (B, W, t, n) of W beams for each of B texts to the next layer."""
-        beams, length, width = x.shape[1:]
+        length = x.shape[2]
         own = self.own_norm(x).flatten(0, 1)  # (B·W, t, n)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         x = x + self.own(own, own, own, attn_mask=later, need_weights=False)[0].view_as(x)
-        if self.cross is not None and self.cross_norm is not None and memory is not None:
-            asked = self.cross_norm(x).view(-1, beams * length, width)  # (B, W·t, n)
-            seen = self.cross(asked, memory.states, memory.states, key_padding_mask=~memory.there, need_weights=False)
-            x = x + seen[0].view_as(x)
+        if self.text is not None and self.text_norm is not None and memory is not None:
+            x = x + self.text(self.text_norm(x).flatten(1, 2), memory).view_as(x)
         return x + self.forwards(self.last_norm(x))
 
 

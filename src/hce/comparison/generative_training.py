@@ -254,7 +254,7 @@ class _Run:
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), MAX_GRADIENT)
         if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
             raise InputError(
-                f"the loss is {float(loss):.4g} at step {self.done.step + 1}: training cannot go on; "
+                f"the loss is {float(loss.detach()):.4g} at step {self.done.step + 1}: training cannot go on; "
                 "try a lower learning_rate"
             )
         self.optimizer.step()

@@ -230,8 +230,9 @@ def beam_search(scorer: Scorer[M], memory: M, queries: int, trie: Trie, width: i
         queries: how many there are.
         trie: the identifiers.
         width: of the beam.
-        k: documents of each query.
+        k: documents of each query; all where there are fewer.
     """
+    k = min(k, len(trie))
     device = trie.levels[0].symbol.device
     first = torch.zeros(queries, 1, dtype=torch.int64, device=device)
     count = torch.full_like(first, trie.root_children)

@@ -28,6 +28,7 @@ from hce.comparison.generative import Alphabet, DecoderLayer, IdNetwork, sequenc
 from hce.comparison.generative_training import Examples, Prepared
 from hce.comparison.identifiers import clustered_identifiers
 from hce.comparison.task import Built, Task
+from hce.training.losses import precise
 
 BRANCHING, LEAF = 30, 30
 CONSISTENCY = 0.15
@@ -64,7 +65,7 @@ class PrefixAwareNetwork(IdNetwork):
         if step:
             known, which = torch.unique(flat, dim=0, return_inverse=True)
         adapted = self.adapted(known)[which]  # (P, size, n)
-        extra = torch.einsum("pkn,pn->pk", adapted, states.reshape(-1, self.width).float())
+        extra = torch.einsum("pkn,pn->pk", adapted, precise(states.reshape(-1, self.width)))
         return super().logits(states, step, prefixes) + extra.view(*states.shape[:-1], -1)
 
 

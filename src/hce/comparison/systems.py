@@ -6,9 +6,8 @@ rivals train the encoder alone, as their authors do; pairs, batches, learning ra
 dev are the same. So a difference in the result is one of method.
 
 To add a system, write a module beside this one with a function from `Task` to `Built` (whatever answers
-`search(queries, k)`, and what it cost), and give it a line here. That is all a generative retriever (DSI, NCI, SEAL,
-GenRet, IncDSI) would need as well: its searcher decodes identifiers of documents in place of comparing vectors, its
-index is its weights, and `Task.recipe` is its budget.
+`search(queries, k)`, and what it cost), and give it a line here. A generative retriever is no different: its searcher
+writes identifiers of documents in place of comparing vectors, its index is its weights, and `Task.recipe` is its budget.
 """
 
 from __future__ import annotations
@@ -20,6 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
+from hce.comparison.dsi import build_dsi, build_dsi_atomic
+from hce.comparison.dsi_continual import build_continual
+from hce.comparison.incdsi import build_incdsi
+from hce.comparison.nci import build_nci
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
 from hce.comparison.seal import build_seal
 from hce.comparison.tas_b import build_tas_b
@@ -139,6 +142,19 @@ SYSTEMS: dict[str, System] = {
     ),
     "pefa-xs": System("documents moved towards their labelled queries", build_pefa_xs, "labels", seeded=False),
     "pefa-xl": System("what the nearest labelled queries were answered with", build_pefa_xl, "labels", seeded=False),
+    "dsi-atomic": System("a decoder chooses among one symbol for each document (DSI, atomic ids)", build_dsi_atomic),
+    "dsi": System("a decoder writes a document's way down a tree of clusters (DSI, hierarchical ids)", build_dsi),
+    "nci": System("dsi with finer clusters, a head that depends on the way so far, and consistency", build_nci),
+    "nci+qg": System("nci with generated queries", build_nci, "generated"),
+    "incdsi": System(
+        "dsi-atomic without a tenth of the documents, each of which then gets a row by a small optimisation",
+        build_incdsi,
+    ),
+    "dsi++": System(
+        "dsi-atomic without a tenth of the documents, on which it is then trained along with old ones; unlike DSI++, "
+        "by plain gradients",
+        build_continual,
+    ),
     "seal": System(
         "n-grams of the corpus that a language model writes; unlike SEAL's, it is not trained",
         build_seal,

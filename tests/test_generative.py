@@ -1,0 +1,547 @@
+"""Generative retrievers: beam search against brute force, the paper's reading of their loss, training that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import WORDS, fast_tokenizer, word_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
+
+from hce.comparison import dsi, dsi_continual, generative, generative_training, incdsi, nci
+from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, is_encoder_decoder, new_network
+from hce.comparison.generative_training import Prepared, fit, identifier_losses, searcher_of
+from hce.comparison.identifiers import Trie, atomic_identifiers, beam_search, clustered_identifiers, padded
+from hce.comparison.task import Task
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Judgment, Labels, Qrels, Query
+from hce.encoding.encoder import Encoder
+from hce.errors import FormatError, InputError
+from hce.evaluation.evaluate import evaluate
+from hce.training.losses import contrastive, scores_of
+from hce.training.recipe import Recipe
+
+DOCUMENTS = 200
+RECIPE = Recipe(
+    train="encoder", epochs=2, epoch_pairs=64, batch_size=16, span_lengths=(5,), dev_queries=24, fit_static=False
+)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    """A random token table of 16 dimensions."""
+    table = np.random.default_rng(1).normal(size=(len(WORDS), 16)).astype(np.float32)
+    model = SentenceTransformer(
+        modules=[StaticEmbedding(word_tokenizer(), embedding_weights=table), Normalize()], device="cpu"
+    )
+    return Encoder(model, "tiny", device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    rng = np.random.default_rng(3)
+    words = rng.permuted(np.tile(np.arange(200), (DOCUMENTS, 1)), axis=1)[:, :10]
+    return Corpus.from_documents(
+        [Document(f"d{number}", " ".join(f"w{word}" for word in row)) for number, row in enumerate(words)], name="words"
+    )
+
+
+def queries_about(corpus: Corpus, seed: int) -> Labels:
+    """For each document a query of five of its words."""
+    rng = np.random.default_rng(seed)
+    queries = {
+        f"{seed}-{document.id}": " ".join(rng.choice(document.text.split(), 5, replace=False)) for document in corpus
+    }
+    judgments = [Judgment(name, name.split("-")[1], 1) for name in queries]
+    return Labels({name: Query(name, text) for name, text in queries.items()}, Qrels(judgments))
+
+
+@pytest.fixture(scope="module")
+def task(corpus, encoder, tmp_path_factory) -> Task:
+    folder = tmp_path_factory.mktemp("encoder") / "tiny"
+    encoder.save(folder)
+    dev = queries_about(corpus, 1)
+    return Task(corpus, str(folder), RECIPE, queries_about(corpus, 0), dev.only(list(dev.queries)[:20]))
+
+
+# --------------------------------------------------------------------------------------------------- ids and the trie
+
+
+@st.composite
+def identifiers(draw) -> np.ndarray:
+    """A random tree, at most 4 deep and 4 wide, with the documents numbered at random."""
+
+    def below(depth: int) -> list[list[int]]:
+        symbols = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
+        paths = []
+        for symbol in symbols:
+            deeper = depth < 4 and draw(st.booleans())
+            paths += [[symbol, *rest] for rest in below(depth + 1)] if deeper else [[symbol]]
+        return paths
+
+    return padded(draw(st.permutations(below(1))))
+
+
+@settings(max_examples=15, deadline=None)
+@given(identifiers())
+def test_every_id_leads_to_its_document_and_nothing_else_does(codes):
+    trie = Trie(codes)
+    paths = {tuple(row[row >= 0].tolist()) for row in codes}
+    for position, row in enumerate(codes):
+        path = row[row >= 0].tolist()
+        assert trie.document_of(path) == position
+        for wrong in ([*path, 0], path[:-1], [*path[:-1], 77]):
+            assert tuple(wrong) not in paths
+            with pytest.raises(InputError, match="no valid path"):
+                trie.document_of(wrong)
+
+
+def test_an_id_that_is_no_path_is_told_from_where_on():
+    trie = Trie(padded([[3, 0], [3, 1], [4]]))
+    with pytest.raises(InputError, match=r"^id 3-7 is no valid path: after 3 comes one of 2 from 0 to 1, not 7$"):
+        trie.document_of([3, 7])
+    with pytest.raises(InputError, match=r"after 4 comes nothing, as a document ends there, not 0$"):
+        trie.document_of([4, 0])
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([[1, 2], [1, 2]], "documents 0 and 1 cannot be told apart by the ids 1-2 and 1-2"),
+        ([[1, 2], [1, -1]], "cannot be told apart by the ids 1-2 and 1"),
+        ([[1, 2], [-1, -1]], "id of document 1 is no valid path"),
+        ([[-1, 2], [1, 2]], "id of document 0 is no valid path"),
+    ],
+)
+def test_ids_that_cannot_be_told_apart_are_refused(codes, message):
+    with pytest.raises(InputError, match=message):
+        Trie(np.array(codes))
+
+
+class TableScorer:
+    """Log-probabilities drawn anew for each query and prefix, the same ones each time."""
+
+    def next_scores(self, memory, prefixes):
+        found = torch.empty(*prefixes.shape[:2], 6, dtype=torch.float64)
+        for query, beams in enumerate(prefixes.tolist()):
+            for beam, prefix in enumerate(beams):
+                rng = np.random.default_rng([memory, query, *(symbol + 1 for symbol in prefix)])
+                found[query, beam] = torch.from_numpy(rng.normal(size=6)).log_softmax(0)
+        return found
+
+
+def brute_force(codes: np.ndarray, seed: int, query: int) -> np.ndarray:
+    scores = []
+    for row in codes:
+        path = row[row >= 0].tolist()
+        each = [
+            TableScorer().next_scores(seed, torch.tensor([[path[:t]]] * (query + 1), dtype=torch.int64))[query, 0, s]
+            for t, s in enumerate(path)
+        ]
+        scores.append(float(sum(each)))
+    return np.array(scores)
+
+
+@settings(max_examples=15, deadline=None)
+@given(identifiers(), st.integers(0, 99), st.integers(1, 300), st.integers(1, 12))
+def test_beam_search_is_brute_force(codes, seed, width, k):
+    """A wide beam ranks as scoring every document does; a narrow one may miss some, and scores the rest alike."""
+    trie = Trie(codes)
+    best = beam_search(TableScorer(), seed, 2, trie, width, k)
+    widest = max(len(level.symbol) for level in trie.levels)
+    for query in range(2):
+        expected = brute_force(codes, seed, query)
+        positions, scores = (each[query] for each in (best.positions, best.scores))
+        there = positions >= 0
+        np.testing.assert_allclose(scores[there], expected[positions[there]], rtol=1e-9)
+        assert (np.diff(scores[there]) <= 0).all()
+        assert len(set(positions[there].tolist())) == there.sum()
+        if width >= widest:
+            assert positions[there].tolist() == np.argsort(-expected, kind="stable")[:k].tolist()
+
+
+def test_equal_documents_stay_in_order():
+    class Alike:
+        def next_scores(self, memory, prefixes):
+            return torch.zeros(*prefixes.shape[:2], 4)
+
+    codes = padded([[3], [1, 0], [0], [1, 2]])
+    assert beam_search(Alike(), None, 1, Trie(codes), 10, 10).positions.tolist() == [[0, 1, 2, 3]]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 90), st.integers(2, 4), st.integers(4, 9), st.booleans())
+def test_clustered_ids_are_short_and_all_different(documents, branching, leaf, are_equal):
+    vectors = np.random.default_rng(documents).normal(size=(documents, 4)).astype(np.float32)
+    codes = clustered_identifiers(vectors[:1].repeat(documents, 0) if are_equal else vectors, branching, leaf)
+    Trie(codes)  # refuses what cannot be told apart
+    last = np.take_along_axis(codes, (codes >= 0).sum(1)[:, None] - 1, axis=1)
+    assert last.max() < leaf
+    assert (codes < np.where(codes == last, leaf, branching)).all()
+    assert (codes.shape[1] == 1) == (documents <= leaf)
+
+
+def test_clustered_ids_begin_alike_where_documents_are():
+    vectors = np.repeat(np.eye(3, dtype=np.float32), 20, axis=0)
+    vectors += np.random.default_rng(0).normal(scale=0.01, size=vectors.shape).astype(np.float32)
+    codes = clustered_identifiers(vectors, 3, 20)
+    assert [len(set(codes[start : start + 20, 0].tolist())) for start in (0, 20, 40)] == [1, 1, 1]
+    assert len(set(codes[:, 0].tolist())) == 3
+    assert np.array_equal(codes, clustered_identifiers(vectors, 3, 20))
+
+
+def test_too_many_documents_for_atomic_ids(task, monkeypatch):
+    monkeypatch.setattr(dsi, "MOST_ATOMIC", 150)
+    with pytest.raises(InputError, match=r"^200 documents are too many for atomic ids.*\(limit 150\)"):
+        dsi.build_dsi_atomic(task)
+    assert len(atomic_identifiers(150, 150)) == 150
+
+
+# -------------------------------------------------------------------------------------------------------- the network
+
+
+def network_for(encoder: Encoder, codes: np.ndarray, kind: type[IdNetwork] = IdNetwork, **options) -> IdNetwork:
+    alphabet = Alphabet(int(codes.max()) + 1, codes.shape[1], **options)
+    return new_network(encoder, alphabet, RECIPE, kind).double().eval()
+
+
+TEXTS = ["w1 w2 w3", "w7", "", "w11 w13 w17 w19 w23"]
+
+
+def test_atomic_dsi_is_contrastive_over_all_documents(encoder):
+    """The paper's Sec. 3: with the rows of the head as vectors of documents, and the decoder's state as the query's."""
+    codes = atomic_identifiers(30, 100)
+    network = network_for(encoder, codes)
+    memory = network.read(TEXTS)
+    right = torch.tensor([3, 0, 29, 11])
+    state = network.states(memory, torch.empty(4, 1, 0, dtype=torch.int64))[:, 0, 0]
+    scores = scores_of(state, network.head, 1.0)  # (4, 30)
+    others = torch.stack([torch.arange(30)[torch.arange(30) != each] for each in right])
+    expected = contrastive(scores.gather(1, right[:, None])[:, 0], scores.gather(1, others))
+    torch.testing.assert_close(network.losses(memory, right[:, None]), expected)
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_hierarchical_dsi_is_one_contrastive_loss_a_step(encoder, by_step):
+    codes = torch.tensor([[2, 4, 1], [0, 3, -1], [1, -1, -1], [2, 4, 0]])
+    network = network_for(encoder, codes.numpy(), by_step=by_step)
+    memory = network.read(TEXTS)
+    expected = torch.zeros(4, dtype=torch.float64)
+    for row, path in enumerate(codes.tolist()):
+        alone = network.read(TEXTS[row : row + 1])
+        for step, symbol in enumerate(each for each in path if each >= 0):
+            prefix = codes[row, :step][None, None]
+            state = network.states(alone, prefix)[:, 0, -1]
+            scores = scores_of(state, network.head[network.alphabet.at(step)], 1.0)[0]
+            rest = torch.cat([scores[:symbol], scores[symbol + 1 :]])
+            expected[row] += contrastive(scores[symbol][None], rest[None])[0]
+    torch.testing.assert_close(network.losses(memory, codes), expected)
+
+
+def test_the_head_of_nci_is_w_plus_what_the_prefix_gives(encoder):
+    codes = torch.tensor([[2, 4, 1], [0, 3, 1]])
+    network = network_for(encoder, codes.numpy(), nci.PrefixAwareNetwork, by_step=True)
+    torch.nn.init.normal_(network.adaptation.weight)
+    memory = network.read(TEXTS[:2])
+    states = network.states(memory, codes[:, None, :2])[:, 0]
+    for step in range(3):
+        given = network.adapted(codes[:, :step])  # (2, size, n)
+        rows = network.head[network.alphabet.at(step)] + given
+        expected = torch.einsum("bkn,bn->bk", rows, states[:, step])
+        torch.testing.assert_close(network.logits(states[:, step], step, codes[:, :step]), expected)
+    first, second = (network.adapted(codes[:, :2])[row] for row in range(2))
+    assert (first - second).abs().max() > 1e-3  # other rows at other nodes
+
+
+def test_position_aware_symbols_have_rows_of_their_own():
+    codes = torch.tensor([[2, 2, -1]])
+    assert Alphabet(5, 3, by_step=True).row_of(codes).tolist()[0][:2] == [2, 7]
+    assert Alphabet(5, 3).row_of(codes).tolist()[0][:2] == [2, 2]
+    assert (Alphabet(5, 3, by_step=True).rows, Alphabet(5, 3).rows) == (15, 5)
+
+
+def test_consistency_is_the_mean_of_both_divergences():
+    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.6, 0.3])
+    by_hand = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
+    logits = [torch.stack([p.log(), p.log(), q.log(), p.log()])] * 2
+    found = nci.divergences(logits, torch.tensor([[0, -1], [1, 2]]))
+    torch.testing.assert_close(found, torch.stack([by_hand, torch.tensor(0.0)]))
+
+
+def test_both_ways_of_asking_a_text_are_the_same():
+    torch.manual_seed(0)
+    attention = generative.TextAttention(128).double().eval()
+    there = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
+    memory = generative.Memory(torch.randn(3, 9, 128, dtype=torch.float64), there)
+    asked = torch.randn(3, 5, 128, dtype=torch.float64)
+    one, other = (attention(asked, memory, text_last=way) for way in (True, False))
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(attention(asked, memory), other)
+    changed = memory._replace(states=torch.where(there[..., None], memory.states, 7.0))  # padding is not seen
+    torch.testing.assert_close(attention(asked, changed), other)
+
+
+@pytest.fixture(scope="module")
+def t5_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5") / "with a space"
+    torch.manual_seed(0)
+    T5ForConditionalGeneration(t5_config()).save_pretrained(folder)
+    fast_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def t5_config() -> T5Config:
+    return T5Config(
+        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+
+
+@pytest.mark.parametrize("kind", ["table", "transformer", "encoder-decoder"])
+def test_every_kind_of_network_is_searched_as_by_brute_force(kind, encoder, bert_folder, t5_folder):
+    given = encoder if kind == "table" else Encoder.load(bert_folder if kind == "transformer" else t5_folder)
+    codes = clustered_identifiers(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), 3, 5)
+    network = network_for(given, codes, nci.PrefixAwareNetwork if kind == "table" else IdNetwork, by_step=True)
+    assert is_encoder_decoder(given.name) == (kind == "encoder-decoder")
+    searcher = GenerativeSearcher(network, [f"d{n}" for n in range(40)], Trie(codes))
+    with torch.inference_mode():
+        for text, hits in zip(TEXTS, searcher.search(TEXTS, 40), strict=True):
+            scores = -network.losses(network.read([text] * 40), torch.from_numpy(codes))
+            order = scores.argsort(descending=True, stable=True)
+            assert [hit.id for hit in hits] == [f"d{position}" for position in order.tolist()]
+            np.testing.assert_allclose([hit.score for hit in hits], scores[order], rtol=1e-6)
+    assert float(scores.exp().sum()) <= 1 + 1e-6
+
+
+def renamed(encoder, name) -> Encoder:
+    encoder.name = str(name)
+    return encoder
+
+
+def test_a_decoder_that_is_not_there(tmp_path, t5_folder, encoder):
+    half = T5EncoderModel(t5_config())
+    half.save_pretrained(tmp_path / "half")
+    fast_tokenizer().save_pretrained(tmp_path / "half")
+    assert not is_encoder_decoder(str(tmp_path / "half"))  # an encoder: it gets a decoder of its own
+    (tmp_path / "half" / "config.json").write_text((t5_folder / "config.json").read_text())
+    with pytest.raises(InputError, match=r"half: a model without a decoder \(\d+ weights of it are not there"):
+        new_network(renamed(Encoder.load(t5_folder), tmp_path / "half"), Alphabet(3, 1), RECIPE)
+
+
+def test_an_encoder_without_states_of_tokens(encoder):
+    with pytest.raises(InputError, match=r"tiny has no states of tokens .*SideBySide"):
+        new_network(encoder.beside([encoder], [0.5, 0.5]), Alphabet(3, 1), RECIPE)
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+def test_a_step_has_the_same_examples_whenever_it_is_asked_for(task):
+    prepared = Prepared.of(task)
+    stream = prepared.stream.from_step(0)
+    whole = [next(stream) for _ in range(30)]
+    for step in (1, 13, 29):
+        again = next(prepared.stream.from_step(step))
+        assert (again.texts, again.positions.tolist()) == (whole[step].texts, whole[step].positions.tolist())
+    first = whole[0]
+    labelled = {query.text for query in task.pairs.queries.values()}
+    assert {text in labelled for text in first.texts[:16]} == {True}
+    assert first.weights[:16].sum() == pytest.approx(1)
+    assert first.weights[16:].sum() == pytest.approx(RECIPE.alpha)
+    texts = [text for each in whole for text in each.texts[16:]]
+    starts = {generative_training.start_of(task.corpus, position) for position in range(DOCUMENTS)}
+    assert np.mean([text in starts for text in texts]) == pytest.approx(0.5, abs=0.1)
+    seen = {position for each in whole for position in each.positions.tolist()}
+    assert len(seen) == DOCUMENTS  # none is held out
+
+
+class KilledError(Exception):
+    pass
+
+
+def run(task: Task, folder, stop_at: int = 0) -> tuple[IdNetwork, generative_training.Progress]:
+    """Train DSI; stop after some steps, as a kill would."""
+    prepared = Prepared.of(replace(task, folder=folder))
+    codes = clustered_identifiers(prepared.vectors(), 3, 10)
+    network = prepared.network(Alphabet(10, codes.shape[1]))
+    losses = identifier_losses(network, codes)
+    taken = 0
+
+    def counted(examples):
+        nonlocal taken
+        taken += 1
+        if taken == stop_at:
+            raise KilledError
+        return losses(examples)
+
+    measure = prepared.dev_measure(searcher_of(network, task.corpus, codes))
+    done = fit(
+        network,
+        counted,
+        prepared.stream,
+        prepared.recipe,
+        prepared.budget,
+        checkpoints=prepared.checkpoints("dsi"),
+        measure=measure,
+    )
+    return network, done
+
+
+def test_a_killed_run_ends_as_it_would_have(task, tmp_path, monkeypatch):
+    whole, done = run(task, None)
+    assert (done.step, len(done.history)) == (8, 2)
+    monkeypatch.setattr(generative_training, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    for stop_at in (3, 4):  # in the first epoch, then in the second
+        with pytest.raises(KilledError):
+            run(task, tmp_path, stop_at)
+    network, again = run(task, tmp_path)
+    assert again.history == done.history
+    assert again.best == done.best
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name]), name
+    finished, once_more = run(task, tmp_path, stop_at=1)  # takes no step any more
+    assert once_more.step == 8
+    assert torch.equal(finished.head, network.head)
+
+
+def test_the_state_of_another_run_and_a_damaged_one(task, tmp_path):
+    run(task, tmp_path)
+    with pytest.raises(InputError, match="an unfinished run with another setting seed"):
+        run(replace(task, recipe=replace(RECIPE, seed=1)), tmp_path)
+    state = next((tmp_path / "dsi").glob("state-*")) / "tensors.safetensors"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(FormatError, match="the state of the run is damaged"):
+        run(task, tmp_path)
+
+
+def test_a_loss_that_is_no_number_is_one_line(task):
+    prepared = Prepared.of(task)
+    network = prepared.network(Alphabet(DOCUMENTS, 1))
+    broken = lambda examples: network.head.sum() * torch.full((32,), torch.nan)  # noqa: E731
+    with pytest.raises(InputError, match=r"the loss is nan at step 1: .*lower learning_rate"):
+        fit(network, broken, prepared.stream, prepared.recipe, prepared.budget)
+
+
+def test_training_leaves_the_encoder_as_it_is(task, bert_folder):
+    given = Encoder.load(bert_folder)
+    before = given.fingerprint
+    network = new_network(given, Alphabet(DOCUMENTS, 1), RECIPE)
+    with torch.no_grad():
+        for parameter in network.known:
+            parameter.add_(1.0)
+    assert given.fingerprint == before
+    assert sum(each.numel() for each in network.known + network.fresh) == generative.parameter_count(network)
+
+
+# --------------------------------------------------------------------------------------------------- what they can do
+
+
+BUILDERS = {
+    "dsi-atomic": dsi.build_dsi_atomic,
+    "dsi": dsi.build_dsi,
+    "nci": nci.build_nci,
+    "incdsi": incdsi.build_incdsi,
+    "dsi++": dsi_continual.build_continual,
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_each_system_learns_its_training_queries_by_heart(name, task, monkeypatch):
+    """And of others, which it never saw, it finds far more than chance would (R@10 = 0.05)."""
+    monkeypatch.setattr(generative_training, "FRESH_RATE", 1e-2)
+    monkeypatch.setattr(generative_training, "KNOWN_RATE", 1e-2)
+    monkeypatch.setattr(generative, "DROPOUT", 0.0 if name != "nci" else 0.05)
+    recipe = replace(RECIPE, epochs=1, epoch_pairs=200 * 50, batch_size=50)
+    built = BUILDERS[name](replace(task, recipe=recipe))
+    assert evaluate(built.searcher, *task.pairs, ["R@1"]).means["R@1"] >= 0.95
+    assert evaluate(built.searcher, *queries_about(task.corpus, 2), ["R@10"]).means["R@10"] > 0.4
+    assert built.facts["parameters"] > 1000
+
+
+# ------------------------------------------------------------------------------------------------- documents are added
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_a_new_row_wins_where_it_should_and_nowhere_else(seed, texts):
+    """In as many dimensions as constraints all can be met; and few of them are looked at, to the same end."""
+    rng = np.random.default_rng(seed)
+    rows, known = rng.normal(size=(2, 12, 40))
+    known += rows  # each document wins for its own texts by far
+    own = rng.normal(size=(texts, 40))
+    row = incdsi.new_row(own, rows, known, margin=0.5)
+    assert (own @ row >= (own @ rows.T).max(axis=1) + 0.5 - 1e-3).all()
+    assert (known @ row <= (known * rows).sum(axis=1) - 0.5 + 1e-3).all()
+
+
+def test_taking_up_constraints_as_they_are_violated_finds_the_minimum(monkeypatch):
+    rng = np.random.default_rng(0)
+    rows, known, own = rng.normal(size=(300, 8)), rng.normal(size=(300, 8)), rng.normal(size=(3, 8))  # not all are met
+    known += rows
+    floor, ceiling = (own @ rows.T).max(axis=1) + 1, (known * rows).sum(axis=1) - 1
+
+    def violation(row):
+        return incdsi._hinges(row, own, floor, known, ceiling)[0]
+
+    monkeypatch.setattr(incdsi, "FIRST_CONSTRAINTS", 4)
+    at_once = minimize(incdsi._hinges, np.zeros(8), (own, floor, known, ceiling), jac=True, method="L-BFGS-B").x
+    assert violation(at_once) > 0.1
+    assert violation(incdsi.new_row(own, rows, known)) == pytest.approx(violation(at_once), rel=1e-3)
+    step = 1e-6 * rng.normal(size=8)
+    value, gradient = incdsi._hinges(at_once + 0.1, own, floor, known, ceiling)
+    assert violation(at_once + 0.1 + step) - value == pytest.approx(gradient @ step, rel=1e-3)
+
+
+def test_incdsi_moves_nothing_that_is_there(task):
+    searcher, _ = incdsi.train_incdsi(task)
+    rows = searcher.rows.copy()
+    weights = {name: tensor.clone() for name, tensor in searcher.network.state_dict().items()}
+    new = [Document(f"new-{number}", f"w{number} w{number + 1} w{number + 2} w{number + 7}") for number in range(5)]
+    searcher.add(new[:2])
+    searcher.add(new[2:], {"new-3": ["w199 w198"]})
+    np.testing.assert_array_equal(searcher.rows[:DOCUMENTS], rows)
+    assert all(torch.equal(tensor, searcher.network.state_dict()[name]) for name, tensor in weights.items())
+    assert len(searcher.ids) == len(searcher.rows) == len(searcher.known) == DOCUMENTS + 5
+    with pytest.raises(InputError, match="'new-0' is there already; nothing was added"):
+        searcher.add([Document("other", "w1"), new[0]])
+    assert len(searcher.ids) == DOCUMENTS + 5
+
+
+def test_what_is_added_later_takes_no_part_in_training(task):
+    split = incdsi.split_off(task)
+    new, old = {document.id for document in split.new}, set(split.task.corpus.ids)
+    assert (len(new), len(old), new & old) == (20, 180, set())
+    for labels in (split.task.pairs, split.task.dev):
+        assert {each.document_id for each in labels.qrels.judgments()} <= old
+    assert set(split.queries) == new
+    assert len(split.task.pairs.qrels) == 180
+
+
+def test_continual_training_extends_the_head(task):
+    searcher, _ = dsi_continual.train_continual(task)
+    before = searcher.network.head.detach().clone()
+    searcher.recipe = replace(RECIPE, epochs=1)
+    searcher.add([Document("new-0", "w1 w2 w3 w4"), Document("new-1", "w5 w6 w7 w8")])
+    assert searcher.network.head.shape == (DOCUMENTS + 2, 16)
+    assert not torch.equal(searcher.network.head[:DOCUMENTS], before)  # which is what forgets
+    hits = searcher.search(["w1 w2 w3 w4"], 300)[0]
+    assert len(hits) == DOCUMENTS + 2
+    assert hits[0].id == "new-0"
+    searcher.add([])
+    assert len(searcher.ids) == DOCUMENTS + 2
+
+
+def test_replay_is_half_old_and_half_new():
+    stream = dsi_continual.ReplayStream([[f"t{n}"] for n in range(30)], 20, replace(RECIPE, batch_size=10))
+    examples = next(stream.from_step(4))
+    assert (examples.positions[:5] >= 20).all()
+    assert (examples.positions[5:] < 20).all()
+    assert examples.texts == [f"t{position}" for position in examples.positions]
+    assert next(stream.from_step(4)).texts == examples.texts
