@@ -81,6 +81,9 @@ def test_a_static_encoder_is_trained_and_gets_the_words(concept_corpus, static_e
     assert "of a score from companions" in improvement(result)
     facts = json.loads((tmp_path / "model" / "hce.json").read_text())
     assert facts["shares"] == list(result.encoder.shares) and facts["static"]
+    assert facts["stages"] == result.stages
+    assert list(result.stages) == [*(["training"] if result.mix else []), "companions"]  # nothing was fitted
+    assert result.stages["companions"] == result.after
     assert "trust_remote_code=True" in (tmp_path / "model" / "README.md").read_text()
     assert not (tmp_path / "model.unfinished").exists()
     again = Encoder.load(tmp_path / "model")

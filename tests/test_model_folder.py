@@ -17,6 +17,7 @@ from hce.training.model_folder import (
     DevQuery,
     ModelFacts,
     ModelFolder,
+    gains,
     keep_facts,
     read_training,
     save_model,
@@ -36,7 +37,10 @@ def folder(planted_corpus, static_encoder, tmp_path) -> Path:
     tree = Hierarchy.build(static_encoder.encode(list(planted_corpus.texts())))
     before, after = HISTORY[0].dev, HISTORY[1].dev
     held_out = np.array([0, 7])
-    result = TrainResult(static_encoder, tree, HISTORY, 1.0, before, after, "NDCG@10", Recipe(), held_out)
+    stages = {"fitting": {"titles": 0.375}, "training": after}
+    result = TrainResult(
+        static_encoder, tree, HISTORY, 1.0, before, after, "NDCG@10", Recipe(), held_out, stages=stages
+    )
     save_model(result, planted_corpus, tmp_path / "model", QUERIES)
     return tmp_path / "model"
 
@@ -52,6 +56,8 @@ def test_what_is_written_is_read(folder, planted_corpus, static_encoder):
     assert facts.held_out == [planted_corpus[0].id, planted_corpus[7].id]
     assert (facts.encoder, facts.base_encoder) == ("static, fitted", "static")
     assert (facts.before, facts.after, facts.mix) == ({"titles": 0.25}, {"titles": 0.5}, 1.0)
+    assert facts.stages == {"fitting": {"titles": 0.375}, "training": {"titles": 0.5}}
+    assert "Fitting 0.2500 → 0.3750, training → 0.5000." in (folder / "README.md").read_text()
     assert Recipe(**{**facts.recipe, "span_lengths": (8, 16, 32)}) == Recipe()
 
 
@@ -65,9 +71,15 @@ def test_a_folder_without_a_model(tmp_path, planted_corpus):
 
 def test_facts_of_other_versions(folder):
     facts = read_json(folder / "hce.json")
-    del facts["held_out"]  # which the first versions did not write
+    del facts["held_out"], facts["stages"]  # which the first versions did not write
     write_json(folder / "hce.json", {**facts, "colour": "red"})
-    assert ModelFacts.read(folder).held_out == []
+    found = ModelFacts.read(folder)
+    assert (found.held_out, found.stages) == ([], {})
+    assert gains(found.before, found.stages, found.after) == "0.2500 → 0.5000"
+    for stages in ({"fitting": {"text": 0.5}}, {"fitting": 0.5}, [0.5]):
+        write_json(folder / "hce.json", {**facts, "stages": stages})
+        with pytest.raises(FormatError, match="stages"):
+            ModelFacts.read(folder)
     write_json(folder / "hce.json", {**facts, "format": 2})
     with pytest.raises(FormatError, match="written by a newer version of hce; upgrade"):
         ModelFacts.find(folder)

@@ -62,7 +62,17 @@ def test_training_helps_and_reports_it(concept_corpus, static_encoder, tmp_path)
     assert len(trained.accuracy) == 2
     assert trained.reclustered
     assert 0 <= trained.churn <= 1
-    assert "→" in improvement(result)
+    assert result.stages == {"training": result.after}
+    assert f"training {mean_over_kinds(result.before):.4f} → " in improvement(result)
+
+
+def test_fitting_and_training_are_told_apart(concept_corpus, static_encoder):
+    result = train(concept_corpus, static_encoder, recipe=replace(SMALL, fit_static=True))
+    assert list(result.stages) == ["fitting", "training"]
+    assert result.stages["fitting"] == result.history[0].dev != result.before
+    assert result.stages["training"] == result.after
+    values = [mean_over_kinds(each) for each in (result.before, *result.stages.values())]
+    assert "fitting {:.4f} → {:.4f}, training → {:.4f}".format(*values) in improvement(result)
 
 
 def test_the_model_folder_is_whole(concept_corpus, static_encoder, tmp_path):

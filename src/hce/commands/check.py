@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hce.commands.common import JsonOption, err, interruptible, out, print_json
+from hce.errors import InputError
 
 if TYPE_CHECKING:
     from hce.index.check import Checkup, Finding
@@ -33,6 +34,9 @@ def check(
       hce check my-index --repair
       hce check my-model --json
     """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: neither an index nor a model is there (no such folder); name the folder of one")
+
     from hce.index.check import check as checked
 
     with interruptible("nothing is half repaired; the same command starts over"):

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from hce.commands.common import EncoderOption, JsonOption, SeedOption, interruptible, out, print_json, with_reading
+from hce.commands.common import (
+    EncoderOption,
+    JsonOption,
+    SeedOption,
+    interruptible,
+    out,
+    print_json,
+    require_parent,
+    with_reading,
+)
 from hce.data.records import USUAL, Reading
 
 
@@ -40,13 +49,16 @@ def generate_queries(
       hce train docs.jsonl -o my-model --generated queries.jsonl
     """
     from hce.data.corpus import Corpus
-    from hce.encoding.encoder import Encoder
+
+    require_parent(output)
+    documents = Corpus.load(corpus, reading)
+
+    from hce.encoding.encoder import Encoder  # with torch, which takes seconds to import
     from hce.generation.generator import Generator
     from hce.generation.querygen import check_output
     from hce.generation.querygen import generate_queries as run
 
     check_output(output)
-    documents = Corpus.load(corpus, reading)
     judge = Encoder.for_corpus(encoder, documents) if keep else None
     with interruptible("the same command goes on where this one stopped"):
         written = run(

@@ -41,12 +41,13 @@ def serve(
     import webbrowser
 
     from hce.index.index import Index
-    from hce.web.app import Server, create_app, listen, url_of
-    from hce.web.guard import rules_for
 
-    rules = rules_for(host, token, not read_only, name or ())
-    made_up = rules.token if rules.token != token else None  # who gave a token knows it, and a log need not
     with Index.open(index) as opened:
+        from hce.web.app import Server, create_app, listen, url_of  # which takes seconds: after the index is found
+        from hce.web.guard import rules_for
+
+        rules = rules_for(host, token, not (read_only or opened.is_replica), name or ())
+        made_up = rules.token if rules.token != token else None  # who gave a token knows it, and a log need not
         listener = listen(host, port)
         opened.prepare()
         url = url_of(host, listener)

@@ -78,16 +78,19 @@ def train(
       torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
     from hce.data.corpus import Corpus
+    from hce.training.recipe import Recipe
+
+    require_parent(output)
+    chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
+    documents = Corpus.load(corpus, reading)
+
+    # With torch, which takes seconds to import: after all that can be wrong without it.
     from hce.encoding.encoder import Encoder
     from hce.processes import is_first_process, join_processes, leave_processes
-    from hce.training.recipe import Recipe
     from hce.training.train import improvement
     from hce.training.train import train as run
 
-    device = join_processes()
-    documents = Corpus.load(corpus, reading)
-    start = Encoder.load(encoder, device=device)
-    chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
+    start = Encoder.load(encoder, device=join_processes())
     if recipe == "paper":
         how = Recipe.paper(documents=len(documents), **chosen)
     else:
@@ -116,6 +119,7 @@ def train(
                 "model": str(output),
                 "before": result.before,
                 "after": result.after,
+                "stages": result.stages,
                 "mix": result.mix,
                 "shares": result.encoder.shares,
             }
@@ -137,17 +141,24 @@ def report(
       hce report my-model -o my-model.html
     """
     from hce.files import open_atomically
-    from hce.pages.report import report as page
-    from hce.training.model_folder import ModelFolder
 
     require_parent(output)
+    if not model.is_dir():
+        raise InputError(f"{model}: no model of hce there (there is no such folder); 'hce train' writes one")
+
+    from hce.pages.report import report as page
+    from hce.training.model_folder import ModelFolder, gains
+
     folder = ModelFolder.read(model)
     text = page(folder)
     with open_atomically(output) as file:
         file.write(text)
     if as_json:
-        print_json({"report": str(output), "before": folder.facts.before, "after": folder.facts.after})
+        measured = {"before": folder.facts.before, "after": folder.facts.after, "stages": folder.facts.stages}
+        print_json({"report": str(output), **measured})
     else:
+        facts = folder.facts
+        out.print(f"{facts.metric}: {gains(facts.before, facts.stages, facts.after)}", soft_wrap=True)
         out.print(f"the report is in {output}; any browser shows it", soft_wrap=True)
 
 

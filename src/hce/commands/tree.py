@@ -14,6 +14,7 @@ from hce.commands.common import (
     err,
     out,
     print_json,
+    require_parent,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
@@ -45,10 +46,14 @@ def tree(
       hce tree my-model --levels 3
       hce tree docs.csv --branching 8 --json > tree.json
     """
+    from hce.files import require_new
     from hce.index.hierarchy import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.outline import nested, outline
 
+    if output is not None:
+        require_parent(output)
+        require_new(output)
     saved = hierarchy_folder(path)
     if saved is not None:
         hierarchy, ids = Hierarchy.load(saved), _ids(path, saved) if as_json else None
@@ -83,11 +88,13 @@ def _grow_tree(
 ) -> tuple[Hierarchy, list[str | None]]:
     """Grow a tree of a corpus, with names; return the documents' ids too."""
     from hce.data.corpus import Corpus
-    from hce.encoding.encoder import Encoder
+
+    corpus = Corpus.load(path, reading)
+
+    from hce.encoding.encoder import Encoder  # with torch, which takes seconds to import
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.names import name_nodes
 
-    corpus = Corpus.load(path, reading)
     encoder = Encoder.for_corpus(encoder_spec, corpus)
     vectors = encoder.encode(list(corpus.texts()), progress=True)
     hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)

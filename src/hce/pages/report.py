@@ -12,7 +12,7 @@ import numpy as np
 from hce.evaluation.significance import compare_several
 from hce.pages.page import GREY, OURS, definitions, difference_bars, go, html_page, html_table, make_subplots, picture
 from hce.training.heldout import mean_over_kinds
-from hce.training.model_folder import DevQuery, ModelFolder, what_was_learnt
+from hce.training.model_folder import DevQuery, ModelFolder, gains, what_was_learnt
 from hce.training.recipe import Recipe
 from hce.training.run import Epoch
 from hce.tree.hierarchy import Hierarchy
@@ -37,7 +37,8 @@ def report(model: ModelFolder) -> str:
     parts = [
         definitions(_about(model)),
         "<h2>Before and after</h2>",
-        f"<p>{escape(facts.metric)}. p: could the difference be chance? (paired randomisation test over queries, "
+        f"<p>{escape(facts.metric)}: <strong>{gains(facts.before, facts.stages, facts.after)}</strong>.</p>",
+        "<p>p: could the difference be chance? (paired randomisation test over queries, "
         "Holm’s correction)</p>",
         _before_and_after(model),
         *_changes(model.queries),

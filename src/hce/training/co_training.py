@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ class TrainResult:
         recipe: the settings used.
         held_out: positions of the documents that were kept for measuring and not trained on.
         words_share: how much words should count in a hybrid search, where labelled queries have told.
+        stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
     """
 
     encoder: Encoder
@@ -60,6 +61,7 @@ class TrainResult:
     recipe: Recipe
     held_out: np.ndarray
     words_share: float | None = None
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Learnt(NamedTuple):

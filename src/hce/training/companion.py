@@ -80,6 +80,9 @@ def with_companions(
     if is_learner and chosen.encoder is first:
         return learnt._replace(result=replace(result, words_share=share))
     before, after = learnt.before if is_learner else chosen.before, chosen.after
+    stages = dict(result.stages) if is_learner else {}
+    if chosen.encoder is not first:
+        stages["companions"] = means(after)
     result = replace(
         result,
         encoder=chosen.encoder,
@@ -89,6 +92,7 @@ def with_companions(
         after=means(after),
         metric=dev.name,
         words_share=share,
+        stages=stages,
     )
     return Learnt(result, dev, before, after)
 

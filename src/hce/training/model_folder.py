@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -46,7 +46,7 @@ tags:
 |---|---|---|
 {rows}
 
-{learnt} Fingerprint of the corpus: `{fingerprint}`.
+{gains}. {learnt} Fingerprint of the corpus: `{fingerprint}`.
 
 {usage}
 
@@ -103,6 +103,8 @@ class ModelFacts:
         held_out: ids of the documents that were kept for measuring.
         shares: how much the encoder and each of its companions count in a score.
         words_share: how much words should count in a hybrid search, where labelled queries have told.
+        stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
+            companions; the first versions did not tell.
     """
 
     format: int
@@ -119,6 +121,7 @@ class ModelFacts:
     held_out: list[str]
     shares: list[float]
     words_share: float | None
+    stages: dict[str, dict[str, float]]
 
     @property
     def base_encoder(self) -> str:
@@ -140,6 +143,7 @@ class ModelFacts:
                 "held_out": [],
                 "shares": [1.0],
                 "words_share": None,
+                "stages": {},
                 **read_json(path),
             }  # the first versions did not write these
             if not (isinstance(facts.get("format"), int) and facts["format"] > FORMAT):
@@ -156,6 +160,8 @@ class ModelFacts:
             raise FormatError("'recipe' does not tell the mode")
         if not facts.shares or not facts.before or facts.before.keys() != facts.after.keys():
             raise FormatError("'shares', 'before' or 'after' is empty, or they do not go together")
+        if any(stage.keys() != facts.before.keys() for stage in facts.stages.values()):
+            raise FormatError("'stages' and 'before' do not go together")
         return facts
 
     @classmethod
@@ -221,6 +227,7 @@ class Training:
     before: dict[str, float]
     after: dict[str, float]
     mix: float
+    stages: dict[str, dict[str, float]]
     epochs: list[dict[str, Any]]
 
 
@@ -245,6 +252,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         held_out=[corpus[position].id for position in result.held_out.tolist()],
         shares=list(result.encoder.shares),
         words_share=result.words_share,
+        stages=result.stages,
     )
     with new_folder(path) as folder:
         result.encoder.save(folder / "model")
@@ -274,10 +282,24 @@ def model_card(name: str, facts: ModelFacts) -> str:
         mode=facts.recipe["mode"],
         metric=facts.metric,
         rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
+        gains=gains(facts.before, facts.stages, facts.after).capitalize(),
         learnt=what_was_learnt(facts),
         usage=USAGE if len(facts.shares) == 1 else USAGE_WITH_COMPANIONS,
         recipe=json.dumps(facts.recipe, indent=2),
     )
+
+
+def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]], after: Mapping[str, float]) -> str:
+    """Tell in a line what each stage brought, by the mean of the dev measure.
+
+    >>> gains({"title": 0.1}, {"fitting": {"title": 0.2}, "training": {"title": 0.3}}, {"title": 0.3})
+    'fitting 0.1000 → 0.2000, training → 0.3000'
+    >>> gains({"title": 0.1}, {}, {"title": 0.3})
+    '0.1000 → 0.3000'
+    """
+    start = f"{mean_over_kinds(before):.4f} "
+    told = [f"{name} {start * (not i)}→ {mean_over_kinds(each):.4f}" for i, (name, each) in enumerate(stages.items())]
+    return ", ".join(told) or f"{start}→ {mean_over_kinds(after):.4f}"
 
 
 def what_was_learnt(facts: ModelFacts) -> str:
@@ -317,7 +339,7 @@ def read_training(index: Path) -> Training | None:
     except FormatError:
         return None
     epochs = [{**asdict(epoch), "metric": epoch.metric} for epoch in history]
-    return Training(facts.metric, facts.before, facts.after, facts.mix, epochs)
+    return Training(facts.metric, facts.before, facts.after, facts.mix, facts.stages, epochs)
 
 
 def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:

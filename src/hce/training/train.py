@@ -26,7 +26,7 @@ from hce.processes import is_first_process, process_count
 from hce.training.co_training import Learnt, TrainResult, co_train
 from hce.training.companion import recipe_of_table, with_companions
 from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
-from hce.training.model_folder import DevQuery, save_model
+from hce.training.model_folder import DevQuery, gains, save_model
 from hce.training.recipe import Learner, Precision, Recipe, Supervision
 from hce.training.run import CheckpointFolder, Epoch
 from hce.training.sources import sources_and_devset
@@ -128,7 +128,10 @@ def _learn(
         )
         is_unchanged = start is encoder and not result.mix
         after = scores if is_unchanged else devset.scores(result.encoder)
-    return Learnt(replace(result, before=given, after=means(after)), devset, scores, after)
+    stages = {"fitting": result.before} if start is not encoder else {}
+    if result.mix:
+        stages["training"] = means(after)
+    return Learnt(replace(result, before=given, after=means(after), stages=stages), devset, scores, after)
 
 
 def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
@@ -140,20 +143,19 @@ def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str
 
 def improvement(result: TrainResult) -> str:
     """Say in one sentence what training did to the dev measure."""
-    before, after = mean_over_kinds(result.before), mean_over_kinds(result.after)
     shares = result.encoder.shares
     if result.after == result.before:
         is_believed = LABELLED in result.after or result.recipe.keep != "mix" or result.encoder.is_table
         clearly = "" if is_believed else " clearly"
         return (
-            f"training did not{clearly} beat the encoder it started from ({before:.4f}), "
+            f"training did not{clearly} beat the encoder it started from ({mean_over_kinds(result.before):.4f}), "
             "so that one is returned unchanged"
         )
-    gain = f"{result.metric}: {before:.4f} → {after:.4f}"
+    gain = f"{result.metric}: {gains(result.before, result.stages, result.after)}"
     if len(shares) > 1:
         return f"{gain}, with {1 - shares[0]:.0%} of a score from companions of the corpus's own"
     if result.mix == 0:
-        return f"{gain} by fitting the table alone; training did not add to it"
+        return f"{gain}; training did not add to it"
     way = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
     return gain + way
 
