@@ -120,6 +120,8 @@ class GrowingSearcher:
             queries: what is asked for, by a document's id, where that is known.
         """
         refuse_known(documents, self.ids)
+        if not documents:
+            return
         texts = [[*texts_of(each, self.recipe), *(queries or {}).get(each.id, ())] for each in documents]
         states = states_of(self.network, [text for each in texts for text in each])
         rows, known = (np.empty((len(self.ids) + len(documents), self.rows.shape[1]), np.float32) for _ in range(2))

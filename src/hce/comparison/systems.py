@@ -7,7 +7,7 @@ dev are the same. So a difference in the result is one of method.
 
 To add a system, write a module beside this one with a function from `Task` to `Built` (whatever answers
 `search(queries, k)`, and what it cost), and give it a line here. A generative retriever is no different: its searcher
-writes identifiers of documents in place of comparing vectors, its index is its weights, and `Task.recipe` is its budget.
+writes identifiers of documents in place of comparing vectors, its index is its weights, its budget `Task.recipe`.
 """
 
 from __future__ import annotations
