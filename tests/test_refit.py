@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,8 +10,9 @@ import pytest
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
+from hce.index import reindex
 from hce.index.check import check
-from hce.index.index import Index, RefittedError
+from hce.index.index import Index, ReindexedError
 from hce.index.manifest import Manifest
 
 TOPICS = ("ships and harbours at sea", "stars and planets by night", "bread and cheese for supper", "laws of the court")
@@ -58,7 +57,7 @@ def test_a_rebuild_fits_the_table_to_all_documents(grown, fresh_hits):
         index.rebuild()
         assert index.status().fitted_documents == 61
         assert not index.status().has_outgrown_its_table
-        with pytest.raises(RefittedError, match="fitted anew"):
+        with pytest.raises(ReindexedError, match="another encoder by now"):
             other.search_encoded(QUERIES, old, 5, None, "dense")
         with Index.open(grown) as reopened:
             for each in (index, other, idle, reopened):
@@ -99,52 +98,19 @@ def test_a_manifest_names_no_encoder_outside_of_its_folder(grown):
         Index.open(grown)
 
 
-KILLED = """
-import os, sys
-from hce.encoding.encoder import Encoder
-from hce.index import refit as module
-from hce.index.index import Index
-from hce.index.live import Live
-from hce.index.manifest import Manifest
-from hce.index.store import Store, Writer
-
-def die(*arguments, **options):
-    os.kill(os.getpid(), 9)
-
-written = []
-def second_time(self, folder, write=Manifest.write):
-    if written and self.refit is None:
-        die()
-    write(self, folder)
-    written.append(self)
-
-index = Index.open(sys.argv[1])
-where = sys.argv[2]
-if where == "encoding":
-    module.encode_all_anew = die
-elif where == "growing":
-    module.grow_tree = die
-elif where == "recording":
-    Writer.record = die
-elif where == "manifest":
-    Manifest.write = second_time
-elif where == "engine":
-    Live.rebuild = die
-index.rebuild()
-"""
-
-
-@pytest.mark.parametrize("where", ["encoding", "growing", "recording", "manifest", "engine"])
-def test_kill_9_leaves_the_old_or_the_new(grown, fresh_hits, where):
+def test_a_rebuild_that_was_killed_goes_on(grown, fresh_hits, monkeypatch):
+    """tests/test_reindex.py kills; here, what it leaves is what an error leaves."""
     with Index.open(grown) as index:
-        before = {mode: hits_of(index, mode) for mode in fresh_hits}
-    assert subprocess.run([sys.executable, "-c", KILLED, grown, where], check=False).returncode == -9
-    is_new = where in ("manifest", "engine")
-    with Index.open(grown) as index:
-        assert {mode: hits_of(index, mode) for mode in fresh_hits} == (fresh_hits if is_new else before)
-        assert index.status().fitted_documents == (61 if is_new else 10)
+        before = hits_of(index)
+        with monkeypatch.context() as broken:
+            broken.setattr(reindex, "_keep_snapshots", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                index.rebuild()
+        assert hits_of(index) == before
+        assert index.status().reindexing == "static, fitted"
         index.rebuild()
         assert {mode: hits_of(index, mode) for mode in fresh_hits} == fresh_hits
-    assert Manifest.read(grown).refit is None
+        assert index.status().reindexing is None
+        assert index.status().earlier is None
     assert [path.name for path in grown.glob("*encoder*")] == [Manifest.read(grown).encoder_folder]
     assert check(grown).is_sound

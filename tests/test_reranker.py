@@ -69,7 +69,7 @@ def test_what_is_no_cross_encoder_is_refused_in_one_line(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="a folder without a model"):
         Reranker.load(tmp_path / "empty")
-    with pytest.raises(InputError, match="no cross-encoder 'nobody/nothing'.*give a model directory or a hub id"):
+    with pytest.raises(InputError, match=r"no cross-encoder 'nobody/nothing'.*give a model directory or a hub id"):
         Reranker.load("nobody/nothing", local=True)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.json").write_text("{")

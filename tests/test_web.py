@@ -35,6 +35,7 @@ import hce.index.before
 import hce.web.connection
 import hce.web.guard
 from hce.data.documents import Document
+from hce.data.snippets import MOST_WORDS, QueryWords, _best_start, best_snippet
 from hce.deadline import Deadline, DeadlineError, check
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
@@ -47,7 +48,6 @@ from hce.web.app import PLOTLY, Server, create_app, listen, url_of
 from hce.web.background import BusyError, Lane, Together
 from hce.web.connection import _network
 from hce.web.guard import LOOPBACK, Guard, Rules, refusal, rules_for
-from hce.web.snippets import MOST_WORDS, QueryWords, _best_start, best_snippet
 
 HOME = "http://127.0.0.1:8080"
 ANYWHERE = "0.0.0.0"  # noqa: S104

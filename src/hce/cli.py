@@ -21,6 +21,7 @@ from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import compare, evaluate
 from hce.commands.generate import generate_queries
 from hce.commands.index import add, index, rebuild, remove, search, status
+from hce.commands.reindex import reindex
 from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
@@ -46,6 +47,7 @@ app.command()(search)
 app.command()(status)
 app.command()(serve)
 app.command()(rebuild)
+app.command()(reindex)
 app.command()(check)
 app.command()(evaluate)
 app.command()(compare)

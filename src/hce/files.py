@@ -240,6 +240,29 @@ def delete_stale(leftovers: Iterable[Path]) -> None:
                 os.close(lock)
 
 
+@contextmanager
+def held_alone(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a folder for some long work that no two processes may do there at once; a kill lets go of it.
+
+    Raises:
+        InputError: another process holds it; `refusal` is what it says.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(refusal) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def unfinished(output: str | Path) -> Path:
     """Name the place of work that is to become `output`: beside it, under a name that says so."""
     output = Path(output)

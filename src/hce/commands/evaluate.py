@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, Query
     from hce.encoding.encoder import Encoder
+    from hce.encoding.reranker import Reranker
     from hce.evaluation.diagnostics import Diagnosis
     from hce.evaluation.evaluate import DenseSearcher, Report, Searcher
     from hce.evaluation.runs import Run, Scored
@@ -92,6 +93,11 @@ def evaluate(
         bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
     ] = True,
     mode: Annotated[str, typer.Option(help="how an index is searched: hybrid, dense or words")] = "hybrid",
+    rerank: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
+    ] = None,
+    rerank_depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads", min=1)] = 50,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,6 +106,7 @@ def evaluate(
     Examples:
       hce evaluate scifact -m my-model
       hce evaluate scifact -m my-index --against my-model
+      hce evaluate scifact -m my-index --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --against my-index
       hce evaluate scifact -m my-model --against minilm --measures ndcg@10,mrr@10
       hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
       hce evaluate scifact --run-file my.trec --against-run bm25.trec
@@ -113,13 +120,15 @@ def evaluate(
 
     parsed = [parse_measure(name) for name in measures.split(",")]
     _check_outputs(run, per_query)
+    reranker = _reranker(model, rerank)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
     asked = _load(
         dataset, split, bool(model or against), list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode)
     )
     given = [(model, run_file), (against, against_run)]
     sources = [_open(*each) for each in given if any(each)]  # all of them first: a wrong one is found before the work
-    systems = [_measured(asked, *source) for source in sources]
+    rerankers = [None if reranker is None else (reranker, rerank_depth), None]
+    systems = [_measured(asked, *source, each) for source, each in zip(sources, rerankers, strict=False)]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
     diagnosis = _diagnosis(asked, cast("DenseSearcher", systems[0].searcher), seed) if by_level else None
@@ -143,6 +152,21 @@ def _check_options(
         raise InputError("give either --against or --against-run, not both")
     if by_level and (not model or _is_index(model)):
         raise InputError("--by-level needs a model for --model: a run or an index does not tell how a query went down")
+
+
+def _reranker(model: str | None, rerank: str | None) -> Reranker | None:
+    """Load the cross-encoder that re-ranks what an index finds.
+
+    Raises:
+        InputError: there is none, or what is measured is no index.
+    """
+    if rerank is None:
+        return None
+    if model is None or not _is_index(model):
+        raise InputError("--rerank needs an index for --model: it reads the documents that were found")
+    from hce.encoding.reranker import Reranker
+
+    return Reranker.load(rerank)
 
 
 def _check_outputs(run: Path | None, per_query: Path | None) -> None:
@@ -191,25 +215,31 @@ def _is_index(model: str) -> bool:
     return (Path(model) / MANIFEST_FILE).is_file()
 
 
-def _measured(asked: Asked, name: str, source: dict[str, list[Scored]] | Encoder | Index) -> Measured:
-    """Measure a run, or what a model or an index finds."""
+def _measured(
+    asked: Asked,
+    name: str,
+    source: dict[str, list[Scored]] | Encoder | Index,
+    rerank: tuple[Reranker, int] | None = None,
+) -> Measured:
+    """Measure a run, or what a model or an index finds, re-ranked by a cross-encoder to a depth if there is one."""
     from hce.evaluation.evaluate import rank, score_run
 
     searcher, run = None, source
     if not isinstance(run, dict):
-        searcher = _searcher(asked, run)
+        searcher = _searcher(asked, run, rerank)
+        name = f"{name}, {rerank[0].name}" if rerank else name
         run = rank(searcher, asked.queries, asked.qrels, asked.depth, drop_self=asked.drop_self)
     return Measured(name, run, score_run(run, asked.qrels, asked.measures, drop_self=asked.drop_self), searcher)
 
 
-def _searcher(asked: Asked, source: Encoder | Index) -> Searcher:
+def _searcher(asked: Asked, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
     """Make a model search the corpus; an index is searched as it is."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index, InMode
 
     if isinstance(source, Index):
         _check_index(source, cast("Corpus", asked.corpus))
-        return InMode(source, asked.mode)
+        return InMode(source, asked.mode, *(rerank or ()))
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
     return DenseSearcher.of(source, cast("Corpus", asked.corpus), progress=True)  # it was read, as there is a model

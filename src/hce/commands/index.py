@@ -23,10 +23,13 @@ from hce.data.records import USUAL, Reading
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.index.drift import Drift
+    from hce.index.growth import Region
     from hce.index.manifest import IndexStatus
     from hce.index.ranking import Hit, SearchMode
 
 SNIPPET = 160  # characters
+FOLDED = 5  # ids of near-equal documents that are shown
+BLANKS = re.compile(r"\s+")
 ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree anew, without training",
@@ -152,18 +155,33 @@ def search(
         typer.Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
     ] = None,
     mode: Annotated[str, typer.Option(help="hybrid (words and meaning), dense (meaning alone) or words")] = "hybrid",
+    unique: Annotated[bool, typer.Option("--unique", help="show near-equal documents once")] = False,
+    rerank: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder to re-rank the first hits by", show_default=False),
+    ] = None,
+    depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads")] = 50,
+    facet: Annotated[
+        list[str] | None,
+        typer.Option("--facet", metavar="FIELD", help="also count, by this field, all documents that --where leaves"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the documents of an index that answer a text best, by words and by meaning.
 
-    Of a long document the passage is shown that was found. Several --where conditions must all hold. In a hybrid
-    search the score is the sum of what meaning and what words gave, which are shown beside it.
+    What is shown of a text is the part with most of the query's words, in bold; of a long document the passage that
+    was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning and
+    what words gave, which are shown beside it. With --rerank it is the cross-encoder's, and the rank before stands
+    beside it. --json gives all of it, with the places of the query's words. --facet counts all documents that fulfil
+    the conditions, whatever is searched for: by meaning every document is found, sooner or later.
 
     Examples:
       hce search my-index "how do plants make sugar" -k 5
       hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
       hce search my-index "court rulings" --where 'meta.final=true' --where 'kind!=memo'
       hce search my-index "ERR_4012" --mode words
+      hce search my-index "court rulings" --where 'lang=en' --facet year --facet court
+      hce search my-index "how do plants make sugar" --unique --rerank cross-encoder/ms-marco-MiniLM-L6-v2
       hce search my-index - --json < question.txt
     """
     from hce.data.records import STDIN, read_lines
@@ -174,15 +192,21 @@ def search(
         text = "\n".join(line.text for line in read_lines(STDIN))
     conditions = parse_clauses(where) if where else None
     with Index.open(index) as opened:
-        hits = opened.search(text, k, conditions, cast("SearchMode", mode))
+        options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
+        hits = opened.search(text, k, conditions, cast("SearchMode", mode), **options)
+        facets = opened.facets(facet or [], conditions)
     if as_json:
-        print_json({"query": text, "hits": [hit.as_dict() for hit in hits]})
+        counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
+        print_json({"query": text, "hits": [hit.as_dict(text) for hit in hits], "facets": counted})
         return
     for hit in hits:
-        out.print(_line(hit), soft_wrap=True)
+        out.print(_line(hit, text), soft_wrap=True)
     if not hits:
         reason = "no document shares a word with it" if mode == "words" else "the index is empty"
         out.print("no document fulfils the conditions" if conditions else reason)
+    for field, counts in facets.items():
+        shown = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
+        out.print(f"{field}: {shown or 'no values'}", soft_wrap=True)
 
 
 def status(
@@ -259,29 +283,42 @@ def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
         out.print(line, soft_wrap=True)
 
 
-def _line(hit: Hit) -> Text:
-    """Show rank, score and its parts, id and title; below them the passage that was found, or the text's beginning."""
+def _line(hit: Hit, query: str) -> Text:
+    """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
+
+    What a cross-encoder gave has no parts; where the hit stood before stands in their place.
+    """
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
-    if hit.from_meaning and hit.from_words:
+    if hit.first_rank is not None:
+        line.append(f"was {hit.first_rank}  ", style="dim")
+    elif hit.from_meaning and hit.from_words:
         line.append(f"= {hit.from_meaning:.2f} meaning + {hit.from_words:.2f} {' '.join(hit.matched)}  ", style="dim")
     line.append(hit.id, style="bold")
     if hit.title:
         line.append(f"  {' '.join(hit.title.split())}")
-    snippet = _snippet(hit)
-    return line.append("\n     ").append_text(snippet) if snippet else line
+    snippet = _snippet(hit, query)
+    if snippet:
+        line.append("\n     ").append_text(snippet)
+    if hit.folded:
+        shown = ", ".join(hit.folded[:FOLDED]) + (" …" if len(hit.folded) > FOLDED else "")
+        line.append(f"\n     and {len(hit.folded):,} near-equal: {shown}", style="dim")
+    return line
 
 
-def _snippet(hit: Hit) -> Text:
-    """Show the passage that a long document was found by, and in it the words it shares; else the text's beginning."""
-    if hit.passage is None:
-        words = " ".join(hit.text.split())
-        return Text(words if len(words) <= SNIPPET else words[:SNIPPET].rsplit(" ", 1)[0] + " …", style="dim")
-    start, stop = hit.passage
-    words = " ".join(hit.text[start:stop].split())
-    passage = Text(f"{'… ' if start else ''}{words}{' …' if stop < len(hit.text) else ''}", style="dim")
-    if hit.matched:
-        passage.highlight_regex(rf"(?i)\b(?:{'|'.join(map(re.escape, hit.matched))})\w*", "bold not dim")
-    return passage
+def _snippet(hit: Hit, query: str) -> Text:
+    """Show the passage that a long document was found by, else the part with most of the query's words; these bold."""
+    from hce.data.snippets import QueryWords, best_snippet, snippet_of
+
+    words = QueryWords(query)
+    found = snippet_of(hit.text, hit.passage, words) if hit.passage else best_snippet(hit.text, words, SNIPPET)
+    shown = Text("… " if found.start else "", style="dim")
+    end = 0
+    for start, stop in found.marks:
+        shown.append(BLANKS.sub(" ", found.text[end:start])).append(found.text[start:stop], style="bold not dim")
+        end = stop
+    shown.append(BLANKS.sub(" ", found.text[end:]))
+    shown.rstrip()
+    return shown.append(" …") if found.start + len(found.text) < len(hit.text) else shown
 
 
 def _status_lines(found: IndexStatus) -> dict[str, str]:
@@ -292,12 +329,20 @@ def _status_lines(found: IndexStatus) -> dict[str, str]:
         "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
         **_fitted_line(found),
+        **_reindexing_line(found),
         "engine": f"{found.engine}, {found.dtype}{pending}",
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,
         "changed": found.changed,
     }
+
+
+def _reindexing_line(found: IndexStatus) -> dict[str, str]:
+    """Show what a reindexing that is under way leads to, and what there was before the last one."""
+    if found.reindexing:
+        return {"reindexing": f"to {found.reindexing} is under way, or was interrupted"}
+    return {"before": f"{found.earlier}; hce reindex {found.path} --undo returns to it"} if found.earlier else {}
 
 
 def _fitted_line(found: IndexStatus) -> dict[str, str]:
@@ -320,4 +365,12 @@ def _drift_lines(drift: Drift) -> dict[str, str]:
                 f"astray {kind.astray:.0%}, found by a piece of their text {found}"
                 + ("" if kind.unknown is None else f", words without a vector {kind.unknown:.0%}")
             )
+    if drift.grown:
+        lines["grew"] = f"\n{'':<11}".join(map(_grown, drift.grown))
     return lines
+
+
+def _grown(region: Region) -> str:
+    """Show a region of the tree that grew, and what is new in it."""
+    name, words = ", ".join(region.name) or f"node {region.node}", ", ".join(region.words)
+    return f"{name}: {region.before:,} documents, {region.added:,} new{f', of {words}' if words else ''}"

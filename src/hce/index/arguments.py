@@ -40,12 +40,12 @@ def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
     return rows
 
 
-def check_k(k: int) -> None:
+def check_k(k: int, name: str = "k") -> None:
     """Make sure that k is a whole number from 1 on."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise InputError(f"k = {k!r}: give a whole number")
+        raise InputError(f"{name} = {k!r}: give a whole number")
     if k < 1:
-        raise InputError(f"k = {k}: ask for 1 hit or more")
+        raise InputError(f"{name} = {k}: ask for 1 hit or more")
 
 
 def check_mode(mode: str) -> None:

@@ -52,6 +52,9 @@ class Readiness:
     total: int = 0
 
 
+NOT_TRAINED = Readiness("off", reason="the index was not made from a model that `hce train` wrote")
+
+
 class Ranking(NamedTuple):
     """All documents in the order of a query.
 
@@ -89,7 +92,7 @@ class Untrained:
         self._encoding = Lock()
         self._known: VectorsByNumber | None = None
         self._moment: Moment | None = None  # of the store, that these vectors are of
-        self._readiness = Readiness("off", reason="the index was not made from a model that `hce train` wrote")
+        self._readiness = NOT_TRAINED
         self._worker = Worker(self._catch_up_or_say_why, "untrained encoder")
 
     def start(self) -> None:
@@ -104,6 +107,8 @@ class Untrained:
 
     def readiness(self) -> Readiness:
         """Return whether there is a ranking now; asking makes it catch up with what was added since."""
+        if self.spec != self.index.manifest.base_encoder:  # the index was reindexed
+            self._begin_anew()
         if self._readiness.state == "ready":
             with self.index.reading() as reader:
                 is_behind = self._moment != reader.moment()
@@ -123,6 +128,16 @@ class Untrained:
                 known = known.only(np.isin(known.numbers, reader.numbers_where(conditions)))
         scores = known.vectors @ vector
         return Ranking(known.numbers, scores, np.argsort(-scores, kind="stable"))
+
+    def _begin_anew(self) -> None:
+        """Have nothing of the encoder that was compared with, and prepare another one where there is one."""
+        self.spec = self.index.manifest.base_encoder
+        self._readiness = NOT_TRAINED
+        self._known = self._moment = self._encoder = None
+        if self._worker.ident is None:
+            self.start()
+        elif self.spec:
+            self._prepare()
 
     def _prepare(self) -> None:
         self._readiness = Readiness("preparing", self.spec, total=len(self.index))
@@ -153,6 +168,8 @@ class Untrained:
         known = VectorsByNumber.joined(blocks)
         if len(blocks) > 1:
             known.write(self.index.path / UNTRAINED_FILE, encoder)
+        if encoder is not self._encoder:  # begun anew meanwhile, with another one
+            return
         if not self._worker.is_stopping():
             self._publish(known)
 

@@ -166,10 +166,11 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
 
 def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     manifest = Manifest.read(path)
+    model = f"{IN_AN_INDEX}{manifest.suffix}"
     findings = _encoder_findings(path / manifest.encoder_folder, path, manifest.fingerprint, progress)
     findings += [
-        Finding("model", f"{IN_AN_INDEX}/{each}", remedy="it is about the training only; copy it from the model")
-        for each in damage_in(path / IN_AN_INDEX) or []
+        Finding("model", f"{model}/{each}", remedy="it is about the training only; copy it from the model")
+        for each in damage_in(path / model) or []
     ]
     findings += _tree_findings(path, manifest)
     documents = 0

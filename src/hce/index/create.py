@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ENGINES, codec_of, engine_for
 from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
-from hce.training.model_folder import ModelFacts, keep_facts, trained_tree
+from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
 
 HierarchyChoice = Hierarchy | Literal["grow"] | None
@@ -97,8 +97,7 @@ def create_index(
         raise InputError(f"engine {engine!r}: choose auto or one of {', '.join(ENGINES)}")
     codec_of(dtype)
     checked_language(language)
-    if words_share is not None and not (_is_number(words_share) and 0 <= words_share <= 1):
-        raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
+    checked_share(words_share)
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
         raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
@@ -116,7 +115,7 @@ def create_index(
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
         if start.folder is not None:
-            keep_facts(start.folder, folder)
+            keep_facts(start.folder, folder / IN_AN_INDEX)
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
@@ -128,8 +127,15 @@ def create_index(
     delete_whole(unfinished(path))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def checked_share(words_share: float | None) -> None:
+    """Refuse what cannot be the share of words in a hybrid search.
+
+    Raises:
+        InputError: it is no number from 0 to 1.
+    """
+    is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
+    if words_share is not None and not (is_number and 0 <= words_share <= 1):
+        raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
 
 
 def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray) -> Hierarchy | None:

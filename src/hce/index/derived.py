@@ -34,9 +34,9 @@ class Derived:
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         engine, passages, words = _builders(store.path.parent, manifest, _engine_in_use(store, manifest.engine))
-        self.engine: Live[Engine] = Live(store, engine)
-        self.passages: Live[PassageEngine] = Live(store, passages)
-        self.words: Live[Words] = Live(store, words)
+        self.engine: Live[Engine] = Live(store, engine, manifest.suffix)
+        self.passages: Live[PassageEngine] = Live(store, passages, manifest.suffix)
+        self.words: Live[Words] = Live(store, words, manifest.suffix)
         for part in (self.engine, self.words):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
@@ -58,6 +58,18 @@ class Derived:
         """Load now what the first search would load."""
         for part in self.parts(reader):
             part.load(reader)
+
+    def take_up(self, manifest: Manifest) -> None:
+        """Be made of the vectors of another encoder, which a manifest names, from the change on that it names."""
+        engine, passages, words = _builders(self.engine.store.path.parent, manifest, self.engine_name)
+        self.engine.take_up(engine, manifest.suffix, manifest.since)
+        self.passages.take_up(passages, manifest.suffix, manifest.since)
+        self.words.take_up(words, manifest.suffix, manifest.since)
+
+    def keep(self, reader: Reader) -> None:
+        """Have a snapshot of each part."""
+        for part in self.parts(reader):
+            part.keep(reader)
 
     def rebuild(self, reader: Reader, manifest: Manifest | None = None) -> None:
         """Make all parts anew of the documents there are, as another manifest names them if one is given."""
@@ -86,7 +98,7 @@ def _engine_in_use(store: Store, named: str) -> str:
 
 def _builders(index: Path, manifest: Manifest, engine: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
     return (
-        EngineBuilder(engine, manifest.dtype, manifest.dim, partial(load_tree, index)),
+        EngineBuilder(engine, manifest.dtype, manifest.dim, partial(load_tree, index, manifest.suffix)),
         PassagesBuilder(engine, manifest.dtype, manifest.dim),
         WordsBuilder(manifest.language),
     )

@@ -9,14 +9,15 @@ or every old document would look closer than any new one can.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from hce.data.text import cut_span
-from hce.encoding.encoder import Kind
+from hce.encoding.tables import Kind
 from hce.index.encoder import CarriedEncoder
+from hce.index.growth import Region, growth_of
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import Manifest
 from hce.index.store import Reader
@@ -76,6 +77,7 @@ class Drift:
         new: documents that came later.
         fullest: the share of the new documents that went to the one leaf that most of them went to.
         outside: how many documents the tree was not grown from.
+        grown: the regions of the tree that most of these went to, and what is new there; see `hce.index.growth`.
     """
 
     verdict: Verdict
@@ -84,17 +86,18 @@ class Drift:
     new: Population | None = None
     fullest: float = 0.0
     outside: int = 0
+    grown: tuple[Region, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return verdict and numbers as JSON has them."""
         kinds = {name: each._asdict() if each else None for name, each in (("old", self.old), ("new", self.new))}
-        return {**asdict(self), **kinds}
+        return {**asdict(self), **kinds, "grown": [region._asdict() for region in self.grown]}
 
 
 def drift_of(
     reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: CarriedEncoder, seed: int = 0
 ) -> Drift:
-    """Compare the documents of an index that came after its creation with the first ones.
+    """Compare the documents of an index that came after its encoder with those that were there.
 
     Args:
         reader: of the moment.
@@ -106,24 +109,25 @@ def drift_of(
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
     numbers, vectors = reader.vectors()
-    trained = ModelFacts.find(encoder.index / IN_AN_INDEX)
+    trained = ModelFacts.find(encoder.index / f"{IN_AN_INDEX}{manifest.suffix}")
     held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values()]
 
     def texts(rows: np.ndarray) -> list[str]:
         documents = reader.documents(numbers[rows].tolist())
         return [documents[number].full_text for number in numbers[rows].tolist()]
 
-    return measure_drift(
+    drift = measure_drift(
         tree.hierarchy,
         _places(tree.numbers, numbers),
         vectors,
-        numbers > manifest.documents,
-        _places(np.array(sorted(number for number in held_out if number <= manifest.documents), np.int64), numbers),
+        numbers > manifest.last_familiar,
+        _places(np.array(sorted(number for number in held_out if number <= manifest.last_familiar), np.int64), numbers),
         texts,
         encoder.encode,
         encoder.get().unknown_share,
         seed,
     )
+    return replace(drift, grown=growth_of(reader, tree))
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -13,7 +12,7 @@ import numpy as np
 from hce.encoding.tables import Kind, Tables, TextEncoder
 from hce.errors import FormatError, InputError
 from hce.index.connections import heed_forks
-from hce.index.manifest import Manifest
+from hce.index.manifest import Beside, Manifest
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
@@ -27,7 +26,7 @@ class CarriedEncoder:
     Where it is made of tables, texts are encoded by `Tables`, for which torch need not be imported.
     """
 
-    def __init__(self, index: Path, manifest: Manifest, given: Encoder | None = None) -> None:
+    def __init__(self, index: Path, manifest: Manifest | Beside, given: Encoder | None = None) -> None:
         self.index = index
         self.manifest = manifest
         self._model = given
@@ -84,13 +83,6 @@ class CarriedEncoder:
         from hce.encoding.encoder import Encoder
 
         return Encoder.load(self.index / self.manifest.encoder_folder)
-
-
-def delete_other_encoders(index: Path, named: str) -> None:
-    """Delete encoders that the manifest does not name, and what an interrupted refit left of one."""
-    for path in [*index.glob(f".{ENCODER_FOLDER}*.partial"), *index.glob(f"{ENCODER_FOLDER}*")]:
-        if path.name != named:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:

@@ -135,6 +135,27 @@ def field_exists(field: str) -> Condition:
     return Condition(f"{kind} IS NOT NULL", parameters, (field,), ())
 
 
+def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
+    """Return the statement that counts the documents by their values of a field, the most frequent values first.
+
+    Its rows are a value, the JSON type of it, and how many documents have it. Of a list, each element counts once.
+
+    Raises:
+        InputError: a field or value that cannot be asked for.
+    """
+    condition = compile_filter(conditions or {})
+    parameters = _Parameters(condition.parameters)
+    place = _Place.of(field, parameters)
+    limit = parameters.add(most)
+    statement = (
+        f"SELECT atom, CASE type WHEN 'true' THEN 'bool' WHEN 'false' THEN 'bool' ELSE 'other' END AS kind, "  # noqa: S608
+        f"count(DISTINCT number) AS documents FROM documents, json_each(metadata, {place.path}) "
+        f"WHERE {condition.sql} AND {place.kind} <> 'object' AND type NOT IN ('object', 'array', 'null') "
+        f"GROUP BY kind, atom ORDER BY documents DESC, atom LIMIT {limit}"
+    )
+    return Condition(statement, parameters, (*condition.fields, field), ())
+
+
 def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the fields that documents have, in alphabetical order; those within a field with a dot.
 

@@ -52,18 +52,33 @@ class NumberedHierarchy(NamedTuple):
         return cls(hierarchy, numbers)
 
 
-def load_tree(index: Path) -> NumberedHierarchy | None:
-    """Read the tree that the manifest names; None where it names none, or a damaged one, of which a line is logged."""
-    name = Manifest.read(index).hierarchy
+def load_tree(index: Path, suffix: str | None = None) -> NumberedHierarchy | None:
+    """Read the tree that the manifest names; None where it names none, or a damaged one, of which a line is logged.
+
+    Args:
+        index: the folder.
+        suffix: of the folders of the encoder whose tree it is; by default, of the one in force.
+    """
+    name = _named(index, suffix)
     while name is not None:
         try:
             return NumberedHierarchy.load(index / name)
         except FormatError as error:
-            known, name = name, Manifest.read(index).hierarchy
+            known, name = name, _named(index, suffix)
             if name == known:  # else another process has just rebuilt the index
                 _say_once(f"{error} (it is left out until 'hce rebuild {index}' grows it anew)")
                 return None
     return None
+
+
+def _named(index: Path, suffix: str | None) -> str | None:
+    """Return the folder of the tree of one of an index's encoders."""
+    manifest = Manifest.read(index)
+    other = manifest.other()
+    if other is None or suffix in (None, manifest.suffix):
+        return manifest.hierarchy
+    grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
+    return other.hierarchy or (grown if (index / grown).is_dir() else None)
 
 
 @lru_cache(maxsize=64)
@@ -108,13 +123,6 @@ def _is_of(folder: Path, numbers: np.ndarray) -> bool:
         return np.array_equal(NumberedHierarchy.load(folder).numbers, numbers)
     except FormatError:
         return False
-
-
-def delete_other_trees(index: Path, named: str | None) -> None:
-    """Delete trees that the manifest does not name, and what an interrupted rebuild left of one."""
-    for path in [*index.glob(f".{FOLDER}*.partial"), *index.glob(f"{FOLDER}*")]:
-        if path.name != named:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def hierarchy_folder(path: str | Path) -> Path | None:

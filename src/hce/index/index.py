@@ -20,13 +20,21 @@ from hce.deadline import check
 from hce.errors import InputError
 from hce.index.arguments import check_id, check_k, check_mode, checked_ids, checked_queries, checked_vectors
 from hce.index.derived import Derived
-from hce.index.encoder import CarriedEncoder, check_same, delete_other_encoders
+from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
-from hce.index.hierarchy import NumberedHierarchy, delete_other_trees, load_tree, regrow_tree
-from hce.index.manifest import FORMAT, MANIFEST_FILE, IndexStatus, Manifest, file_stamp, size_on_disk
+from hce.index.hierarchy import NumberedHierarchy, load_tree, regrow_tree
+from hce.index.manifest import (
+    FORMAT,
+    MANIFEST_FILE,
+    IndexStatus,
+    Manifest,
+    delete_other_folders,
+    file_stamp,
+    size_on_disk,
+)
 from hce.index.passages import Cutter
-from hce.index.ranking import Hit, Queries, SearchMode, find_hits
-from hce.index.store import Entry, Reader, Store, Writer
+from hce.index.ranking import RERANKED, Hit, Queries, SearchMode, find_hits, reranked, reranked_first
+from hce.index.store import Entry, FacetCount, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import Advance, progress_bar
 from hce.search.engine import ENGINES, codec_of
@@ -34,12 +42,13 @@ from hce.search.engine import ENGINES, codec_of
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
+    from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
 
 
-class RefittedError(InputError):
-    """Queries were encoded by an encoder that was fitted anew before they were searched for."""
+class ReindexedError(InputError):
+    """Queries were encoded by another encoder than the one that the index has by now."""
 
 
 class Index:
@@ -67,6 +76,7 @@ class Index:
         self._cutter: Cutter | None = None
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
         self._tree: NumberedHierarchy | None = None
+        self._last_reranker: Reranker | None = None
 
     @classmethod
     def create(
@@ -214,6 +224,7 @@ class Index:
         """
         distinct = checked_ids(ids)
         with self._store.writing() as writer:
+            self._keeps_up(writer)
             known = writer.present(distinct)
             missing = [doc_id for doc_id in distinct if doc_id not in known]
             if missing:
@@ -244,17 +255,25 @@ class Index:
 
         A number up to `manifest.documents` says that the document was there at creation, with this text.
         """
-        with self._store.reading() as reader:
+        with self.reading() as reader:
             yield from reader.entries(after)
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all documents, rising, of shape (N,), and their vectors of shape (N, n), float32."""
-        with self._store.reading() as reader:
+        with self.reading() as reader:
             return reader.vectors(after)
 
-    def reading(self) -> AbstractContextManager[Reader]:
-        """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together."""
-        return self._store.reading()
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together.
+
+        The index then goes by the manifest of that moment or of a later one with the same encoder.
+        """
+        while True:
+            with self._store.reading() as reader:
+                if self._keeps_up(reader):
+                    yield reader
+                    return
 
     def writing(self) -> AbstractContextManager[Writer]:
         """Keep others from writing; all that is written meanwhile is committed at the end, or none of it.
@@ -268,11 +287,27 @@ class Index:
 
     @overload
     def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid"
+        self,
+        queries: str,
+        k: int = 10,
+        filter: Filter | None = None,
+        mode: SearchMode = "hybrid",
+        *,
+        unique: bool = False,
+        rerank: Reranker | str | Path | None = None,
+        depth: int = RERANKED,
     ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid"
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        filter: Filter | None = None,
+        mode: SearchMode = "hybrid",
+        *,
+        unique: bool = False,
+        rerank: Reranker | str | Path | None = None,
+        depth: int = RERANKED,
     ) -> list[list[Hit]]: ...
     def search(
         self,
@@ -280,6 +315,10 @@ class Index:
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
         mode: SearchMode = "hybrid",
+        *,
+        unique: bool = False,
+        rerank: Reranker | str | Path | None = None,
+        depth: int = RERANKED,
     ) -> list[Hit] | list[list[Hit]]:
         """Find the k best documents for a text, best first, or for each of several texts.
 
@@ -297,20 +336,45 @@ class Index:
             k: how many; all where there are fewer (by words alone, those that share a word).
             filter: conditions on metadata, see `hce.index.filters`; k documents are found if so many fulfil them.
             mode: "hybrid", by words and meaning; "dense", by meaning alone; "words", by BM25 alone.
+            unique: leave out what is near-equal to a better hit, which then names it (`Hit.folded`); see
+                `hce.index.ranking.fold_near_equal`. k documents are found if there are so many different ones.
+            rerank: a cross-encoder, or the directory or hub id of one, that puts the first hits into another order.
+            depth: how many of the first hits the cross-encoder reads; k, where that is more.
 
         Raises:
             InputError: k is not a whole number from 1 on, a query is not a text, the filter is not a valid one, or
-                there is no such mode.
+                there is no such mode or cross-encoder.
         """
         texts = checked_queries(queries)
         check_k(k)
+        check_k(depth, "depth")
+        reranker = None if rerank is None else self._reranker(rerank)
+        wanted = k if reranker is None else max(k, depth)
         while True:
+            fingerprint = self.fingerprint
             vectors = None if mode == "words" else self.encode_queries(texts)
             try:
-                hits = self.search_encoded(texts, vectors, k, filter, mode)
-            except RefittedError:
+                hits = self.search_encoded(texts, vectors, wanted, filter, mode, fingerprint, unique=unique)
+            except ReindexedError:
                 continue
+            if reranker is not None:
+                hits = [reranked(reranker, text, row)[:k] for text, row in zip(texts, hits, strict=True)]
             return hits[0] if isinstance(queries, str) else hits
+
+    def _reranker(self, rerank: Reranker | str | Path) -> Reranker:
+        """Return a cross-encoder; one that was named is kept for the next search."""
+        from hce.encoding.reranker import Reranker
+
+        if isinstance(rerank, Reranker):
+            return rerank
+        if self._last_reranker is None or self._last_reranker.name != str(rerank):
+            self._last_reranker = Reranker.load(rerank)
+        return self._last_reranker
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the encoder that the index has now; a reindexing changes it."""
+        return self._present_encoder().manifest.fingerprint
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
@@ -337,35 +401,74 @@ class Index:
         k: int,
         filter: Filter | None,  # noqa: A002
         mode: SearchMode,
+        fingerprint: str | None = None,
+        *,
+        unique: bool = False,
     ) -> list[list[Hit]]:
         """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none.
 
+        Args:
+            texts: the queries.
+            vectors: of the queries.
+            k: see `search`, as `filter` and `mode`.
+            filter: see `search`.
+            mode: see `search`.
+            fingerprint: what `fingerprint` was before the queries were encoded; by default, what it last was.
+            unique: see `search`.
+
         Raises:
-            RefittedError: the vectors are of an encoder that has been fitted anew since; encode again.
+            ReindexedError: the index has another encoder by now; encode the queries again.
         """
         check_mode(mode)
         check_k(k)
-        encoder = self._for_queries
+        fingerprint = fingerprint or self._for_queries.manifest.fingerprint
         while True:
             check()
-            with self._store.reading() as reader:
-                if not self._keeps_up(reader):
-                    continue
-                if vectors is not None and self._for_queries is not encoder:
-                    raise RefittedError(f"{self.path}: its encoder was fitted anew meanwhile; encode the queries again")
+            with self.reading() as reader:
+                if vectors is not None and self.manifest.fingerprint != fingerprint:
+                    raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
                 allowed = None if filter is None else reader.numbers_where(filter)
                 most = max(1, reader.moment().documents)  # who asks for more is not given room for more
                 k_or_all = min(int(k), most)
-                queries = Queries(texts, vectors, k_or_all, allowed, mode, self.manifest.words_share)
+                queries = Queries(texts, vectors, k_or_all, allowed, mode, self.manifest.words_share, unique)
                 hits = find_hits(reader, self.derived, queries)
                 if hits is not None:
                     return hits
             # Else another thread has brought a part to a later moment than this reader sees: look again.
 
+    def facets(
+        self,
+        fields: Sequence[str],
+        filter: Filter | None = None,  # noqa: A002
+        most: int = 10,
+    ) -> dict[str, list[FacetCount]]:
+        """Count documents by their values of some metadata fields, the most frequent values of each first.
+
+        What is counted are all documents that fulfil the filter, whatever is searched for: by meaning every document
+        is found, sooner or later. Of a list each element counts; documents without the field do not.
+
+        >>> documents = [Document(str(n), "shoes", metadata={"year": n // 10 * 10}) for n in (2009, 2012, 2015)]
+        >>> Index.create("years", documents, Encoder.load("static")).facets(["year"])
+        {'year': [FacetCount(value=2010, documents=2), FacetCount(value=2000, documents=1)]}
+
+        Args:
+            fields: of the metadata; `meta.year` is a field within a field.
+            filter: as `search` takes it.
+            most: how many values of each field.
+
+        Raises:
+            InputError: no document has such a field, or the filter or `most` is not a valid one.
+        """
+        check_k(most, "most")
+        if isinstance(fields, str):
+            raise InputError("facets takes a list of fields; put the single one into a list")
+        with self.reading() as reader:
+            return {field: reader.facet(field, filter, most) for field in fields}
+
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""
-        self._for_queries.get()
-        with self._store.reading() as reader:
+        self._present_encoder().get()
+        with self.reading() as reader:
             self.derived.load(reader)
 
     def build_engine(self) -> None:
@@ -375,6 +478,7 @@ class Index:
             WriterBusyError: someone else is writing.
         """
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
+            self._keeps_up(writer)
             self.derived.rebuild(writer)
 
     @property
@@ -393,9 +497,8 @@ class Index:
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names; loads neither encoder nor engine."""
-        with self._store.reading() as reader:
-            self._keeps_up(reader)
-            manifest, tree = self.manifest, self.tree
+        with self.reading() as reader:
+            manifest, tree, other = self.manifest, self.tree, self.manifest.other()
             moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
             pending = self.derived.engine.pending(reader)
         return IndexStatus(
@@ -416,6 +519,8 @@ class Index:
             tree_levels=tree.hierarchy.depth if tree else 0,
             bytes=size_on_disk(self.path),
             format=manifest.format,
+            reindexing=other.encoder if other and not other.was_in_force else None,
+            earlier=other.encoder if other and other.was_in_force else None,
         )
 
     def drift(self, seed: int = 0) -> Drift:
@@ -425,7 +530,7 @@ class Index:
         """
         from hce.index.drift import drift_of
 
-        with self._store.reading() as reader:
+        with self.reading() as reader:
             return drift_of(reader, self.manifest, self.tree, self._for_documents, seed)
 
     def rebuild(self, engine: str | None = None, dtype: str | None = None, *, refit: bool = True) -> None:
@@ -433,8 +538,9 @@ class Index:
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
         as they are. So does the encoder, unless it is a table that was fitted to less than a quarter of the documents
-        there are now: it is fitted to all of them, and all are encoded anew, at one stroke. Of an index of format 1,
-        whose long documents were read from the beginning only, these are read in passages now.
+        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. Of an index of format 1,
+        whose long documents were read from the beginning only, these are read in passages now. The encoder that was in
+        force before the last `reindex` is given up, with its vectors.
 
         Args:
             engine: another engine from now on.
@@ -447,40 +553,92 @@ class Index:
         if engine is not None and engine not in ENGINES:
             raise InputError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}")
         codec_of(dtype or self.manifest.dtype)
-        self._store.compact()
         window = self._read_in_passages()
-        if refit and self.status().has_outgrown_its_table:
-            from hce.index.refit import refit_table
-
-            refitted = refit_table(self._store)
-            if refitted is not None:
-                self._adopt(refitted)
+        other = Manifest.read(self.path).other()
+        is_to_have_another = other is not None and other.spec not in ("", "static")
+        if refit and not is_to_have_another and self.status().has_outgrown_its_table:
+            self.reindex("static")
+        self._give_up_earlier()
+        self._store.compact()
         with self._store.writing() as writer:  # no document is written; it keeps others from writing
             writer.add_checksums()
-            known = replace(Manifest.read(self.path), refit=None)  # which another process may have changed
+            known = replace(Manifest.read(self.path, writer), switch=None)  # which another process may have changed
             self._adopt(known)
-            delete_other_trees(self.path, known.hierarchy)
+            delete_other_folders(self.path, known)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
             engine = engine or (known.engine if known.engine in ENGINES else self.derived.engine_name)
             manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
             manifest = replace(manifest, window=window, format=FORMAT)
             manifest.write(self.path)
             self._adopt(manifest)
-            delete_other_encoders(self.path, manifest.encoder_folder)
             self.derived.rebuild(writer, manifest)
             writer.forget(manifest.documents)
-            delete_other_trees(self.path, grown)
+            delete_other_folders(self.path, manifest)
+
+    def reindex(
+        self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False
+    ) -> bool:
+        """Give the index another encoder, while it is searched and written to, by other processes too.
+
+        All documents are encoded beside the vectors in force, and then both change places at one stroke, which every
+        process that has the index open takes up with its next search. Documents that are written meanwhile are there
+        before and after. Interrupted, even by a kill, the same call goes on. What was in force is kept for
+        `undo_reindex` until `rebuild`.
+
+        >>> with Index.create("shoes", [Document("a", "red shoes"), Document("b", "blue hats")], "static") as index:
+        ...     index.reindex(Encoder.load("static")), index.search("hats", 1)[0].id
+        (True, 'b')
+
+        Args:
+            encoder: what encodes documents and queries from then on: by name, as `create` takes it.
+            words_share: how much words count in a hybrid search from then on; by default as in `create`.
+            progress: show a bar.
+
+        Returns:
+            Whether there was anything to do; False where the index has this encoder already.
+
+        Raises:
+            InputError: there is no such encoder, the index has no documents, or another process is reindexing it.
+        """
+        from hce.index.reindex import reindex
+
+        manifest = reindex(self._store, encoder, words_share, progress=progress)
+        if manifest is not None:
+            self._adopt(manifest)
+        return manifest is not None
+
+    def undo_reindex(self, *, progress: bool = False) -> None:
+        """Take up again the encoder that was in force before the last `reindex`; only later documents are encoded.
+
+        Raises:
+            InputError: there was none, or `rebuild` has given it up since.
+        """
+        from hce.index.reindex import undo
+
+        self._adopt(undo(self._store, progress=progress))
+
+    def _give_up_earlier(self) -> None:
+        """Drop the vectors of the encoder that was in force before the last reindexing."""
+        with self._store.writing() as writer:
+            known = replace(Manifest.read(self.path, writer), switch=None)
+            other = known.other()
+            if other is not None and other.was_in_force:
+                replace(known, beside=None).write(self.path)
+                writer.drop_beside()
 
     def _adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
         """Go by another manifest of this index from now on, and by another encoder where it names one."""
-        if manifest.fingerprint != self.manifest.fingerprint:
+        if manifest.since < self.manifest.since:
+            return  # of an earlier moment than another thread has seen
+        if manifest.encoder_folder != self.manifest.encoder_folder:
+            self.derived.take_up(manifest)
             self._for_queries, self._for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
-        self.manifest, self._tree = manifest, None
-        self._stamp = None if manifest.refit else stamp
+        self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
+        self._stamp = None if manifest.switch else stamp
 
     def _keeps_up(self, reader: Reader) -> bool:
-        """Take over what another process has refitted; False where a reader still sees the vectors from before."""
+        """Take over what another process has changed; False where a reader still sees the vectors from before."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
             self._adopt(Manifest.read(self.path, reader), stamp)
@@ -528,11 +686,18 @@ class Index:
 
 @dataclass(frozen=True)
 class InMode:
-    """An index that is searched in one mode, as `evaluate` needs it."""
+    """An index that is searched in one mode, as `evaluate` needs it, and re-ranked where it has a cross-encoder."""
 
     index: Index
     mode: SearchMode
+    rerank: Reranker | None = None
+    depth: int = RERANKED
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Find the k best documents of each query, best first."""
-        return self.index.search(queries, k, mode=self.mode)
+        """Find the k best documents of each query, best first; behind those re-ranked, the others as they were."""
+        if self.rerank is None:
+            return self.index.search(queries, k, mode=self.mode)
+        hits = self.index.search(queries, max(k, self.depth), mode=self.mode)
+        return [
+            reranked_first(self.rerank, query, row, self.depth)[:k] for query, row in zip(queries, hits, strict=True)
+        ]

@@ -79,9 +79,11 @@ class Builder(Protocol[Part]):
 class Live(Generic[Part]):
     """A derived part of an index: loaded when first needed, caught up before each use, shared by threads."""
 
-    def __init__(self, store: Store, builder: Builder[Part]) -> None:
+    def __init__(self, store: Store, builder: Builder[Part], suffix: str = "") -> None:
         self.store = store
         self.builder: Builder[Part] = builder
+        self._suffix = suffix  # of the folder: parts that are made of another encoder's vectors have one of their own
+        self._since = 0  # the change from which on the store has the vectors that the part is made of
         self._lock = SharedLock()
         self._part: Part | None = None
         self._moment: Moment | None = None
@@ -97,7 +99,7 @@ class Live(Generic[Part]):
     @property
     def folder(self) -> Path:
         """The folder of the snapshots."""
-        return self.store.path.parent / self.builder.folder
+        return self.store.path.parent / f"{self.builder.folder}{self._suffix}"
 
     def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result | None:
         """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
@@ -107,7 +109,7 @@ class Live(Generic[Part]):
                 if self._part is not None and self._moment == moment:
                     return work(self._part)
             with self._lock.alone():
-                if self._moment is not None and self._moment.change > moment.change:
+                if moment.change < max(self._since, self._moment.change if self._moment else 0):
                     return None
                 self._catch_up(reader, moment)
 
@@ -115,8 +117,22 @@ class Live(Generic[Part]):
         """Do now what the first search would have to wait for."""
         moment = reader.moment()
         with self._lock.alone():
-            if self._moment is None or self._moment.change < moment.change:
+            if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
                 self._catch_up(reader, moment)
+
+    def take_up(self, builder: Builder[Part], suffix: str, since: int) -> None:
+        """Be made by another builder, of the vectors that the store has from a change on."""
+        with self._lock.alone():
+            if since >= self._since:  # else another thread was faster, with later vectors
+                self.builder, self._suffix, self._since = builder, suffix, since
+                self._part = self._moment = None
+
+    def keep(self, reader: Reader) -> None:
+        """Have a snapshot of the moment that `reader` sees, or of one a little before it."""
+        with self._lock.alone():
+            self._catch_up(reader, reader.moment())
+            if self._behind or not self._snapshots():
+                self._save()
 
     def rebuild(self, reader: Reader, builder: Builder[Part]) -> None:
         """Make the part anew of all documents, by another builder if asked, and write a snapshot."""
@@ -243,7 +259,13 @@ class Live(Generic[Part]):
 
     def _is_wanted(self) -> bool:
         """Tell whether the index is still to have such a part: another process may have rebuilt it with another."""
-        named = asdict(Manifest.read(self.store.path.parent))
+        manifest = Manifest.read(self.store.path.parent)
+        other = manifest.other()
+        if self._suffix != manifest.suffix:
+            if other is None or other.suffix != self._suffix:
+                return False
+            manifest = manifest.with_in_force(other)
+        named = asdict(manifest)
         if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
             del named["engine"]
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,41 +17,49 @@ from typing import Any
 from hce._version import __version__
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError
-from hce.files import checked_fields, read_json, write_json
-from hce.index.store import Moment, Reader, Store
+from hce.files import checked_fields, delete_stale, read_json, write_json
+from hce.index.store import MOST_DIMENSIONS, Mark, Moment, Reader, Store
 from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
 ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
-MOST_DIMENSIONS = 1 << 20
+FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words")
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
 @dataclass(frozen=True)
-class Refit:
-    """What a refit changes of a manifest, at the moment when a write of the store is done.
-
-    That write has the new vectors. So the store alone decides whether the old or the new is true, and a manifest that
-    names both is right before and after.
+class Beside:
+    """An encoder that is not in force and has vectors in the store, beside those in force: see `hce.index.reindex`.
 
     Attributes:
-        change: the number of the write.
-        token: of the write.
+        was_in_force: whether it was, until the last reindexing; else a reindexing to it is under way.
+        spec: of the encoder, as the reindexing was told; empty where it was in force.
+        encoder: see `Manifest`, as the others below.
     """
 
-    change: int
-    token: str
+    was_in_force: bool
+    spec: str
     encoder: str
     fingerprint: str
+    dim: int
     encoder_files: dict[str, list[int]]
     encoder_folder: str
-    fitted_documents: int
+    base_encoder: str | None
+    fitted_documents: int | None
+    window: int | None
+    words_share: float
     hierarchy: str | None
+    familiar: int | None
+
+    @property
+    def suffix(self) -> str:
+        """What the names of this encoder's folders end in."""
+        return self.encoder_folder.removeprefix("encoder")
 
 
-REFITTED = ("encoder", "fingerprint", "encoder_files", "encoder_folder", "fitted_documents", "hierarchy", "since")
+EXCHANGED = [field.name for field in fields(Beside) if field.name not in ("was_in_force", "spec")]
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,12 @@ class Manifest:
             of format 1, which reads the beginning only, until it is rebuilt.
         encoder_folder: where the encoder is.
         since: the number of the store's change from which on its vectors are of this encoder.
-        refit: what else is true as soon as the store knows of a write, which has other vectors: see `Refit`.
+        familiar: the last number that there was when the index got its encoder, to which later documents are new;
+            None for the last one at creation.
+        beside: an encoder that is not in force and has vectors in the store: see `Beside`.
+        switch: change and token of a write of the store. In a store that knows of it, what is in force and what is
+            beside have changed places: so the commit of that write decides, and a manifest that names both encoders is
+            right before it and after.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -98,7 +112,9 @@ class Manifest:
     window: int | None = None
     encoder_folder: str = "encoder"
     since: int = 0
-    refit: dict[str, Any] | None = None
+    familiar: int | None = None
+    beside: dict[str, Any] | None = None
+    switch: dict[str, Any] | None = None
     format: int = FORMAT
     hce: str = __version__
 
@@ -106,19 +122,46 @@ class Manifest:
         """Put the manifest into the index's folder, atomically."""
         write_json(folder / MANIFEST_FILE, sealed(asdict(self)))
 
-    def before_refit(self, refit: Refit) -> Manifest:
-        """Return what to write before vectors of another encoder are committed to the store."""
-        return replace(self, refit=asdict(refit))
+    @property
+    def suffix(self) -> str:
+        """What the names of the present encoder's folders end in."""
+        return self.encoder_folder.removeprefix("encoder")
+
+    @property
+    def last_familiar(self) -> int:
+        """The last number that there was when the index got its encoder."""
+        return self.documents if self.familiar is None else self.familiar
+
+    def other(self) -> Beside | None:
+        """Return the encoder that has vectors beside those in force, where there is one."""
+        return None if self.beside is None else checked_fields(Beside, self.beside)
+
+    def folders(self) -> set[str]:
+        """Return the names of all folders of the index that are of use."""
+        other = self.other()
+        named = {f"{kind}{self.suffix}" for kind in FOLDERS if kind != "hierarchy"} | {str(self.hierarchy)}
+        if other is None:
+            return named
+        return named | {f"{kind}{other.suffix}" for kind in FOLDERS} | {str(other.hierarchy)}
+
+    def with_in_force(self, other: Beside) -> Manifest:
+        """Return what this manifest would be if another encoder were in force."""
+        return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
+
+    def before_switch(self, mark: Mark) -> Manifest:
+        """Return what to write before a write is committed in which the two encoders change places."""
+        return replace(self, switch=mark._asdict())
 
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
-        """Return what is true in a store that knows of these moments; `refit` stays while it is not decided."""
-        if self.refit is None:
+        """Return what is true in a store that knows of these moments; `switch` stays while it is not decided."""
+        other = self.other()
+        if self.switch is None or other is None:
             return self
-        refit = checked_fields(Refit, self.refit)
-        if moment_at(refit.change, refit.token) is None:
+        mark = checked_fields(Mark, self.switch)
+        if moment_at(*mark) is None:
             return self
-        changed = {**asdict(refit), "since": refit.change}
-        manifest = replace(self, refit=None, **{name: changed[name] for name in REFITTED})
+        kept = Beside(was_in_force=True, spec="", **{name: getattr(self, name) for name in EXCHANGED})
+        manifest = replace(self.with_in_force(other), since=mark.change, beside=asdict(kept), switch=None)
         manifest._check()
         return manifest
 
@@ -141,7 +184,7 @@ class Manifest:
         try:
             manifest = checked_fields(cls, values)
             manifest._check()
-            if manifest.refit is not None:  # of a refit that is under way, or was broken off
+            if manifest.switch is not None:  # of a reindexing that is at its end, or was broken off there
                 manifest = manifest._decided(folder, reader)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
@@ -178,6 +221,12 @@ class Manifest:
             "encoder_folder": ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
             "hierarchy": self.hierarchy is None or TREE_FOLDER.fullmatch(self.hierarchy) is not None,
         }
+        other = self.other()
+        sound["beside"] = other is None or (
+            0 < other.dim <= MOST_DIMENSIONS
+            and ENCODER_FOLDER.fullmatch(other.encoder_folder) is not None
+            and (other.hierarchy is None or TREE_FOLDER.fullmatch(other.hierarchy) is not None)
+        )
         for name in (name for name, is_sound in sound.items() if not is_sound):
             raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")
 
@@ -204,6 +253,8 @@ class IndexStatus:
         tree_levels: the number of levels of the tree; 0 without one.
         bytes: of all files.
         format: of the folder.
+        reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
+        earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
     """
 
     path: str
@@ -223,6 +274,8 @@ class IndexStatus:
     tree_levels: int
     bytes: int
     format: int
+    reindexing: str | None = None
+    earlier: str | None = None
 
     @property
     def has_outgrown_its_table(self) -> bool:
@@ -232,6 +285,16 @@ class IndexStatus:
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
         return asdict(self)
+
+
+def delete_other_folders(index: Path, manifest: Manifest) -> None:
+    """Delete encoders, trees and snapshots that a manifest does not name; who calls keeps others from writing."""
+    named = manifest.folders()
+    for kind in FOLDERS:
+        delete_stale(index.glob(f".{kind}*.partial"))
+        for path in index.glob(f"{kind}*"):
+            if path.name not in named and re.fullmatch(rf"{kind}(-[0-9]+)?", path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def size_on_disk(folder: Path) -> int:

@@ -7,12 +7,14 @@ search fuses both. What is ranked are numbers of documents, and the store says a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
+from hce.data.snippets import ANY_WORD, QueryWords, Snippet, snippet_of
+from hce.deadline import check
 from hce.index.derived import Derived
 from hce.index.live import Live
 from hce.index.store import Reader
@@ -23,19 +25,26 @@ from hce.search.words import Matches, Words
 
 SearchMode = Literal["hybrid", "dense", "words"]
 
+RERANKED = 50  # hits that a cross-encoder reads, where nothing else is said
+SAME_MEANING = 0.95  # the cosine from which on two documents may be near-equal
+SAME_WORDS = 0.8  # of the different words of both, which near-equal documents share
+
 
 class Hit(NamedTuple):
     """A document that was found.
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the two parts below; of words alone, BM25.
+        score: the cosine to the query; in a hybrid search the sum of the two parts below; of words alone, BM25; where
+            a cross-encoder re-ranked the hits, its score.
         number: of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         matched: the query's words that the document has, in any form; of a long query, of the first 64 words.
         passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
             it was found as a whole. In a hybrid search, the one of words where these gave more of the score.
+        first_rank: the rank before a cross-encoder re-ranked the hits; None where none did.
+        folded: the ids of near-equal documents that were found below this one and left out, best first.
     """
 
     rank: int
@@ -49,6 +58,8 @@ class Hit(NamedTuple):
     from_words: float = 0.0
     matched: tuple[str, ...] = ()
     passage: Passage | None = None
+    first_rank: int | None = None
+    folded: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rank: int, number: int, document: Document, from_meaning: float, from_words: float = 0.0) -> Hit:
@@ -57,9 +68,30 @@ class Hit(NamedTuple):
         shown = document.id, document.title, document.text, document.metadata
         return cls(rank, score, *shown, number, from_meaning, from_words)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what people are shown, for JSON: numbers mean nothing outside the store."""
-        return {name: value for name, value in self._asdict().items() if name != "number"}
+    def as_dict(self, query: str | None = None) -> dict[str, Any]:
+        """Return what people are shown, for JSON: numbers mean nothing outside the store.
+
+        Args:
+            query: what was searched for; with it, also what to show of the text, where that begins, and where words of
+                the query stand in it and in the title, in code points.
+        """
+        shown = {name: value for name, value in self._asdict().items() if name != "number"}
+        if query is None:
+            return shown
+        words = QueryWords(query)
+        snippet = snippet_of(self.text, self.passage, words)
+        shown |= {"snippet": snippet.text, "snippet_start": snippet.start, "snippet_marks": snippet.marks}
+        return shown | {"title_marks": words.marks_in(self.title)}
+
+    def snippet(self, query: str) -> Snippet:
+        """Return what to show of the text: the passage that was found, else the part with most of the query's words.
+
+        >>> hit = Hit(1, 0.5, "a", "", "No shoes. " * 40 + "Red hats of felt.", {})
+        >>> snippet = hit.snippet("hat")
+        >>> [snippet.text[start:stop] for start, stop in snippet.marks]
+        ['hats']
+        """
+        return snippet_of(self.text, self.passage, QueryWords(query))
 
 
 class Queries(NamedTuple):
@@ -72,6 +104,7 @@ class Queries(NamedTuple):
         allowed: search among the documents of these numbers only, rising.
         mode: by meaning, by words, or by both.
         words_share: of words in a hybrid search, from 0 to 1.
+        unique: whether near-equal documents count as one.
     """
 
     texts: Sequence[str]
@@ -80,10 +113,13 @@ class Queries(NamedTuple):
     allowed: np.ndarray | None
     mode: SearchMode
     words_share: float
+    unique: bool = False
 
 
 def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[Hit]] | None:
     """Find the best documents for each query, best first; None where a derived part has gone on to a later moment."""
+    if queries.unique:
+        return _find_unique(reader, derived, queries)
     ranked = _ranked(reader, derived, queries)
     if ranked is None:
         return None
@@ -166,7 +202,7 @@ class NearestToOne(NamedTuple):
 
 def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[Ranked] | None:
     """Rank documents for each query; None where a part has gone on to a later moment."""
-    texts, vectors, k, allowed, mode, words_share = queries
+    texts, vectors, k, allowed, mode, words_share, _ = queries
     if vectors is None or mode == "words":
         return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
     candidates = k if mode == "dense" else candidates_for(k)
@@ -265,3 +301,85 @@ def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> 
         [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
         for row, each in zip(hits, shared, strict=True)
     ]
+
+
+# ------------------------------------------------------------------------------------------------- near-equal ones
+
+
+def _find_unique(reader: Reader, derived: Derived, queries: Queries) -> list[list[Hit]] | None:
+    """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
+    most, depth = max(1, reader.moment().documents), 2 * queries.k
+    while True:
+        check()
+        depth = min(depth, most)
+        hits = find_hits(reader, derived, queries._replace(k=depth, unique=False))
+        if hits is None:
+            return None
+        folded = [fold_near_equal(reader, row) for row in hits]
+        if depth == most or all(
+            len(kept) >= queries.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
+        ):
+            return [kept[: queries.k] for kept in folded]
+        depth *= 2
+
+
+def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
+    """Leave out each hit that is near-equal to a better one, which then names it; ranks are counted anew.
+
+    Two documents are near-equal where the cosine of their vectors is `SAME_MEANING` or more, and of all the different
+    words of both, case aside, they share `SAME_WORDS` or more.
+    """
+    vectors = reader.vectors_at(np.array([hit.number for hit in hits], np.int64))
+    words = [frozenset(ANY_WORD.findall(f"{hit.title} {hit.text}".casefold())) for hit in hits]
+    below: dict[int, list[str]] = {}
+    for row, hit in enumerate(hits):
+        better = list(below)
+        near = np.flatnonzero(vectors[better] @ vectors[row] >= SAME_MEANING).tolist() if better else []
+        same = next((better[each] for each in near if _share_words(words[better[each]], words[row])), None)
+        if same is None:
+            below[row] = []
+        else:
+            below[same].append(hit.id)
+    return [hits[row]._replace(rank=rank, folded=tuple(ids)) for rank, (row, ids) in enumerate(below.items(), 1)]
+
+
+def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
+    return len(words & others) >= SAME_WORDS * len(words | others)
+
+
+# ------------------------------------------------------------------------------------------------- re-ranking
+
+
+class PairScorer(Protocol):
+    """What reads a query and a text together: see `hce.encoding.reranker`."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
+        """Return how well each text answers a query, of shape (texts,)."""
+        ...
+
+
+def reranked(scorer: PairScorer, query: str, hits: list[Hit]) -> list[Hit]:
+    """Put hits into the order of a cross-encoder's scores, ties as they were; each keeps the rank that it had.
+
+    Of a long document the passage is read that was found, after the title.
+    """
+    scores = scorer.scores(query, [_read(hit) for hit in hits])
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [
+        hits[row]._replace(rank=rank, score=float(scores[row]), first_rank=hits[row].rank)
+        for rank, row in enumerate(order, 1)
+    ]
+
+
+def reranked_first(scorer: PairScorer, query: str, hits: list[Hit], depth: int) -> list[Hit]:
+    """Re-rank the first `depth` hits; the others stay behind them as they were, with scores that say so."""
+    first, others = reranked(scorer, query, hits[:depth]), hits[depth:]
+    if not others:
+        return first
+    lower = first[-1].score - 1 - others[0].score
+    return [*first, *(hit._replace(score=hit.score + lower) for hit in others)]
+
+
+def _read(hit: Hit) -> str:
+    text = hit.text if hit.passage is None else hit.text[hit.passage.start : hit.passage.stop]
+    return Document(hit.id, text, hit.title).full_text

@@ -127,7 +127,7 @@ def drop_beside(connection: sqlite3.Connection) -> None:
 def swap_beside(connection: sqlite3.Connection) -> None:
     """Have the vectors in force and those beside them change places."""
     for table in ("vectors", "passages"):
-        for name, new in ((table, "between"), (f"{table}_beside", table), ("between", f"{table}_beside")):
+        for name, new in ((table, "in_force"), (f"{table}_beside", table), ("in_force", f"{table}_beside")):
             connection.execute(f"ALTER TABLE {name} RENAME TO {new}")
 
 

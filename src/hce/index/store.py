@@ -27,7 +27,7 @@ from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
-from hce.index.filters import SAMPLE, Filter, compile_filter, field_exists, field_names
+from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
 from hce.index.schema import (
     COLUMNS,
     SCHEMA,
@@ -86,6 +86,13 @@ class Entry(NamedTuple):
     number: int
     document: Document
     vector: np.ndarray
+
+
+class FacetCount(NamedTuple):
+    """A value of a field, and how many documents have it."""
+
+    value: str | int | float | bool
+    documents: int
 
 
 class Passages(NamedTuple):
@@ -426,6 +433,18 @@ class Reader:
         self._require_fields(condition.loose if len(numbers) else condition.fields)
         return numbers
 
+    def facet(self, field: str, conditions: Filter | None, most: int) -> list[FacetCount]:
+        """Count the documents that fulfil conditions by their values of a field, the most frequent values first.
+
+        Raises:
+            InputError: a filter that is not valid, or a field that no document has.
+        """
+        query = facet_query(field, conditions, most)
+        rows = self._connection.execute(query.sql, query.parameters).fetchall()
+        if not rows:
+            self._require_fields(query.fields)
+        return [FacetCount(bool(value) if kind == "bool" else value, documents) for value, kind, documents in rows]
+
     def _require_fields(self, fields: Iterable[str]) -> None:
         """Refuse fields that no document has; where there are no documents, any field will do."""
         for field in fields:
@@ -541,33 +560,6 @@ class Writer(Reader):
         """Put the vectors that were beside, of length `dim`, in force, and those that were in force beside."""
         swap_beside(self._connection)
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
-        self._touched = True
-
-    def replace_vectors(self, numbers: Sequence[int], vectors: np.ndarray) -> None:
-        """Give documents other vectors, of shape (numbers, n)."""
-        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        rows = [(blob, vector_checksum(number, blob), number) for number, blob in zip(numbers, blobs, strict=True)]
-        self._connection.executemany("UPDATE vectors SET vector = ?, checksum = ? WHERE number = ?", rows)
-        self._touched = True
-
-    def replace_passage_vectors(self, document: int, places: Mapping[int, Passage], vectors: np.ndarray) -> None:
-        """Give all passages of a document, number → place, other vectors, of shape (places, n)."""
-        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        rows = [
-            (blob, row_checksum(document, *place, blob), number)
-            for (number, place), blob in zip(places.items(), blobs, strict=True)
-        ]
-        self._connection.executemany("UPDATE passages SET vector = ?, checksum = ? WHERE number = ?", rows)
-        self._touched = True
-
-    def forget_all(self, documents: int) -> None:
-        """Delete what is known of all earlier moments, from which nothing derived can be brought to this one.
-
-        Args:
-            documents: how many there were at creation; which of these were removed stays known, and is counted.
-        """
-        self._connection.execute("DELETE FROM changes")
-        self._connection.execute("DELETE FROM removed WHERE number > ?", (documents,))
         self._touched = True
 
     def reindex(self) -> None:

@@ -129,20 +129,6 @@ def cut_documents(writer: Writer, encode: Encode, cutter: Cutter) -> None:
             writer.insert_passages(left[position].number, passages)
 
 
-def encode_all_anew(writer: Writer, encode: Encode, cutter: Cutter, advance: Advance) -> None:
-    """Give all documents, and the passages of the long ones, the vectors of another encoder; nothing else changes."""
-    last = 0
-    while entries := list(islice(writer.entries(after=last), DOCUMENTS_AT_ONCE)):
-        last = entries[-1].number
-        vectors = shared_vectors([entry.document.full_text for entry in entries], {}, encode)
-        writer.replace_vectors([entry.number for entry in entries], vectors)
-        advance(len(entries))
-    for number, places in list(writer.all_places()):
-        document = writer.documents([number])[number]
-        texts = cutter.texts(document, list(places.values()))
-        writer.replace_passage_vectors(number, places, shared_vectors(texts, {}, encode))
-
-
 class _Chunk(NamedTuple):
     """Documents, what an encoder reads of them, and the vectors of those texts that are known."""
 

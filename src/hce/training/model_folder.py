@@ -322,18 +322,17 @@ def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
     return Hierarchy.load(tree) if is_of_it and tree.is_dir() else None
 
 
-def keep_facts(folder: str | Path, index: Path) -> None:
-    """Copy the facts and the history of a model into the folder of an index, for whoever asks later."""
-    (index / IN_AN_INDEX).mkdir()
+def keep_facts(folder: str | Path, kept: Path) -> None:
+    """Copy the facts and the history of a model into a new folder of an index, for whoever asks later."""
+    kept.mkdir()
     for name in (FACTS, HISTORY):
         if (Path(folder) / name).is_file():
-            shutil.copyfile(Path(folder) / name, index / IN_AN_INDEX / name)
-    write_checksums(index / IN_AN_INDEX)
+            shutil.copyfile(Path(folder) / name, kept / name)
+    write_checksums(kept)
 
 
-def read_training(index: Path) -> Training | None:
-    """Read what an index knows of its encoder's training; None where that is nothing, or the files are damaged."""
-    folder = index / IN_AN_INDEX
+def read_training(folder: Path) -> Training | None:
+    """Read what `keep_facts` kept of a training; None where that is nothing, or the files are damaged."""
     try:
         facts, history = ModelFacts.read(folder), _read_lines(folder / HISTORY, Epoch)
     except FormatError:

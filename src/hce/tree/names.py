@@ -47,6 +47,26 @@ def name_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
 
+def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int = WORDS_IN_A_NAME) -> list[str]:
+    """Return the words that set other texts apart from some, as a node is named among its siblings.
+
+    >>> distinguishing_words(["ships at sea"] * 3, ["ships at sea", "ships on canals", "canals and locks"], words=1)
+    ['canals']
+    """
+    try:
+        counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
+        counts = counter.fit_transform([*texts, *others])
+    except ValueError:  # not one word in all texts
+        return []
+    vocabulary = counter.get_feature_names_out()
+    singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
+    side = np.repeat([0, 1], [len(texts), len(others)])
+    weights = _class_tf_idf(_sum_rows(counts, side, 2))[1]
+    weights = weights.multiply(weights > 0).tocsr()
+    weights.eliminate_zeros()
+    return list(map(str, vocabulary[_best(weights, singular, np.empty(0, np.int64), words)]))
+
+
 def _sum_rows(counts: sparse.csr_matrix, members: np.ndarray, nodes: int) -> sparse.csr_matrix:
     """Add up the word counts of each node's documents: (nodes, vocabulary)."""
     member = sparse.csr_matrix(

@@ -8,21 +8,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 from hce._version import __version__
 from hce.data.documents import Document
+from hce.data.snippets import QueryWords, snippet_of
 from hce.deadline import check
 from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
-from hce.index.index import Index
+from hce.index.index import Index, ReindexedError
 from hce.index.ranking import Hit, SearchMode
-from hce.training.model_folder import read_training
+from hce.training.model_folder import IN_AN_INDEX, Training, read_training
 from hce.web.background import DriftState, DriftWatch, Lane, Together
 from hce.web.guard import Rules
 from hce.web.schemas import (
@@ -36,6 +37,7 @@ from hce.web.schemas import (
     Before,
     DocumentAnswer,
     ErrorAnswer,
+    Facet,
     HealthAnswer,
     Json,
     Listed,
@@ -47,7 +49,6 @@ from hce.web.schemas import (
     WayAnswer,
     Written,
 )
-from hce.web.snippets import QueryWords, snippet_of
 
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
@@ -59,6 +60,9 @@ FOLDERS = re.compile(
 Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", description="what to look for")]
 K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
 Condition = Annotated[str, Query(max_length=CONDITION_CHARACTERS)]
+Facets = Annotated[
+    list[Condition], Query(max_length=CONDITIONS, description="fields by whose values to count what `where` leaves")
+]
 Where = Annotated[
     list[Condition], Query(max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'")
 ]
@@ -75,7 +79,6 @@ class Site:
         tree: the index's tree with the documents of now.
         untrained: the ranking to compare with.
         drift: whether it is time to retrain.
-        training: what is known of the encoder's training.
         queries: what encodes queries.
         searches: the threads that search; more than there are cores would only get into each other's way.
         writes: the one that writes, since a store takes one write at a time.
@@ -88,11 +91,15 @@ class Site:
         self.tree = LiveTree(index)
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
-        self.training = read_training(index.path)
         self.queries = Together(index.encode_queries, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
         self.looks = Lane(4, SEARCHES_WAITING)
+
+    @property
+    def training(self) -> Training | None:
+        """What is known of the training of the encoder that the index has now."""
+        return read_training(self.index.path / f"{IN_AN_INDEX}{self.index.manifest.suffix}")
 
     def start(self) -> None:
         """Begin what is done in the background."""
@@ -136,10 +143,18 @@ async def search(
         SearchMode, Query(description="by words and meaning, by meaning alone, or by words alone")
     ] = "hybrid",
     compare: bool = False,
+    unique: Annotated[bool, Query(description="near-equal documents once; a hit tells which were left out")] = False,
+    facet: Facets = [],  # noqa: B006
 ) -> Json:
     """Find documents by words and meaning, or one of them; with `compare`, also as the untrained encoder ranks them."""
-    vector = await site.queries.encode(q)
-    return _answer(await site.searches.run(_search_answer, site, q, vector, k, where, mode, compare))
+    while True:
+        fingerprint = site.index.fingerprint
+        vector = await site.queries.encode(q)
+        asked = _Asked(q, vector, fingerprint, k, where, mode, unique, facet)
+        try:
+            return _answer(await site.searches.run(_search_answer, site, asked, compare))
+        except ReindexedError:  # the index has just got another encoder
+            continue
 
 
 @router.post("/api/documents", response_model=Written, status_code=201)
@@ -237,28 +252,42 @@ def _check(documents: Iterable[Document]) -> None:
         seen.add(document.id)
 
 
-def _search_answer(
-    site: Site, query: str, vector: np.ndarray, k: int, where: Sequence[str], mode: SearchMode, compare: bool
-) -> SearchAnswer:
-    """Search by the query's vector, of shape (n,); compare with the untrained encoder's ranking once that is ready."""
+class _Asked(NamedTuple):
+    """What is searched for: a query, its vector of shape (n,), of which encoder that is, how many, where and how."""
+
+    query: str
+    vector: np.ndarray
+    fingerprint: str
+    k: int
+    where: Sequence[str]
+    mode: SearchMode
+    unique: bool
+    facets: Sequence[str]
+
+
+def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
+    """Search by a query's vector; compare with the untrained encoder's ranking once that is ready."""
     check()  # it may have waited for long
     start = time.perf_counter()
+    query, vector, fingerprint, k, where, mode, unique, fields = asked
     conditions = parse_clauses(where) if where else None
-    (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode)
+    (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode, fingerprint, unique=unique)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = QueryWords(query, k)
-    hits = [_shown(hit, words) for hit in found]
+    counted = site.index.facets(fields, conditions).items()
+    facets = {field: [Facet(*each) for each in counts] for field, counts in counted}
+    answer = SearchAnswer(query, k, took, [_shown(hit, words) for hit in found], facets=facets)
     if not compare:
-        return SearchAnswer(query, k, took, hits)
+        return answer
     check()
     readiness = _readiness(site)
     if readiness.state != "ready":
-        return SearchAnswer(query, k, took, hits, Before(readiness, []))
+        return replace(answer, before=Before(readiness, []))
     ranking = site.untrained.rank(query, conditions)
     ranks = ranking.ranks_of(np.array([hit.number for hit in found], dtype=np.int64))
-    hits = [replace(hit, before=rank) for hit, rank in zip(hits, ranks, strict=True)]
+    hits = [replace(hit, before=rank) for hit, rank in zip(answer.hits, ranks, strict=True)]
     before = [_shown(hit, words) for hit in _first(site.index, ranking, k)]
-    return SearchAnswer(query, k, took, hits, Before(readiness, before))
+    return replace(answer, hits=hits, before=Before(readiness, before))
 
 
 def _shown(hit: Hit, words: QueryWords) -> Shown:
@@ -280,6 +309,7 @@ def _shown(hit: Hit, words: QueryWords) -> Shown:
         from_words=hit.from_words,
         matched=hit.matched,
         passage=hit.passage,
+        folded=hit.folded,
     )
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock, Thread
 from typing import Any, Literal, TypeVar
@@ -121,6 +121,19 @@ class Together:
 
 
 @dataclass(frozen=True)
+class GrownRegion:
+    """A region of the tree that has grown since the tree was made: see `hce.index.growth.Region`."""
+
+    level: int
+    node: int
+    name: tuple[str, ...]
+    before: int
+    added: int
+    words: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class DriftState:
     """The last measurement of the drift.
 
@@ -129,12 +142,14 @@ class DriftState:
         verdict: ok, re-cluster, retrain or unknown.
         reasons: why, one sentence each.
         outdated: whether documents were written since then.
+        grown: the regions of the tree that later documents went to, and what is new there.
     """
 
     state: Literal["measuring", "done"]
     verdict: str = "unknown"
     reasons: tuple[str, ...] = ()
     outdated: bool = False
+    grown: list[GrownRegion] = field(default_factory=list)
 
 
 class DriftWatch:
@@ -168,7 +183,8 @@ class DriftWatch:
     def _measure(self, change: int) -> None:
         try:
             drift = self.index.drift()
-            found = DriftState("done", drift.verdict, tuple(drift.reasons))
+            grown = [GrownRegion(**region._asdict()) for region in drift.grown]
+            found = DriftState("done", drift.verdict, tuple(drift.reasons), grown=grown)
         except HceError as error:
             found = DriftState("done", reasons=(str(error),))
         except Exception:

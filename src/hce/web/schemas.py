@@ -10,11 +10,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from hce.data.documents import Document
+from hce.data.snippets import Mark
 from hce.index.before import Readiness
 from hce.index.browse import Node, Way
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
-from hce.web.snippets import Mark
 
 # How much one request may ask for; more is refused with an answer that names the limit.
 QUERY_CHARACTERS = 2_000
@@ -68,6 +68,7 @@ class Shown:
         from_words: the part of the score that shared words gave.
         matched: the query's words that the document has, in any form.
         before: of a hit, its rank by the untrained encoder, where that is compared with.
+        folded: the ids of near-equal documents that were found below this one and left out, if that was asked for.
     """
 
     rank: int
@@ -85,6 +86,7 @@ class Shown:
     matched: tuple[str, ...] = ()
     passage: Mark | None = None
     before: int | None = None
+    folded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,28 @@ class Before:
 
 
 @dataclass(frozen=True)
+class Facet:
+    """A value of a metadata field, and how many documents have it, of all that fulfil the conditions."""
+
+    value: str | float | bool
+    documents: int
+
+
+@dataclass(frozen=True)
 class SearchAnswer:
-    """What was found, best first, and how long it took to find once the query was encoded."""
+    """What was found, best first, and how long it took to find once the query was encoded.
+
+    Attributes:
+        facets: for each field asked for its most frequent values, counted over all documents that fulfil the
+            conditions, whatever was searched for.
+    """
 
     query: str
     k: int
     milliseconds: float
     hits: list[Shown]
     before: Before | None = None
+    facets: dict[str, list[Facet]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

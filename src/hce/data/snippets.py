@@ -1,4 +1,4 @@
-"""What to show of a hit: the passage that was found; else the snippet that holds most of the query's words.
+"""Snippets: what to show of a hit: the passage that was found; else the part that holds most of the query's words.
 
 An encoder finds by meaning and not by words; the marked words do not explain the score.
 """
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
 from hce.data.passages import Passage
 
 SNIPPET_CHARACTERS = 320
@@ -24,9 +22,18 @@ MOST_MARKS = 200  # in a text
 ANY_WORD = re.compile(r"\w+")
 BLANK = re.compile(r"\s")
 ENDING = 3  # letters: "thread" marks "threads" and "threaded"
+FUNCTION_WORDS = frozenset(  # of English, which stand in every text; scikit-learn's list takes a second to import
+    ANY_WORD.findall("""
+    a about above after again against all also am an and any are as at be because been before being below between both
+    but by can could did do does doing down during each few for from further had has have having he her here hers
+    him his how i if in into is it its itself just me more most my no nor not now of off on once only or other our ours
+    out over own same she should so some such than that the their theirs them then there these they this those through
+    to too under until up very was we were what when where which while who whom why will with would you your
+    yours""")
+)
 
 Mark = tuple[int, int]
-"""Where a marked word begins and ends, in characters."""
+"""Where a marked word begins and ends, in code points."""
 
 
 class Snippet(NamedTuple):
@@ -55,7 +62,7 @@ class QueryWords:
 
     def __init__(self, query: str, texts: int = 1) -> None:
         words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
-        telling = [word for word in words if word not in ENGLISH_STOP_WORDS and len(word) > 1] or words
+        telling = [word for word in words if word not in FUNCTION_WORDS and len(word) > 1] or words
         self._words = frozenset(telling[:MOST_WORDS])
         self._longest = max(map(len, self._words), default=0) + ENDING
         self._met: set[str] = set()  # words of texts, as they are spelled there

@@ -1,0 +1,274 @@
+"""Reindexing: an index gets another encoder while it is searched and written to, and takes it up at one stroke.
+
+The new encoder's vectors are put into the store beside those in force, some documents at a time, so that others write
+in between; then its tree and its snapshots are made. Last comes one short write: it encodes the few documents that
+came meanwhile, and lets the vectors in force and those beside them change places. What was in force stays beside, and
+can be taken up again as fast, until the index is rebuilt.
+
+Killed at any moment, the index is as it was before that write or after it, and the same call goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.data.language import warn_of_language
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError, WriterBusyError
+from hce.files import held_alone
+from hce.index.create import Start, checked_share, start_from
+from hce.index.derived import Derived
+from hce.index.encoder import ENCODER_FOLDER, CarriedEncoder, file_stamps
+from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_tree
+from hce.index.manifest import FORMAT, Beside, Manifest, delete_other_folders
+from hce.index.passages import Cutter
+from hce.index.store import Passages, Reader, Store, Writer
+from hce.index.writing import Encode, read_passages, shared_vectors
+from hce.progress import progress_bar
+from hce.training.model_folder import IN_AN_INDEX, keep_facts, trained_tree
+
+logger = logging.getLogger(__name__)
+
+DOCUMENTS_AT_ONCE = 1024
+FEW = 64  # documents that the last write may have to encode, while others wait
+ROUNDS = 8  # of catching up with others who write; then they wait
+
+Result = TypeVar("Result")
+
+
+def reindex(
+    store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
+) -> Manifest | None:
+    """Give an index another encoder; `Index.reindex` says what the arguments are.
+
+    Returns:
+        The manifest that is in force from now on; None where the encoder was in force already.
+    """
+    checked_share(words_share)
+    with _alone(store):
+        other = _begin(store, encoder, words_share)
+        return None if other is None else _finish(store, other, progress)
+
+
+def undo(store: Store, *, progress: bool = False) -> Manifest:
+    """Take up again what was in force before the last reindexing.
+
+    Raises:
+        InputError: there was none, or a rebuild has given it up since.
+    """
+    with _alone(store):
+        other = Manifest.read(store.path.parent).other()
+        if other is None or not other.was_in_force:
+            raise InputError(
+                f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
+            )
+        return _finish(store, other, progress)
+
+
+def _alone(store: Store) -> AbstractContextManager[None]:
+    index = store.path.parent
+    return held_alone(index, f"{index}: another process is reindexing it; wait until it is done")
+
+
+# ------------------------------------------------------------------------------------------------- the beginning
+
+
+def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> Beside | None:
+    """Return what is to be put in force: what was begun earlier, or what is begun now; None where it is in force."""
+    index = store.path.parent
+    manifest = Manifest.read(index)
+    other = manifest.other()
+    if other is not None and other.spec == str(encoder) == "static":
+        return other  # fitted to the documents that there were; fitted again, it would be another one
+    with store.reading() as reader:
+        entries = [(entry.number, entry.document) for entry in reader.entries()]
+    if not entries:
+        raise InputError(f"{index}: it has no documents to encode anew; index anew with the other encoder")
+    corpus = Corpus.from_documents([document for _, document in entries], name=index.absolute().name)
+    start = start_from(encoder, corpus)
+    if start.fingerprint == manifest.fingerprint:
+        return None
+    if other is not None and other.fingerprint == start.fingerprint:
+        return other
+    warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, manifest.language)
+    suffix = _patiently(lambda: _make_room(store))
+    share = start.words_share if words_share is None else words_share
+    numbers = [number for number, _ in entries]
+    return _patiently(lambda: _write_encoder(store, suffix, start, str(encoder), share, numbers, corpus))
+
+
+def _make_room(store: Store) -> str:
+    """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
+    index = store.path.parent
+    with store.writing() as writer:
+        manifest = replace(Manifest.read(index, writer), beside=None, switch=None, format=FORMAT)
+        manifest.write(index)  # before the tables that it told of are gone
+        delete_other_folders(index, manifest)
+        writer.add_checksums()
+        writer.make_beside()
+        number = writer.next.change
+        while (index / f"{ENCODER_FOLDER}-{number}").exists():
+            number += 1
+        return f"-{number}"
+
+
+def _write_encoder(
+    store: Store, suffix: str, start: Start, spec: str, words_share: float, numbers: list[int], corpus: Corpus
+) -> Beside:
+    """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
+    index = store.path.parent
+    with store.writing() as writer:  # nothing is written to it; it keeps a rebuild from tidying up
+        folder = index / f"{ENCODER_FOLDER}{suffix}"
+        start.encoder.save(folder)
+        tree = None
+        if start.folder is not None:
+            keep_facts(start.folder, index / f"{IN_AN_INDEX}{suffix}")
+            tree = trained_tree(start.folder, corpus)
+        if tree is not None:
+            NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index / f"{FOLDER}{suffix}")
+        other = Beside(
+            was_in_force=False,
+            spec=spec,
+            encoder=start.encoder.name,
+            fingerprint=start.fingerprint,
+            dim=start.encoder.dim,
+            encoder_files=file_stamps(folder),
+            encoder_folder=folder.name,
+            base_encoder=None if start.facts is None else start.facts.base_encoder,
+            fitted_documents=start.fitted_documents,
+            window=start.encoder.window,
+            words_share=words_share,
+            hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
+            familiar=max(numbers),
+        )
+        replace(Manifest.read(index, writer), beside=asdict(other), switch=None).write(index)
+    return other
+
+
+# ------------------------------------------------------------------------------------------------- the rest
+
+
+def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
+    """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
+    index = store.path.parent
+    carried = CarriedEncoder(index, other)
+    cutter = Cutter(carried.get()) if other.window is not None else None
+    catch_up = _CatchUp(store, lambda texts: carried.encode(texts, "document"), cutter)
+    catch_up.all(progress)
+    other = _with_tree(store, other)
+    _keep_snapshots(store, other)
+    for left in reversed(range(ROUNDS)):
+        catch_up.all(progress=False)
+        if _patiently(partial(_switch, store, other, catch_up, whatever_is_left=not left)):
+            break
+    return _patiently(partial(_decided, store))
+
+
+class _Encoded(NamedTuple):
+    """Vectors of documents, by number, and the passages of the long ones by position."""
+
+    numbers: list[int]
+    vectors: np.ndarray
+    passages: dict[int, Passages]
+
+
+class _CatchUp:
+    """Encodes the documents that have no vector beside those in force yet."""
+
+    def __init__(self, store: Store, encode: Encode, cutter: Cutter | None) -> None:
+        self.store = store
+        self._encode, self._cutter = encode, cutter
+
+    def all(self, progress: bool) -> None:
+        """Encode them some at a time; others may write in between."""
+        with self.store.reading() as reader:
+            total, left = reader.moment().documents, reader.count_after(reader.last_beside() or 0)
+        with progress_bar("encoding", total, "documents", show=progress) as advance:
+            advance(total - left)
+            while some := self._read():
+                _patiently(partial(self._write, some))
+                advance(len(some.numbers))
+
+    def within(self, writer: Writer) -> None:
+        """Encode all that are left, in a write that is under way."""
+        while some := self._next(writer):
+            writer.fill_beside(*some)
+
+    def _read(self) -> _Encoded | None:
+        with self.store.reading() as reader:
+            return self._next(reader)
+
+    def _write(self, some: _Encoded) -> None:
+        with self.store.writing() as writer:
+            writer.fill_beside(*some)
+
+    def _next(self, reader: Reader) -> _Encoded | None:
+        entries = list(islice(reader.entries(after=reader.last_beside() or 0), DOCUMENTS_AT_ONCE))
+        if not entries:
+            return None
+        documents = [entry.document for entry in entries]
+        vectors = shared_vectors([each.full_text for each in documents], {}, self._encode)
+        passages = read_passages(documents, self._encode, self._cutter)
+        return _Encoded([entry.number for entry in entries], vectors, passages)
+
+
+def _with_tree(store: Store, other: Beside) -> Beside:
+    """Grow a tree of the vectors that are to be in force, where the index has one and the encoder brought none."""
+    index = store.path.parent
+    manifest = Manifest.read(index)
+    if other.hierarchy is not None or manifest.hierarchy is None:
+        return other
+    name = f"{FOLDER}{other.suffix}"
+    if (index / name).is_dir():
+        return replace(other, hierarchy=name)
+    with store.reading_beside(other.dim) as reader:
+        return replace(other, hierarchy=grow_tree(index, name, reader))
+
+
+def _keep_snapshots(store: Store, other: Beside) -> None:
+    """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load."""
+    index = store.path.parent
+    derived = Derived(store, Manifest.read(index).with_in_force(other))
+    with store.reading_beside(other.dim) as reader:
+        derived.keep(reader)
+
+
+def _switch(store: Store, other: Beside, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
+    """Let the two encoders change places, unless so many documents came meanwhile that others would wait for long."""
+    index = store.path.parent
+    with store.writing() as writer:
+        if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
+            return False
+        catch_up.within(writer)
+        manifest = replace(Manifest.read(index, writer), beside=asdict(other), switch=None)
+        manifest.before_switch(writer.next).write(index)
+        writer.swap_beside(other.dim)
+    return True
+
+
+def _decided(store: Store) -> Manifest:
+    """Write down what the switch has decided."""
+    index = store.path.parent
+    with store.writing() as writer:  # nothing is written to it; it keeps others from writing a manifest
+        manifest = Manifest.read(index, writer)
+        manifest.write(index)
+    return manifest
+
+
+def _patiently(work: Callable[[], Result]) -> Result:
+    """Do something that writes, once nobody else does any more."""
+    while True:
+        try:
+            return work()
+        except WriterBusyError:
+            logger.debug("waiting for another process to end its write")
