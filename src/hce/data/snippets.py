@@ -73,8 +73,10 @@ class QueryWords:
         """Tell whether a word of a text is one of the query's, with an ending or without."""
         if len(word) > self._longest:
             return False
-        word, words = word.casefold(), self._words
-        return word in words or word[:-1] in words or word[:-2] in words or word[:-ENDING] in words
+        word = word.casefold()
+        return word in self._words or any(
+            word[:-letters] in self._words and word[-letters:].isalpha() for letters in range(1, ENDING + 1)
+        )
 
     def marks_in(self, text: str) -> list[Mark]:
         """Find where the query's words stand in a text; each different word of the texts is compared once."""
