@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -23,6 +24,7 @@ from hce.index.check import check
 from hce.index.index import Index, ReindexedError
 from hce.index.manifest import Manifest
 from hce.index.store import Writer
+from hce.web.app import create_app
 
 TOPICS = ("ships and harbours at sea", "stars and planets by night", "bread and cheese for supper", "laws of the court")
 QUERIES = ["planets at night", "a court of law", "number 17 supper", "sea"]
@@ -194,6 +196,22 @@ def test_what_is_written_meanwhile_is_there_afterwards(made, new, monkeypatch):
     assert check(made).is_sound
 
 
+def test_a_running_server_takes_the_new_encoder_up(made, new, fresh):
+    with Index.open(made) as served, TestClient(create_app(served), base_url="http://127.0.0.1") as client:
+
+        def found():
+            answers = [client.get("/api/search", params={"q": query, "k": 5, "mode": "dense"}) for query in QUERIES]
+            return [[(hit["id"], round(hit["score"], 4)) for hit in answer.json()["hits"]] for answer in answers]
+
+        before = found()
+        with Index.open(made) as other:
+            other.reindex(new)
+        assert found() == fresh["dense"] != before
+        assert client.get("/api/status").json()["index"]["dim"] == 24
+        assert client.get("/api/tree/path", params={"q": "planets"}).status_code == 200
+        assert client.post("/api/documents", json={"documents": [{"id": "x", "text": "stars"}]}).status_code == 201
+
+
 # ------------------------------------------------------------------------------------------------- kill -9
 
 BEFORE = ("room", "encoder", "encoding", "growing", "snapshots", "manifest", "swapped")
@@ -307,3 +325,12 @@ def test_another_encoder_than_the_one_begun_with(made, new, tmp_path, killing, f
         assert hits_of(index) == fresh
         assert len(list(made.glob("encoder*"))) == 2  # the earlier one and this one
     assert check(made).is_sound
+
+
+def test_a_rebuild_does_not_take_away_what_another_process_is_taking_up(made, new):
+    with Index.open(made) as index:
+        index.reindex(new)
+        with held_alone(made, "held"), pytest.raises(InputError, match="another process is reindexing it"):
+            index.rebuild()
+        index.undo_reindex()
+        assert index.manifest.dim == 16

@@ -100,14 +100,24 @@ def snippet_of(text: str, passage: Passage | None, words: QueryWords) -> Snippet
 
 
 def best_snippet(text: str, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Find the snippet with most different words of the query, the first of several; the beginning where none is."""
+    """Find the snippet with most different words of the query; the beginning of the text where that has as many."""
     if len(text) <= length:
         return Snippet(text, 0, True, words.marks_in(text))
     marks = words.marks_in(text)
     start = _word_start(text, _best_start(text, marks, length))
+    beginning, best = _cut(text, 0, length, marks), _cut(text, start, length, marks)
+    return beginning if _different(beginning) >= _different(best) else best
+
+
+def _cut(text: str, start: int, length: int, marks: Sequence[Mark]) -> Snippet:
     end = _word_end(text, start + length)
     inside = [(first - start, last - start) for first, last in marks if first >= start and last <= end]
     return Snippet(text[start:end], start, False, inside)
+
+
+def _different(snippet: Snippet) -> int:
+    """Count the different words that are marked in a snippet."""
+    return len({snippet.text[first:last].casefold() for first, last in snippet.marks})
 
 
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:

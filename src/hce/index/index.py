@@ -18,6 +18,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check
 from hce.errors import InputError
+from hce.files import held_alone
 from hce.index.arguments import check_id, check_k, check_mode, checked_ids, checked_queries, checked_vectors
 from hce.index.derived import Derived
 from hce.index.encoder import CarriedEncoder, check_same
@@ -618,8 +619,16 @@ class Index:
         self._adopt(undo(self._store, progress=progress))
 
     def _give_up_earlier(self) -> None:
-        """Drop the vectors of the encoder that was in force before the last reindexing."""
-        with self._store.writing() as writer:
+        """Drop the vectors of the encoder that was in force before the last reindexing.
+
+        Raises:
+            InputError: another process is taking it up again.
+        """
+        refusal = f"{self.path}: another process is reindexing it; wait until it is done"
+        other = Manifest.read(self.path).other()
+        if other is None or not other.was_in_force:
+            return
+        with held_alone(self.path, refusal), self._store.writing() as writer:
             known = replace(Manifest.read(self.path, writer), switch=None)
             other = known.other()
             if other is not None and other.was_in_force:
