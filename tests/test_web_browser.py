@@ -204,7 +204,7 @@ def test_down_the_tree_and_back(site, visit):
     name = " · ".join(largest["name"])
     expect(page.locator("#branch li").first).to_contain_text(name)
     expect(page.locator("#branch li").first).to_contain_text(str(largest["size"]))
-    page.locator("#map .slice").filter(has_text=name).first.click(position={"x": 12, "y": 10}, force=True)
+    page.locator("#treemap .slice").filter(has_text=name).first.click(position={"x": 12, "y": 10}, force=True)
     expect(page.locator("#crumbs [aria-current]")).to_have_text(name)
     assert page.url.endswith(f"#tree?level=1&node={largest['node']}")
     below = httpx.get(f"{site.url}/api/tree", params={"level": 1, "node": largest["node"]}).json()["tree"]
@@ -225,7 +225,7 @@ def test_down_the_tree_and_back(site, visit):
 def test_the_way_of_a_query_is_lit_level_by_level(site, visit):
     page = visit(f"{site.url}/#tree")
     way = httpx.get(f"{site.url}/api/tree/path", params={"q": "star red"}).json()["way"]
-    expect(page.locator("#map .slice").first).to_be_attached()
+    expect(page.locator("#treemap .slice").first).to_be_attached()
     page.fill("#tree-q", "star red")
     chips = page.locator("#tree-way .step")
     expect(chips).to_have_count(len(way["steps"]))
@@ -234,7 +234,7 @@ def test_the_way_of_a_query_is_lit_level_by_level(site, visit):
     for step in way["steps"]:
         expect(page.locator("#tree-way")).to_contain_text(" · ".join(step["name"]))
     lit = page.evaluate("""() => {
-        const { ids, marker } = document.getElementById("map").data[0];
+        const { ids, marker } = document.getElementById("treemap").data[0];
         const accent = getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
         return ids.filter((id, place) => marker.colors[place] === accent);
     }""")
@@ -322,12 +322,12 @@ def test_a_hostile_document_is_only_text(site, visit):
     expect(page.locator("#branch .lit")).to_contain_text(title)
     expect(page.locator("#tree-way")).to_contain_text(ident)
     page.locator("#tree-way .step").last.click()  # now the documents are tiles of the picture
-    tile = page.locator("#map .slice").filter(has_text="title")
+    tile = page.locator("#treemap .slice").filter(has_text="title")
     expect(tile.first).to_be_attached()
     page.wait_for_timeout(300)
     assert page.evaluate("window.hacked") is None
     assert page.locator("main img, main script, dialog img, dialog script").count() == 0
-    page.evaluate("document.getElementById('map').emit('plotly_treemapclick', "
+    page.evaluate("document.getElementById('treemap').emit('plotly_treemapclick', "
                   f"{{points: [{{id: 'document:' + {ident!r}}}]}})")  # fmt: skip
     expect(page.locator("#document .mono")).to_have_text(ident)
     page.get_by_role("button", name="Remove").click()
@@ -347,7 +347,7 @@ def test_a_phone_needs_no_sideways_scrolling(site, visit, where):
         "#status": "#plot-accuracy .main-svg",
         "docs": "article",
     }
-    expect(page.locator(ready.get(where, "#map .slice")).first).to_be_attached()
+    expect(page.locator(ready.get(where, "#treemap .slice")).first).to_be_attached()
     page.wait_for_timeout(200)
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [390, 390]
     if where == "#search?q=star+red":  # one ranking at a time

@@ -214,7 +214,7 @@ class LiveTree:
             NotThereError: no such node, or no tree.
         """
         with self.index.reading() as reader:
-            places = self._places_at(reader)
+            places = self.places_at(reader)
             places.check(self.levels, node)
             numbers = places.documents_of(node)[offset : offset + most].tolist()
             found = reader.documents(numbers)
@@ -233,7 +233,7 @@ class LiveTree:
             NotThereError: no such document, or no tree.
         """
         with self.index.reading() as reader:
-            places = self._places_at(reader)
+            places = self.places_at(reader)
             present = reader.present([doc_id])
             if doc_id not in present:
                 raise NotThereError(f"no document {doc_id!r} is there")
@@ -246,9 +246,9 @@ class LiveTree:
 
     def _now(self) -> Places:
         with self.index.reading() as reader:
-            return self._places_at(reader)
+            return self.places_at(reader)
 
-    def _places_at(self, reader: Reader) -> Places:
+    def places_at(self, reader: Reader) -> Places:
         """The places of the documents that a reader sees; found anew only after a change."""
         with self._lock:
             if self._places is None or self._places.moment != reader.moment():

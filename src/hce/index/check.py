@@ -23,6 +23,7 @@ from hce.index.encoder import file_stamps
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest
+from hce.index.map import MAP_FILE, is_damaged_map
 from hce.index.passages import Cutter
 from hce.index.schema import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, Reader, content_key
@@ -173,6 +174,8 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         for each in damage_in(path / model) or []
     ]
     findings += _tree_findings(path, manifest)
+    if is_damaged_map(path / MAP_FILE):
+        findings.append(Finding("map", f"{MAP_FILE} is not as it was written", heals=True))
     documents = 0
     try:
         with Index.open(path) as index, index.reading() as reader:
@@ -361,6 +364,8 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
     beyond = [each for each in beyond if not each.heals]
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
+    if any(each.part == "map" for each in findings):
+        (path / MAP_FILE).unlink(missing_ok=True)  # it is made anew when somebody asks for it
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
             with index.writing() as writer:

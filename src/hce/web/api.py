@@ -22,6 +22,7 @@ from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import parse_clauses
 from hce.index.index import Index, ReindexedError
+from hce.index.map import DocumentMap
 from hce.index.ranking import Hit, SearchMode
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
 from hce.web.background import DriftState, DriftWatch, Lane, Together
@@ -77,6 +78,7 @@ class Site:
         index: the index.
         rules: who may ask for what.
         tree: the index's tree with the documents of now.
+        map: the same tree as a map.
         untrained: the ranking to compare with.
         drift: whether it is time to retrain.
         queries: what encodes queries.
@@ -89,6 +91,7 @@ class Site:
         self.index = index
         self.rules = rules
         self.tree = LiveTree(index)
+        self.map = DocumentMap(self.tree)
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
         self.queries = Together(index.encode_queries, SEARCHES_WAITING)
@@ -108,6 +111,7 @@ class Site:
     def stop(self) -> None:
         """End what is done in the background."""
         self.untrained.stop()
+        self.map.stop()
         self.drift.stop()
         for lane in (self.searches, self.writes, self.looks):
             lane.stop()

@@ -33,6 +33,7 @@ from hce.web.api import Site, router
 from hce.web.background import BusyError
 from hce.web.connection import HEAD_BYTES, Connection
 from hce.web.guard import Guard, Rules
+from hce.web.map import router as map_router
 from hce.web.schemas import Json
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
     )
     app.state.site = site
     app.include_router(router)
+    app.include_router(map_router)
     app.add_middleware(Guard, rules=site.rules)
     _add_page(app)
     _add_errors(app, site)

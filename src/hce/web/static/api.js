@@ -1,4 +1,4 @@
-// Requests: JSON in and out, an error as one sentence, the token kept for as long as the tab is open.
+// Requests: JSON in and out (and bytes out), an error as one sentence, the token kept for as long as the tab is open.
 
 export class ApiError extends Error {
   constructor(status, message) {
@@ -12,7 +12,7 @@ export const token = {
   set: (value) => sessionStorage.setItem("hce-token", value),
 };
 
-async function request(path, options = {}) {
+async function respond(path, options = {}) {
   let response;
   try {
     response = await fetch(path, options);
@@ -20,10 +20,14 @@ async function request(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "the server does not answer; is hce serve still running?");
   }
-  const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
-  if (!response.ok) throw new ApiError(response.status, answer.error || `the server answered ${response.status}`);
-  return answer;
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => ({}));
+  throw new ApiError(response.status, answer.error || `the server answered ${response.status}`);
 }
+
+const request = async (path, options) => (await respond(path, options)).json();
+
+export const getBytes = async (path) => (await respond(path)).arrayBuffer();
 
 export function get(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams();

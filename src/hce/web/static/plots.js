@@ -33,3 +33,7 @@ export function plain(text) {
 export function onTheme(redraw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 }
+
+// The colour of a branch of the tree, by its place among all branches, the largest first.
+const HUES = [174, 214, 262, 330, 14, 38, 92, 146, 196, 238, 296, 352];
+export const branchHue = (place) => HUES[place % HUES.length];

@@ -13,7 +13,7 @@ let timer;
 let again;
 let asking = null;
 let asked = 0;
-let shown = ""; // what the results on the page are of
+let shown = ""; // the query whose way is on the page
 
 export function start(owner) {
   page = owner;
@@ -49,10 +49,8 @@ async function run() {
   const number = ++asked;
   clearTimeout(again);
   if (asking) asking.abort();
-  if (!q) {
-    shown = "";
-    return showStart();
-  }
+  if (!q) return showStart();
+  if (shown !== q) hideWay();
   asking = new AbortController();
   const compare = !$("compare-option").hidden && $("compare").checked;
   const where = $("where").value.split(";").map((each) => each.trim()).filter(Boolean);
@@ -61,8 +59,8 @@ async function run() {
     if (number !== asked) return; // a later question is under way
     showAnswer(answer);
     if (answer.before && answer.before.readiness.state === "preparing") again = setTimeout(run, AGAIN);
-    if (page.facts && page.facts.index.tree_levels && shown !== q) await showWay(q, number);
-    shown = q;
+    if (!answer.hits.length) hideWay(); // it would lead to documents that the conditions leave out
+    else if (page.facts && page.facts.index.tree_levels && shown !== q) await showWay(q, number);
   } catch (error) {
     if (error.name === "AbortError" || number !== asked) return;
     showProblem(error.message);
@@ -72,7 +70,8 @@ async function run() {
 function clear() {
   fill($("hits"));
   fill($("before-hits"));
-  for (const id of ["before", "now-title", "sides", "way"]) $(id).hidden = true;
+  for (const id of ["before", "now-title", "sides"]) $(id).hidden = true;
+  hideWay();
   $("results").classList.remove("two");
   $("summary").textContent = "";
 }
@@ -111,11 +110,12 @@ function showAnswer(answer) {
   $("start").hidden = true;
   const before = answer.before;
   const ready = before && before.readiness.state === "ready";
-  fill($("hits"), answer.hits.map((hit) => hitOf(hit, ready ? movement(hit, answer.k) : null)));
+  const best = Math.max(...answer.hits.map((hit) => hit.score));
+  fill($("hits"), answer.hits.map((hit) => hitOf(hit, ready ? movement(hit, answer.k) : null, scoreOf(hit, best))));
   $("results").classList.toggle("two", Boolean(before));
   for (const id of ["before", "sides", "now-title"]) $(id).hidden = !before;
   if (before) showBefore(answer, ready);
-  const moves = ready ? summaryOf(answer) : "";
+  const moves = ready && answer.hits.length ? summaryOf(answer) : "";
   $("summary").textContent = `${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
   if (!answer.hits.length) {
     const why = $("where").value.trim() ? "No document fulfils the conditions." : "There are no documents yet.";
@@ -163,7 +163,12 @@ function summaryOf(answer) {
   return told.length ? ` · ${told.map(([number, word]) => `${number} ${word}`).join(", ")}` : " · same order as before";
 }
 
-function hitOf(hit, moved) {
+// The scores of two encoders do not compare: the untrained one's hits have their ranks only.
+function scoreOf(hit, best) {
+  return el("span", { class: "score", title: `${why(hit)}; the bar is its share of the best hit's score` }, bar(best > 0 ? hit.score / best : 0), hit.score.toFixed(3));
+}
+
+function hitOf(hit, moved, score = null) {
   const open = () => page.open(hit.id, hit.passage);
   const inTree = (event) => { event.stopPropagation(); page.go("tree", { id: hit.id }); };
   const pieces = Object.entries(hit.metadata).slice(0, CHIPS).map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, spelled(value))));
@@ -175,7 +180,7 @@ function hitOf(hit, moved) {
       el("div", { class: "head" },
         el("h3", {}, hit.title ? marked(hit.title, hit.title_marks) : breakable(hit.id)),
         moved ? el("span", { class: `moved ${moved.kind}`, title: moved.title }, moved.text) : null,
-        el("span", { class: "score", title: why(hit) }, bar(hit.score), hit.score.toFixed(3)),
+        score,
         place),
       el("p", { class: "snippet" }, hit.snippet_start ? "… " : null, marked(hit.snippet, hit.snippet_marks), hit.snippet_is_whole ? null : " …"),
       hit.title || pieces.length || hit.from_words ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
@@ -212,8 +217,15 @@ async function showWay(q, number) {
   const answer = await get("/api/tree/path", { q });
   if (number !== asked) return;
   const look = () => page.go("tree", { q });
-  fill($("way"), el("span", {}, "way down the tree"), stepsOf(answer.way, look));
+  const onMap = el("button", { class: "link", onclick: () => page.go("tree", { q, view: "map" }) }, "show on the map");
+  fill($("way"), el("span", {}, "way down the tree"), stepsOf(answer.way, look), onMap);
   $("way").hidden = false;
+  shown = q;
+}
+
+function hideWay() {
+  $("way").hidden = true;
+  shown = "";
 }
 
 function showSide(side) {

@@ -1,17 +1,20 @@
-// The tree: a treemap of a node and two levels below it, a list that says the same, and the way of a query or document.
+// The tree in two pictures, a treemap of a node and two levels below it, or the map of all documents; beside them a list
+// that says the same, and above them the way of a query or document.
 
 import { get } from "./api.js";
 import { $, bar, breakable, count, el, fill, nameOf, plural, toast } from "./dom.js";
-import { colour, config, font, isDark, onTheme, plain, plotly } from "./plots.js";
+import * as map from "./map.js";
+import { branchHue, colour, config, font, isDark, onTheme, plain, plotly } from "./plots.js";
 import { stepsOf } from "./way.js";
 
 const MOST = 48; // children of a node to draw
 const STEP = 550; // milliseconds from one lit level to the next
 const SIZE = 11; // of the picture's letters, in pixels
 const LINE = 1.3 * SIZE;
-const HUES = [174, 214, 262, 330, 14, 38, 92, 146, 196, 238, 296, 352];
+const HITS = 10; // of a query, on the map
 
 let page;
+let picture = "treemap"; // or "map"
 let answer = null; // the node on the page
 let way = null; // what is lit: steps, and how many of them
 let number = 0; // of the last request, so that late answers are dropped
@@ -21,24 +24,38 @@ const hues = new Map(); // of the nodes of level 1, by number: a branch keeps it
 
 export function start(owner) {
   page = owner;
+  map.start(page, go);
+  for (const button of $("pictures").children) button.addEventListener("click", () => go(new URLSearchParams(location.hash.split("?")[1]), button.dataset.picture));
   $("tree-q").addEventListener("input", () => {
     clearTimeout(typing);
     typing = setTimeout(() => {
       const q = $("tree-q").value.trim();
-      history.replaceState(null, "", q ? `#tree?${new URLSearchParams({ q })}` : "#tree");
-      show(new URLSearchParams(q ? { q } : {}));
+      const parameters = addressed(q ? { q } : {}, picture);
+      history.replaceState(null, "", parameters.size ? `#tree?${parameters}` : "#tree");
+      show(parameters);
     }, 250);
   });
   $("tree-q").addEventListener("keydown", (event) => {
     if (event.key === "Escape") { $("tree-q").value = ""; $("tree-q").dispatchEvent(new Event("input")); }
   });
-  onTheme(() => { if (answer && !$("tree").hidden) draw(); });
+  onTheme(() => { if (answer && !$("tree").hidden) { if (picture === "map") map.redraw(); else draw(); } });
 }
+
+// Which of the pictures is shown is a part of the address.
+function addressed(parameters, shown) {
+  const query = new URLSearchParams(parameters);
+  query.delete("view");
+  if (shown === "map") query.set("view", "map");
+  return query;
+}
+
+const go = (parameters = {}, shown = picture) => page.go("tree", addressed(parameters, shown));
 
 export async function show(parameters) {
   const own = ++number;
   clearTimeout(timer);
   if (page.facts && !page.facts.index.tree_levels) return showNone();
+  showPicture(parameters.get("view") === "map" ? "map" : "treemap");
   const [q, id] = [parameters.get("q"), parameters.get("id")];
   if (document.activeElement !== $("tree-q")) $("tree-q").value = q || "";
   way = null;
@@ -51,14 +68,40 @@ export async function show(parameters) {
   way = { ...found.way, lit: 0, id };
   const told = id ? (way.came_later ? "came after the tree; belongs to" : "place of the document") : "way of the query";
   const open = id ? el("button", { class: "link", onclick: () => page.open(id) }, id) : null;
-  fill($("tree-way"), el("span", {}, told, " ", open), stepsOf(way, (step) => page.go("tree", { level: step.level, node: step.node })));
+  fill($("tree-way"), el("span", {}, told, " ", open), stepsOf(way, (step) => go({ level: step.level, node: step.node })));
   $("tree-way").hidden = false;
+  if (picture === "map") return showFound(q, id, own);
   await visit(0, 0, 0, own);
   await light(own);
 }
 
+function showPicture(shown) {
+  picture = shown;
+  for (const button of $("pictures").children) button.setAttribute("aria-pressed", String(button.dataset.picture === shown));
+  for (const name of ["treemap", "map"]) $(name).hidden = name !== shown;
+}
+
+// A query with its hits, or a document, on the map: the whole way is lit at once.
+async function showFound(q, id, own) {
+  way.lit = way.steps.length;
+  for (const chip of document.querySelectorAll("#tree-way .step")) chip.classList.add("lit");
+  answer = await get("/api/tree", { level: 0, node: 0, depth: 1, most: MOST });
+  if (own !== number) return;
+  crumbs();
+  const hits = q ? (await get("/api/search", { q, k: HITS })).hits : [];
+  if (own !== number) return;
+  if (q) listHits(hits);
+  else await listLeaf(way.steps.at(-1), own);
+  if (await loaded(own)) await map.showFound(q, hits, id, () => own === number);
+}
+
+function loaded(own) {
+  $("picture-loading").hidden = true;
+  return map.load(() => own === number);
+}
+
 function showNone() {
-  fill($("crumbs"));
+  $("pictures").hidden = true;
   $("tree-q").parentElement.hidden = true;
   document.querySelector(".explorer").hidden = true;
   fill($("crumbs"), el("div", { class: "empty" }, el("h2", {}, "This index has no tree"),
@@ -90,21 +133,27 @@ async function listLeaf(step, own) {
 }
 
 async function visit(level, node, offset = 0, own = ++number) {
-  const found = await get("/api/tree", { level, node, depth: 2, most: MOST, offset });
-  if (own !== number) return;
-  answer = found;
-  if (!level) found.tree.children.forEach((child, place) => hues.set(child.node, HUES[place % HUES.length]));
-  crumbs();
-  list();
-  await draw();
+  $("picture-loading").hidden = picture === "map" || Boolean($("treemap").data);
+  try {
+    const found = await get("/api/tree", { level, node, depth: 2, most: MOST, offset });
+    if (own !== number) return;
+    answer = found;
+    if (!level) found.tree.children.forEach((child, place) => hues.set(child.node, branchHue(place)));
+    crumbs();
+    list();
+    if (picture === "treemap") await draw();
+    else if (await loaded(own)) map.showNode([...answer.path, answer.tree]);
+  } finally {
+    if (own === number) $("picture-loading").hidden = true;
+  }
 }
 
 function crumbs() {
   const parts = [...answer.path, answer.tree].flatMap((each, place, all) => {
     const name = each.level ? nameOf(each) : page.facts.name;
-    const go = () => page.go("tree", each.level ? { level: each.level, node: each.node } : {});
+    const up = () => go(each.level ? { level: each.level, node: each.node } : {});
     const last = place === all.length - 1;
-    const crumb = last ? el("span", { "aria-current": "page" }, name) : el("button", { class: "link", onclick: go }, name);
+    const crumb = last ? el("span", { "aria-current": "page" }, name) : el("button", { class: "link", onclick: up }, name);
     return last ? [crumb] : [crumb, el("span", { class: "soft", "aria-hidden": "true" }, "›")];
   });
   fill($("crumbs"), parts, el("span", { class: "soft" }, plural(answer.tree.size, "document")));
@@ -117,7 +166,7 @@ function list(found = answer) {
   if (tree.level === found.levels) return listDocuments(found);
   const largest = tree.children.length ? tree.children[0].size : 1;
   const rows = tree.children.map((child) => el("li", { class: isLit(child.level, child.node) ? "lit" : null },
-    el("button", { onclick: () => page.go("tree", { level: child.level, node: child.node }) },
+    el("button", { onclick: () => go({ level: child.level, node: child.node }) },
       el("span", {}, nameOf(child)), el("small", {}, count(child.size)), bar(child.size / largest))));
   const hidden = tree.child_count - tree.children.length;
   fill($("branch"), el("p", {}, plural(tree.child_count, "part"), hidden ? `, the largest ${tree.children.length} of them` : ""), el("ol", {}, rows));
@@ -136,6 +185,13 @@ function listDocuments(found) {
     el("button", { disabled: found.offset + MOST >= size, onclick: turn(found.offset + MOST) }, "Next")) : null;
   fill($("branch"), el("p", {}, `${plural(size, "document")} in `, el("b", {}, nameOf(found.tree))), el("ol", {}, rows), pager);
   showLit();
+}
+
+function listHits(hits) {
+  const rows = hits.map((hit) => el("li", {},
+    el("button", { onclick: () => page.open(hit.id, hit.passage), onmouseenter: () => map.point(hit.id), onmouseleave: () => map.point(null) },
+      el("span", {}, el("b", { class: "ranked" }, String(hit.rank)), hit.title || breakable(hit.id)), el("small", {}, hit.title ? breakable(hit.id) : ""), el("span", { class: "beginning" }, hit.snippet))));
+  fill($("branch"), el("p", {}, plural(hits.length, "hit"), " of the query, as they are numbered on the map"), el("ol", {}, rows));
 }
 
 function showLit() {
@@ -195,7 +251,7 @@ function missing(node) {
 }
 
 // A tile is nearly a square, so how much text goes into it follows from its share of the picture, less the margins.
-const side = (size) => 0.86 * Math.sqrt(($("map").clientWidth * $("map").clientHeight * size) / answer.tree.size) - 6;
+const side = (size) => 0.86 * Math.sqrt(($("treemap").clientWidth * $("treemap").clientHeight * size) / answer.tree.size) - 6;
 const pen = document.createElement("canvas").getContext("2d");
 const width = (text) => pen.measureText(text).width;
 
@@ -228,7 +284,7 @@ function tone(node, hue) {
 }
 
 async function draw() {
-  const map = $("map");
+  const treemap = $("treemap");
   const Plotly = await plotly();
   const drawn = tiles();
   const trace = {
@@ -239,10 +295,10 @@ async function draw() {
   };
   const layout = { margin: { t: 0, l: 0, r: 0, b: 0 }, paper_bgcolor: "rgba(0,0,0,0)", font: font(), uniformtext: { minsize: SIZE - 1, mode: "hide" },
     hoverlabel: { font: font(), bgcolor: colour("card"), bordercolor: colour("line") } };
-  await Plotly.react(map, [trace], layout, config);
-  if (!map.dataset.listens) {
-    map.dataset.listens = "yes";
-    map.on("plotly_treemapclick", clicked);
+  await Plotly.react(treemap, [trace], layout, config);
+  if (!treemap.dataset.listens) {
+    treemap.dataset.listens = "yes";
+    treemap.on("plotly_treemapclick", clicked);
   }
 }
 
@@ -256,7 +312,7 @@ function clicked(event) {
   const [level, node] = id.replace("rest:", "").split(":").map(Number);
   const isRoot = level === answer.tree.level;
   const above = answer.path.at(-1);
-  if (!isRoot) page.go("tree", { level, node });
-  else if (!id.startsWith("rest:") && above) page.go("tree", above.level ? { level: above.level, node: above.node } : {});
+  if (!isRoot) go({ level, node });
+  else if (!id.startsWith("rest:") && above) go(above.level ? { level: above.level, node: above.node } : {});
   return false;
 }

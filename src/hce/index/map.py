@@ -1,0 +1,309 @@
+"""DocumentMap: an index's tree as a map on which every document has a place.
+
+The map is made in the background when somebody first asks for it, and kept in one file in the index's folder, which can
+be deleted at any time. It belongs to one tree: where that was grown anew, so is the map. Documents that came after the
+tree are put beside their nearest neighbours in the leaf that a walk leads them to, so that nothing else moves.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from threading import Lock
+from typing import Literal, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from hce.deadline import check
+from hce.errors import HceError
+from hce.files import open_atomically
+from hce.index.before import Worker
+from hce.index.browse import LiveTree, NotThereError, Places
+from hce.index.hierarchy import NumberedHierarchy
+from hce.index.store import Moment, Reader
+from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
+
+logger = logging.getLogger(__name__)
+
+MAP_FILE = "map.safetensors"
+MOST_DRAWN = 200_000
+MOST_OF_A_LEAF = 512  # documents that what came later is compared with
+FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class MapReadiness:
+    """Whether there is a map.
+
+    Attributes:
+        state: ready; preparing (`share` of the work is done); or off, and `reason` says why.
+    """
+
+    state: Literal["off", "preparing", "ready"]
+    share: float = 0.0
+    reason: str = ""
+
+
+class Drawn(NamedTuple):
+    """The documents on the map at one moment.
+
+    Attributes:
+        moment: of the store.
+        numbers: of the documents, rising, of shape (M,), int64.
+        places: in the unit square, of shape (M, 2), float32.
+        sites: the node of each at the map's level, of shape (M,), int64.
+    """
+
+    moment: Moment
+    numbers: np.ndarray
+    places: np.ndarray
+    sites: np.ndarray
+
+
+class Kept(NamedTuple):
+    """What the file holds: where the documents of a tree are.
+
+    Attributes:
+        numbers: of the documents, rising, of shape (M,), int64.
+        places: of shape (M, 2), float32.
+        sites: the places of the nodes at the map's level, of shape (S, 2), float64.
+    """
+
+    numbers: np.ndarray
+    places: np.ndarray
+    sites: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path, tree: str) -> Kept | None:
+        """Read what `write` wrote of the tree of this fingerprint; None where there is no such thing, whole."""
+        try:
+            with safe_open(path, "numpy") as file:
+                facts = file.metadata() or {}
+                if (facts.get("format"), facts.get("tree")) == (FORMAT, tree):
+                    kept = cls(*map(file.get_tensor, cls._fields))
+                    return kept if facts.get("checksum") == kept.checksum() else None
+        except (OSError, SafetensorError):
+            pass
+        return None
+
+    def write(self, path: Path, tree: str) -> None:
+        """Keep the map for the next server; where that is impossible, it is made anew then."""
+        try:
+            with open_atomically(path, "wb") as file:
+                file.write(save(self._asdict(), {"format": FORMAT, "tree": tree, "checksum": self.checksum()}))
+        except (HceError, OSError) as error:
+            logger.debug("the map is not kept: %s", error)
+
+    def checksum(self) -> str:
+        """Return the checksum of all that there is."""
+        return str(reduce(lambda checksum, each: zlib.crc32(each.tobytes(), checksum), self, 0))
+
+
+def is_damaged_map(path: Path) -> bool:
+    """Tell whether there is a file of a map that is not as it was written."""
+    if not path.exists():
+        return False
+    try:
+        with safe_open(path, "numpy") as file:
+            return bool((file.metadata() or {}).get("checksum") != Kept(*map(file.get_tensor, Kept._fields)).checksum())
+    except (OSError, SafetensorError):
+        return True
+
+
+class _Sheet(NamedTuple):
+    """The map of one tree."""
+
+    tree: NumberedHierarchy
+    kept: Kept
+    cells: Cells
+
+    @property
+    def level(self) -> int:
+        return site_level(self.tree.hierarchy)
+
+
+class StoppedError(Exception):
+    """The server ends, and with it the work in the background."""
+
+
+class DocumentMap:
+    """What can be asked of the map of an index; from several threads."""
+
+    def __init__(self, live: LiveTree) -> None:
+        self.live = live
+        self._lock = Lock()
+        self._sheet: _Sheet | None = None
+        self._drawn: Drawn | None = None
+        self._readiness = MapReadiness("preparing")
+        self._worker = Worker(self._make_or_say_why, "map")
+
+    def stop(self) -> None:
+        """End the background work."""
+        self._worker.stop()
+
+    def readiness(self) -> MapReadiness:
+        """Return whether there is a map of the tree there is now; asking has it made."""
+        tree = self.live.index.tree
+        if tree is None or not tree.hierarchy.levels:
+            return MapReadiness("off", reason="this index carries no tree; index anew with one")
+        sheet = self._sheet
+        if self._worker.ident is None or (sheet is not None and sheet.tree is not tree):
+            with self._lock:
+                self._readiness, self._sheet, self._drawn = MapReadiness("preparing"), None, None
+                if self._worker.ident is None:
+                    self._worker.start()
+            self._worker.wake()
+        return self._readiness
+
+    def level(self) -> int:
+        """Return the level whose nodes have cells."""
+        return self._present().level
+
+    def cells(self) -> Cells:
+        """Return the cells of the nodes of that level."""
+        return self._present().cells
+
+    def drawn(self) -> Drawn:
+        """Return the documents on the map that there are now.
+
+        Raises:
+            NotThereError: there is no map yet.
+        """
+        sheet = self._present()
+        with self.live.index.reading() as reader:
+            places = self.live.places_at(reader)
+            with self._lock:
+                known = self._drawn
+            if known is None or known.moment != places.moment:
+                known = _draw(sheet, places, reader, known)
+                with self._lock:
+                    self._drawn = known if self._sheet is sheet else None
+        return known
+
+    def places_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the places of documents that are there, drawn or not, of shape (B, 2)."""
+        sheet, drawn = self._present(), self.drawn()
+        found = np.searchsorted(drawn.numbers, numbers)
+        is_drawn = np.isin(numbers, drawn.numbers)
+        result = np.zeros((len(numbers), 2), np.float32)
+        result[is_drawn] = drawn.places[found[is_drawn]]
+        if not is_drawn.all():
+            with self.live.index.reading() as reader:
+                result[~is_drawn] = _beside(sheet, reader, reader.vectors_at(numbers[~is_drawn]), drawn)
+        return result
+
+    def place_of_query(self, vector: np.ndarray) -> np.ndarray:
+        """Return the place that a document of this vector would have, of shape (2,)."""
+        with self.live.index.reading() as reader:
+            return np.asarray(_beside(self._present(), reader, vector[None], self.drawn())[0])
+
+    def _present(self) -> _Sheet:
+        sheet = self._sheet
+        if sheet is None:
+            raise NotThereError("the map is not ready yet; /api/map says how far it is")
+        return sheet
+
+    # ------------------------------------------------------------------------------------------- in the background
+
+    def _make_or_say_why(self) -> None:
+        try:
+            tree = self.live.index.tree
+            if tree is not None:
+                sheet = self._make(tree)
+                with self._lock:
+                    self._sheet, self._drawn, self._readiness = sheet, None, MapReadiness("ready", 1.0)
+        except StoppedError:
+            pass
+        except HceError as error:
+            self._readiness = MapReadiness("off", reason=str(error))
+        except Exception:
+            logger.exception("there is no map")
+            self._readiness = MapReadiness("off", reason="it could not be made; the server's log says why")
+
+    def _make(self, tree: NumberedHierarchy) -> _Sheet:
+        path, fingerprint = self.live.index.path / MAP_FILE, _fingerprint(tree)
+        kept = Kept.read(path, fingerprint)
+        if kept is None:
+            kept = self._lay_out(tree)
+            kept.write(path, fingerprint)
+        return _Sheet(tree, kept, cells(kept.sites))
+
+    def _lay_out(self, tree: NumberedHierarchy) -> Kept:
+        with self.live.index.reading() as reader:
+            there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
+            chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
+            numbers, vectors = _vectors_of(reader, tree.numbers[chosen])
+        self._tell(0.1)
+        sites = place_sites(tree.hierarchy, site_level(tree.hierarchy))
+        places = place_documents(
+            tree.hierarchy, sites, chosen, vectors, tell=lambda share: self._tell(0.3 + 0.7 * share)
+        )
+        order = np.argsort(numbers)
+        return Kept(numbers[order], places[order], sites)
+
+    def _tell(self, share: float) -> None:
+        if self._worker.is_stopping():
+            raise StoppedError
+        self._readiness = MapReadiness("preparing", round(share, 3))
+
+
+def _vectors_of(reader: Reader, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Read the vectors of many documents, in the order of their numbers given."""
+    every, vectors = reader.vectors()
+    if np.array_equal(every, numbers):
+        return numbers, vectors
+    return numbers, vectors[np.searchsorted(every, numbers)]
+
+
+def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) -> Drawn:
+    """Find the places of the documents of a moment: those kept, and beside them those that came later."""
+    hierarchy, kept = sheet.tree.hierarchy, sheet.kept
+    leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
+    order = np.argsort(places.numbers)
+    numbers, leaf = places.numbers[order], leaf[order]
+    is_kept = np.isin(kept.numbers, numbers)
+    later = np.setdiff1d(numbers, sheet.tree.numbers)[: max(0, MOST_DRAWN - int(is_kept.sum()))]
+    first = Drawn(places.moment, kept.numbers[is_kept], kept.places[is_kept], np.empty(0, np.int64))
+    if known is not None:  # what came before the last change has its place already
+        had = np.isin(later, known.numbers)
+        known_places = known.places[np.searchsorted(known.numbers, later[had])]
+    else:
+        had, known_places = np.zeros(len(later), bool), np.empty((0, 2), np.float32)
+    fresh = later[~had]
+    new_places = _beside(sheet, reader, reader.vectors_at(fresh), first) if len(fresh) else np.empty((0, 2), np.float32)
+    all_numbers = np.concatenate([first.numbers, later[had], fresh])
+    all_places = np.concatenate([first.places, known_places, new_places]).astype(np.float32)
+    rising = np.argsort(all_numbers)
+    all_numbers = all_numbers[rising]
+    nodes = hierarchy.ancestors(hierarchy.depth - 1, leaf[np.searchsorted(numbers, all_numbers)])
+    return Drawn(places.moment, all_numbers, all_places[rising], nodes[:, sheet.level])
+
+
+def _beside(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
+    """Place vectors beside their nearest among the drawn documents of the leaf that a walk leads to, or at its site."""
+    hierarchy = sheet.tree.hierarchy
+    leaves = hierarchy.walk(vectors)[-1][:, 0]
+    site = hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, sheet.level]
+    result = sheet.kept.sites[site].astype(np.float32)
+    for leaf in np.unique(leaves).tolist():
+        check()
+        members = sheet.tree.numbers[hierarchy.children(hierarchy.depth - 1, leaf)]
+        there = np.flatnonzero(np.isin(drawn.numbers, members))[:MOST_OF_A_LEAF]
+        if len(there):
+            rows = np.flatnonzero(leaves == leaf)
+            near = reader.vectors_at(drawn.numbers[there])
+            result[rows] = place_beside(vectors[rows], near, drawn.places[there])
+    return result
+
+
+def _fingerprint(tree: NumberedHierarchy) -> str:
+    """Tell trees apart by all that a map is made from."""
+    parts = [tree.numbers, tree.hierarchy.document_parent]
+    for level in tree.hierarchy.levels:
+        parts += [level.parent, level.centroids]
+    return f"{reduce(lambda value, part: zlib.crc32(np.ascontiguousarray(part).tobytes(), value), parts, 0):08x}"

@@ -1,0 +1,308 @@
+"""A map of a tree: a place in the plane for each node and document, such that a node's documents share a region.
+
+The nodes of one level are the map's sites. t-SNE spreads them by the cosines of their centroids, with nodes of other
+branches put further off, and each site owns the part of the plane that is closest to it (its Voronoi cell). The region
+of a node above is the union of the cells below that node, so that regions nest as the tree does. A document stays in
+the cell of its site; within it, the document is pulled to its nearest neighbours in its own leaf and the leaves around,
+and pushed away from all others (the forces of UMAP). What comes later is put beside its nearest neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+from scipy.spatial import Voronoi, cKDTree
+from sklearn.manifold import TSNE
+
+from hce.tree.hierarchy import Hierarchy
+
+MOST_SITES = 4096
+PERPLEXITY = 15.0
+APART = 0.25  # added to the distance of two sites for each level at which their ancestors differ
+ROUNDS = 30  # of evening out the cells
+RIM = 256  # points around the disc that they fill
+COAST = 1.5  # how far from the nearest site, in typical distances of two of them, no document's land is any more
+EDGE = 0.94  # how much of the way to its cell's border a document may go
+NEIGHBOURS = 10
+LEAVES_AROUND = 6  # whose documents may be neighbours too
+STEPS = 60
+PUSHED = 8  # others in either direction that a document is pushed away from in a step
+BESIDE = 3  # neighbours that what comes later is put beside
+
+Tell = Callable[[float], None]
+"""Told which share of the work is done; what it raises ends the work."""
+
+
+class Cells(NamedTuple):
+    """The parts of the plane that belong to sites.
+
+    Attributes:
+        vertices: corners, of shape (V, 2).
+        polygons: for each site the corners of its cell, in order.
+        neighbours: for each site, the points across each border of its cell, of shape (S, most borders, 2); the site
+            itself is repeated where there are fewer.
+    """
+
+    vertices: np.ndarray
+    polygons: list[np.ndarray]
+    neighbours: np.ndarray
+
+
+def site_level(tree: Hierarchy) -> int:
+    """Return the level whose nodes are the map's sites: the last inner one that has few enough of them."""
+    return max((level for level in range(1, tree.depth) if tree.node_count(level) <= MOST_SITES), default=1)
+
+
+def place_sites(tree: Hierarchy, level: int, seed: int = 0) -> np.ndarray:
+    """Return a place for each node of a level, of shape (S, 2), float64, within the unit square."""
+    centroids = tree.levels[level - 1].centroids.astype(np.float64)
+    centroids = centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
+    count = len(centroids)
+    if count < 5:  # too few for t-SNE
+        turn = 2 * np.pi * np.arange(count) / count
+        return _within_unit_square(np.stack([np.cos(turn), np.sin(turn)], axis=1))
+    apart = np.maximum(1 - centroids @ centroids.T, 0)
+    above = tree.ancestors(level, np.arange(count))[:, 1:-1]
+    for ancestor in above.T:
+        apart += APART * (ancestor[:, None] != ancestor[None, :])
+    np.fill_diagonal(apart, 0)
+    first = _two_axes(centroids)
+    model = TSNE(
+        metric="precomputed",
+        init=first * (1e-4 / max(first.std(), 1e-12)),
+        perplexity=min(PERPLEXITY, (count - 1) / 3),
+        max_iter=500,
+        random_state=seed,
+    )
+    places = model.fit_transform(apart.astype(np.float32)).astype(np.float64)
+    places += np.random.default_rng(seed).normal(0, 1e-3 * max(places.std(), 1e-9), places.shape)  # equal ones differ
+    return _within_unit_square(_spread(places))
+
+
+def cells(sites: np.ndarray) -> Cells:
+    """Return the cells of sites of shape (S, 2); points in the sea around them keep those at the coast small."""
+    count = len(sites)
+    voronoi = Voronoi(np.concatenate([sites, _sea(sites)]))
+    polygons = [np.array(voronoi.regions[region]) for region in voronoi.point_region[:count]]
+    borders: list[list[int]] = [[] for _ in range(count)]
+    for one, other in voronoi.ridge_points:
+        for own, across in ((one, other), (other, one)):
+            if own < count:
+                borders[own].append(across)
+    most = max(map(len, borders))
+    neighbours = np.array([voronoi.points[own + [site] * (most - len(own))] for site, own in enumerate(borders)])
+    used, corners = np.unique(np.concatenate(polygons), return_inverse=True)
+    starts = np.cumsum([len(polygon) for polygon in polygons])[:-1]
+    return Cells(voronoi.vertices[used], np.split(corners, starts), neighbours)
+
+
+def place_documents(
+    tree: Hierarchy,
+    sites: np.ndarray,
+    documents: np.ndarray,
+    vectors: np.ndarray,
+    seed: int = 0,
+    tell: Tell = lambda share: None,
+) -> np.ndarray:
+    """Return a place for each document, each in the cell of its site.
+
+    Args:
+        tree: the tree.
+        sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
+        documents: positions in the tree, of shape (N,).
+        vectors: of these documents, of shape (N, n).
+        seed: same seed, same places.
+        tell: told which share is done.
+
+    Returns:
+        Places of shape (N, 2), float32.
+    """
+    site = tree.nodes_at(site_level(tree))[documents]
+    order = np.argsort(site, kind="stable")  # those of a cell side by side
+    placed = np.empty((len(documents), 2), np.float32)
+    placed[order] = _place_in_order(tree, sites, documents[order], vectors[order], np.random.default_rng(seed), tell)
+    return placed
+
+
+def _place_in_order(
+    tree: Hierarchy,
+    sites: np.ndarray,
+    documents: np.ndarray,
+    vectors: np.ndarray,
+    generator: np.random.Generator,
+    tell: Tell,
+) -> np.ndarray:
+    """Do as `place_documents` does for documents in order of their sites."""
+    if not len(documents):
+        return np.empty((0, 2), np.float32)
+    site = tree.nodes_at(site_level(tree))[documents]
+    pairs = _neighbour_pairs(tree, documents, vectors, lambda share: tell(0.3 * share))
+    borders = _Borders.of(sites, cells(sites).neighbours)
+    scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # of two documents
+    places = borders.keep(sites[site] + generator.normal(0, 2 * scale, (len(documents), 2)), site)
+    around = max(2, round(1.5 * len(documents) / len(sites)))
+    for step in range(STEPS):
+        near = (places / scale).astype(np.float32)
+        move = _pull(near, pairs) + _push(near, generator.integers(1, around, PUSHED))
+        places = borders.keep(places + (1 - step / STEPS) * scale * np.clip(move, -4, 4), site)
+        tell(0.3 + 0.7 * (step + 1) / STEPS)
+    return borders.fill(places, site)
+
+
+def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return places for vectors of shape (B, n) beside their nearest among those there, of shape (m, n) with places."""
+    cosines = vectors @ there.T
+    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :BESIDE]
+    weights = np.exp(10 * np.take_along_axis(cosines, nearest, axis=1))
+    return np.asarray((weights[:, :, None] * places[nearest]).sum(axis=1) / weights.sum(axis=1, keepdims=True))
+
+
+# ------------------------------------------------------------------------------------------------- sites
+
+
+def _two_axes(rows: np.ndarray) -> np.ndarray:
+    """The first two principal components, of shape (S, 2)."""
+    centred = rows - rows.mean(axis=0)
+    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
+    axes = np.zeros((len(rows), 2))
+    axes[:, : min(2, len(singular))] = (left * singular)[:, :2]
+    return axes
+
+
+def _within_unit_square(sites: np.ndarray) -> np.ndarray:
+    """Move and scale sites such that all of their cells are within the unit square."""
+    sites = sites / max(np.ptp(sites, axis=0).max(), 1e-12)
+    corners = cells(sites).vertices
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    return np.asarray(0.5 + 0.98 * (sites - (low + high) / 2) / (high - low).max())
+
+
+def _spread(places: np.ndarray) -> np.ndarray:
+    """Fill a disc evenly, as the places are to one another: each moves to the middle of its cell, again and again."""
+    places = places - places.mean(axis=0)
+    reach = 1.08 * np.linalg.norm(places, axis=1).max()
+    turn = 2 * np.pi * np.arange(RIM) / RIM
+    rim = np.stack([np.cos(turn), np.sin(turn)], axis=1) * (reach * (1 + np.pi / RIM))
+    for _ in range(ROUNDS):
+        voronoi = Voronoi(np.concatenate([places, rim, 3 * rim]))
+        corners = [voronoi.regions[region] for region in voronoi.point_region[: len(places)]]
+        places = np.array([_middle(voronoi.vertices[each]) for each in corners])
+        places *= np.minimum(1, reach / np.maximum(np.linalg.norm(places, axis=1), 1e-12))[:, None]
+    return places
+
+
+def _middle(corners: np.ndarray) -> np.ndarray:
+    """The centre of gravity of a convex polygon, of shape (corners, 2)."""
+    following = np.roll(corners, -1, axis=0)
+    cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
+    return np.asarray(((corners + following) * cross[:, None]).sum(axis=0) / (3 * cross.sum()))
+
+
+def _sea(sites: np.ndarray) -> np.ndarray:
+    """Points in a grid of triangles wherever no site is near, and around all of them."""
+    nearest = cKDTree(sites).query(sites, k=2)[0][:, 1] if len(sites) > 1 else np.array([0.5])
+    step = max(float(np.median(nearest)), 0.004 * max(np.ptp(sites, axis=0).max(), 1e-9))
+    low, high = sites.min(axis=0) - 5 * step, sites.max(axis=0) + 5 * step
+    across, up = np.arange(low[0], high[0], step), np.arange(low[1], high[1], step * np.sqrt(3) / 2)
+    grid = np.stack(np.meshgrid(across, up), axis=2)
+    grid[1::2, :, 0] += step / 2
+    points = grid.reshape(-1, 2)
+    return points[cKDTree(sites).query(points)[0] > COAST * step]
+
+
+# ------------------------------------------------------------------------------------------------- documents
+
+
+class _Borders(NamedTuple):
+    """The borders of each site's cell as seen from the site.
+
+    Attributes:
+        sites: of shape (S, 2).
+        toward: from a site to the points across its borders, of shape (S, borders, 2).
+        half: half of the squared lengths of these, of shape (S, borders).
+        nearest: the distance of each site from the nearest of those points, of shape (S,).
+    """
+
+    sites: np.ndarray
+    toward: np.ndarray
+    half: np.ndarray
+    nearest: np.ndarray
+
+    @classmethod
+    def of(cls, sites: np.ndarray, neighbours: np.ndarray) -> _Borders:
+        toward = neighbours - sites[:, None]
+        squared = (toward**2).sum(axis=2)
+        return cls(sites, toward, squared / 2, np.sqrt(np.where(squared > 0, squared, np.inf).min(axis=1)))
+
+    def keep(self, places: np.ndarray, site: np.ndarray) -> np.ndarray:
+        """Bring places back into the cells of their sites, straight towards these."""
+        off = places - self.sites[site]
+        over = np.einsum("nd,nbd->nb", off, self.toward[site]) / np.maximum(self.half[site], 1e-12)
+        return self.sites[site] + off / np.maximum(over.max(axis=1) / EDGE, 1)[:, None]
+
+    def fill(self, places: np.ndarray, site: np.ndarray) -> np.ndarray:
+        """Spread the places of each cell over all of it, evenly from its site to its borders, in their directions."""
+        count = np.bincount(site, minlength=len(self.sites))
+        middle = np.stack([np.bincount(site, places[:, axis], len(count)) for axis in (0, 1)], axis=1)
+        off = places - (middle / np.maximum(count, 1)[:, None])[site]
+        far = np.linalg.norm(off, axis=1)
+        order = np.lexsort((far, site))
+        rank = np.empty(len(site))
+        rank[order] = np.arange(len(site)) - (np.cumsum(count) - count)[site[order]]
+        direction = off / np.maximum(far, 1e-12)[:, None]
+        over = np.einsum("nd,nbd->nb", direction, self.toward[site]) / np.maximum(self.half[site], 1e-12)
+        reach = EDGE * np.sqrt((rank + 0.5) / count[site]) / np.maximum(over.max(axis=1), 1e-12)
+        return self.sites[site] + direction * reach[:, None]
+
+
+def _neighbour_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, tell: Tell) -> sparse.csr_matrix:
+    """Join each document with its nearest in its own leaf and the leaves around: (N, N), symmetric, ones."""
+    count = len(documents)
+    leaf = tree.document_parent[documents]
+    order = np.argsort(leaf, kind="stable")
+    start = np.searchsorted(leaf[order], np.arange(tree.node_count(tree.depth - 1) + 1))
+    rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for own, others in _with_candidates(tree, order, start):
+        cosines = vectors[own] @ vectors[others].T
+        cosines[own[:, None] == others[None, :]] = -np.inf
+        most = min(NEIGHBOURS, len(others) - 1)
+        if most > 0:
+            nearest = np.argpartition(-cosines, most - 1, axis=1)[:, :most]
+            rows.append(np.repeat(own, most))
+            columns.append(others[nearest].ravel())
+        tell(sum(map(len, rows)) / max(count * NEIGHBOURS, 1))
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    pairs = sparse.csr_matrix((np.ones(len(row), np.float32), (row, column)), (count, count))
+    return pairs.maximum(pairs.T).tocsr()
+
+
+def _with_candidates(tree: Hierarchy, order: np.ndarray, start: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the documents of each leaf, and those of the same and the closest leaves."""
+    centroids = tree.levels[-1].centroids
+    for leaf in np.flatnonzero(np.diff(start)).tolist():
+        closest = np.argsort(-(centroids @ centroids[leaf]), kind="stable")[: LEAVES_AROUND + 1]
+        around = np.union1d(closest, [leaf])
+        yield order[start[leaf] : start[leaf + 1]], np.concatenate([order[start[a] : start[a + 1]] for a in around])
+
+
+def _pull(places: np.ndarray, pairs: sparse.csr_matrix) -> np.ndarray:
+    """The pull of the neighbours on each document, of shape (N, 2)."""
+    off = places[pairs.indices] - np.repeat(places, np.diff(pairs.indptr), axis=0)
+    off /= 1 + np.einsum("ij,ij->i", off, off)[:, None]
+    sums = np.zeros((len(off) + 1, 2), np.float64)
+    np.cumsum(off, axis=0, out=sums[1:])
+    return np.asarray(np.diff(sums[pairs.indptr], axis=0))
+
+
+def _push(places: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """The push on each document, of shape (N, 2), of those so many places further on, mostly of its own cell."""
+    push = np.zeros_like(places)
+    for shift in shifts.tolist():
+        off = places - np.roll(places, -shift, axis=0)
+        squared = np.einsum("ij,ij->i", off, off)
+        off *= (2 / ((0.1 + squared) * (1 + squared)))[:, None]
+        push += off - np.roll(off, shift, axis=0)
+    return push
