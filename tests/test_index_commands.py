@@ -335,6 +335,32 @@ def test_a_table_that_was_fitted_to_few_documents_is_told_and_fitted_to_all(run,
         assert new.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
 
 
+def test_status_tells_what_fitting_and_training_brought(run, index):
+    assert "trained" not in run("status", index, "--no-drift").out.split()  # nothing is known of it
+    assert json.loads(run("status", index, "--no-drift", "--json").out)["training"] is None
+    facts = {
+        "format": 1,
+        "hce": "0.2.0",
+        "encoder": "static",
+        "static": True,
+        "fingerprint": "f",
+        "metric": "NDCG@10",
+        "corpus": {"name": "c", "documents": 3, "fingerprint": "c"},
+        "recipe": {"mode": "joint"},
+        "mix": 1.0,
+        "before": {"titles": 0.167},
+        "after": {"titles": 0.293},
+        "stages": {"fitting": {"titles": 0.279}},
+    }
+    facts["stages"]["training"] = facts["after"]
+    (index / "model").mkdir()
+    (index / "model" / "hce.json").write_text(json.dumps(facts))
+    line = "trained    fitting 0.1670 → 0.2790, training → 0.2930 (NDCG@10)"
+    assert line in run("status", index, "--no-drift").out
+    told = json.loads(run("status", index, "--no-drift", "--json").out)["training"]
+    assert told == {name: facts[name] for name in ("metric", "before", "after", "stages")}
+
+
 def test_status_says_nothing_of_fitting_where_no_table_was(run, index):
     assert "fitted" not in run("status", index).out
     assert json.loads(run("status", index, "--json").out)["fitted_documents"] is None

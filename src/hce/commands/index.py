@@ -16,9 +16,12 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
+    require_parent,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
+from hce.errors import InputError
+from hce.files import require_new
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from hce.index.growth import Region
     from hce.index.manifest import IndexStatus
     from hce.index.ranking import Hit, SearchMode
+    from hce.training.model_folder import Training
 
 SNIPPET = 160  # characters
 FOLDED = 5  # ids of near-equal documents that are shown
@@ -72,10 +76,14 @@ def index(
       hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
     """
-    from hce.index.create import create_index
     from hce.index.index import Index
 
+    require_parent(output)
+    require_new(output)
     documents = _documents_of(corpus, reading)
+
+    from hce.index.create import create_index  # with torch, which takes seconds to import
+
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
         create_index(
             *(output, documents, model, "grow" if tree else None),
@@ -147,7 +155,9 @@ def remove(
 
 
 def search(
-    index: IndexArgument,
+    index: Annotated[
+        str, typer.Argument(help="the folder of the index, or the address of a running hce serve", show_default=False)
+    ],
     text: Annotated[str, typer.Argument(help="what to look for, or - to read it from stdin", show_default=False)],
     k: Annotated[int, typer.Option("-k", help="how many documents to show")] = 10,
     where: Annotated[
@@ -164,6 +174,10 @@ def search(
     facet: Annotated[
         list[str] | None,
         typer.Option("--facet", metavar="FIELD", help="also count, by this field, all documents that --where leaves"),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -183,18 +197,26 @@ def search(
       hce search my-index "court rulings" --where 'lang=en' --facet year --facet court
       hce search my-index "how do plants make sugar" --unique --rerank cross-encoder/ms-marco-MiniLM-L6-v2
       hce search my-index - --json < question.txt
+      hce search http://127.0.0.1:8080 "how do plants make sugar"
     """
     from hce.data.records import STDIN, read_lines
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
+    from hce.web.client import Server, is_address
 
     if text == STDIN:
         text = "\n".join(line.text for line in read_lines(STDIN))
     conditions = parse_clauses(where) if where else None
-    with Index.open(index) as opened:
-        options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
-        hits = opened.search(text, k, conditions, cast("SearchMode", mode), **options)
-        facets = opened.facets(facet or [], conditions)
+    facets: dict[str, Any] = {}
+    if is_address(index):
+        if rerank or facet:
+            raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
+        hits = Server(index, token).search(text, k, where or (), mode, unique=unique)
+    else:
+        with Index.open(index) as opened:
+            options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
+            hits = opened.search(text, k, conditions, cast("SearchMode", mode), **options)
+            facets = opened.facets(facet or [], conditions)
     if as_json:
         counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
         print_json({"query": text, "hits": [hit.as_dict(text) for hit in hits], "facets": counted})
@@ -226,12 +248,17 @@ def status(
     from hce.index.index import Index
 
     with Index.open(index) as opened:
+        from hce.training.model_folder import IN_AN_INDEX, read_training  # with torch: not before the index is found
+
         found = opened.status()
+        training = read_training(opened.path / f"{IN_AN_INDEX}{opened.manifest.suffix}")
         verdict = opened.drift(seed) if drift else None
     if as_json:
-        print_json({**found.as_dict(), "drift": verdict.as_dict() if verdict else None})
+        known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
+        print_json({**found.as_dict(), "training": known, "drift": verdict.as_dict() if verdict else None})
         return
-    for name, value in {**_status_lines(found), **(_drift_lines(verdict) if verdict else {})}.items():
+    lines = {**_status_lines(found, training), **(_drift_lines(verdict) if verdict else {})}
+    for name, value in lines.items():
         out.print(f"{name:<10} {value}", soft_wrap=True)
 
 
@@ -321,7 +348,7 @@ def _snippet(hit: Hit, query: str) -> Text:
     return shown.append(" …") if found.start + len(found.text) < len(hit.text) else shown
 
 
-def _status_lines(found: IndexStatus) -> dict[str, str]:
+def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
     base = f", trained from {found.base_encoder}" if found.base_encoder else ""
     changes = "change" if found.pending == 1 else "changes"
     pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
@@ -330,6 +357,7 @@ def _status_lines(found: IndexStatus) -> dict[str, str]:
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
         **_fitted_line(found),
         **_reindexing_line(found),
+        **_training_line(training),
         "engine": f"{found.engine}, {found.dtype}{pending}",
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
@@ -352,6 +380,15 @@ def _fitted_line(found: IndexStatus) -> dict[str, str]:
     advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
     documents = "document" if found.fitted_documents == 1 else "documents"
     return {"fitted": f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"}
+
+
+def _training_line(training: Training | None) -> dict[str, str]:
+    """Tell what fitting and training brought."""
+    if training is None:
+        return {}
+    from hce.training.model_folder import gains
+
+    return {"trained": f"{gains(training.before, training.stages, training.after)} ({training.metric})"}
 
 
 def _drift_lines(drift: Drift) -> dict[str, str]:
