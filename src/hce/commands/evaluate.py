@@ -20,7 +20,7 @@ from hce.commands.common import (
     print_json,
     require_parent,
 )
-from hce.errors import InputError, MissingPackageError
+from hce.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -401,8 +401,8 @@ def compare(
     `hce train` does with the same settings; rivals train the encoder alone.
 
     Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, dsi-atomic, dsi, nci, nci+qg, incdsi, dsi++, seal, no-tree, no-tree+qg, no-cotrain, hce-u, hce-s, hce,
-    hce-eq5, hce-hybrid, hce+qg.
+    pefa-xl, dsi-atomic, dsi, nci, nci+qg, genret, genret+qg, incdsi, dsi++, seal, no-tree, no-tree+qg, no-cotrain,
+    hce-u, hce-s, hce, hce-eq5, hce-hybrid, hce+qg.
 
     Examples:
       hce compare scifact
@@ -468,16 +468,12 @@ def _tell_result(finished: Finished) -> None:
 def _save(results: Table, output: Path) -> dict[str, Any]:
     from hce.comparison.table import as_json, as_markdown
     from hce.files import open_atomically, write_json
+    from hce.pages.comparison import page
 
     answer = as_json(results)
     write_json(output / "comparison.json", answer)
     with open_atomically(output / "comparison.md") as file:
         file.write(as_markdown(results))
-    try:
-        from hce.pages.comparison import page
-    except MissingPackageError as error:  # the table is worth having without pictures
-        tell(str(error))
-        return answer
     with open_atomically(output / "comparison.html") as file:
         file.write(page(results))
     return answer

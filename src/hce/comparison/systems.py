@@ -21,6 +21,7 @@ from typing import Any
 from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce.comparison.dsi import build_dsi, build_dsi_atomic
 from hce.comparison.dsi_continual import build_continual
+from hce.comparison.genret import build_genret
 from hce.comparison.incdsi import build_incdsi
 from hce.comparison.nci import build_nci
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
@@ -146,6 +147,8 @@ SYSTEMS: dict[str, System] = {
     "dsi": System("a decoder writes a document's way down a tree of clusters (DSI, hierarchical ids)", build_dsi),
     "nci": System("dsi with finer clusters, a head that depends on the way so far, and consistency", build_nci),
     "nci+qg": System("nci with generated queries", build_nci, "generated"),
+    "genret": System("a decoder writes ids that it has learnt to give to documents (GenRet)", build_genret),
+    "genret+qg": System("genret with generated queries", build_genret, "generated"),
     "incdsi": System(
         "dsi-atomic without a tenth of the documents, each of which then gets a row by a small optimisation",
         build_incdsi,

@@ -1,0 +1,428 @@
+"""GenRet (Sun et al. 2023): identifiers that are learnt, by a network that writes them for documents and for queries.
+
+Weiwei Sun, Lingyong Yan, Zheng Chen, Shuaiqiang Wang, Haichao Zhu, Pengjie Ren, Zhumin Chen, Dawei Yin, Maarten de
+Rijke and Zhaochun Ren, "Learning to Tokenize for Generative Retrieval", NeurIPS 2023. One network reads a text, a query
+or a document, and each step t has a codebook E_t of K rows:
+
+    d_t = Dec(Enc(d), z_<t)        Q(z_t = j | z_<t, d) = softmax_j(d_t · E_t)        P(z_t | z_<t, q) likewise of q_t
+
+Identifiers are learnt step by step. For step T, with the symbols before it as they are, a document's symbol z_T is the
+likeliest one where all symbols of a batch are used alike (Sinkhorn), and three losses are added up:
+
+    L_Rec = −log exp(z_T · sg(d_T)) / Σ_{d* ∈ S} exp(z_T · sg(d*_T))                             (reconstruction)
+    L_Com = −Σ_{t ≤ T} log Q(z_t | z_<t, d)                                                      (commitment)
+    L_Ret = −log exp(q_T · d_T) / Σ_{d* ∈ S} exp(q_T · d*_T) − Σ_{t ≤ T} log P(z_t | z_<t, q)    (retrieval)
+
+In L_Rec, z_T is the symbol's row of E_T and passes its gradient on to d_T; sg stops it. S has the batch's documents
+with the same symbols before T, and batches are made of such documents. Codebook T begins as balanced k-means of all
+d_T, after a time in which the loss is that of retrieval and of the steps before. At the end of a step, each document
+gets its symbol for good: the likeliest one where the documents with the same symbols before it use all symbols alike.
+
+In the end, documents that still share an identifier are numbered by a further symbol, in their order, and all is
+trained to write the identifiers as they are. That is the order of the authors' program, too. Here, inner products of
+states are divided by the root of their width, and the budget is that of every other system: half of it for the
+identifiers, a third of that to get codebooks started, and half for the end.
+
+The authors have K = 512 and M = 3 steps for 320,000 documents, with K² ≈ 0.8 N. For fewer, K is the power of two next
+to √(0.8 N), and at least 8.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hce.comparison.generative import Alphabet, IdNetwork, sequence_losses
+from hce.comparison.generative_training import (
+    Budget,
+    Examples,
+    Prepared,
+    Stream,
+    built,
+    fit,
+    identifier_losses,
+    joined,
+    searcher_of,
+)
+from hce.comparison.identifiers import NONE, padded
+from hce.comparison.task import Built, Task
+from hce.data.corpus import Corpus
+from hce.errors import FormatError
+from hce.files import read_json, write_json
+from hce.progress import progress_bar
+from hce.training.losses import scores_of
+from hce.tree.kmeans import spherical_kmeans
+
+STEPS = 3  # M
+MOST_CODES, LEAST_CODES = 512, 8  # K
+FULL = 512**2 / 320_000  # K² for each document, where K is not bounded
+SHARPNESS = 20.0  # of the scores that are balanced, which are brought to −1 … 1 first
+BALANCING_ROUNDS = 100
+KMEANS_ROUNDS = 10
+POOL = 8  # batches whose examples are put together anew, by their documents' symbols
+STARTING_SHARE = 1 / 3
+FINAL_SHARE = 1 / 2
+DOCUMENTS_AT_ONCE = 64
+
+
+def codebook_size(documents: int) -> int:
+    """Return K for a number of documents.
+
+    >>> [codebook_size(documents) for documents in (3, 200, 5_000, 320_000, 10_000_000)]
+    [3, 16, 64, 512, 512]
+    """
+    wanted = 2 ** round(math.log2(math.sqrt(FULL * max(1, documents))))
+    return min(documents, max(LEAST_CODES, min(MOST_CODES, wanted)))
+
+
+# -------------------------------------------------------------------------------------------------- balanced symbols
+
+
+def sinkhorn(scores: Tensor, rounds: int = BALANCING_ROUNDS) -> Tensor:
+    """Return the plan next to exp(scores) whose rows add up to 1 and whose columns add up to B / K, alike.
+
+    Args:
+        scores: of shape (B, K).
+        rounds: of dividing by the sums of columns and of rows; rows come last, and are exact.
+    """
+    plan = scores.double()
+    wanted = math.log(scores.shape[0] / scores.shape[1])
+    for _ in range(rounds):
+        plan = plan - plan.logsumexp(dim=0, keepdim=True) + wanted
+        plan = plan - plan.logsumexp(dim=1, keepdim=True)
+    return plan.exp()
+
+
+def balanced(scores: Tensor) -> Tensor:
+    """Return for each row of scores (B, K) the symbol that it gets where all symbols are used alike, of shape (B,)."""
+    middle = (scores.max() + scores.min()) / 2
+    reach = (scores.max() - middle).clamp(min=1e-6)
+    return sinkhorn(SHARPNESS * (scores - middle) / reach).argmax(dim=1)
+
+
+def balanced_kmeans(rows: Tensor, k: int, *, seed: int) -> Tensor:
+    """Cluster rows (N, n) into clusters of about one size, and return the means of their members, of shape (k, n)."""
+    centres = torch.from_numpy(spherical_kmeans(rows, k, seed=seed).centroids).to(rows)
+    for _ in range(KMEANS_ROUNDS):
+        symbols = balanced(F.normalize(rows, dim=1) @ F.normalize(centres, dim=1).T)
+        members = F.one_hot(symbols, k).to(rows.dtype)
+        sizes = members.sum(0)[:, None]
+        centres = torch.where(sizes > 0, members.T @ rows / sizes.clamp(min=1), centres)
+    return centres
+
+
+def without_means(rows: Tensor, group: Tensor) -> Tensor:
+    """Move the rows (N, n) of each group so that all groups have the same mean, that of all rows."""
+    sums = torch.zeros(int(group.max()) + 1, rows.shape[1], device=rows.device, dtype=rows.dtype)
+    sums.index_add_(0, group, rows)
+    means = sums / torch.bincount(group)[:, None]
+    return rows - means[group] + rows.mean(0)
+
+
+# ------------------------------------------------------------------------------------------------------------- losses
+
+
+def among(queries: Tensor, documents: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
+    """Return −log softmax of the right document's score q · d / √n among those that are allowed, of shape (B,).
+
+    Args:
+        queries: of shape (B, n).
+        documents: of shape (U, n).
+        right: which of them is right, of shape (B,).
+        allowed: True where a document counts, the right one always, of shape (B, U).
+    """
+    scores = scores_of(queries, documents, math.sqrt(queries.shape[1])).masked_fill(~allowed, -torch.inf)
+    return F.cross_entropy(scores, right, reduction="none")
+
+
+def reconstruction(rows: Tensor, states: Tensor, allowed: Tensor) -> Tensor:
+    """Return L_Rec of each document, of shape (U,).
+
+    Args:
+        rows: of the codebook, those of the documents' symbols, of shape (U, n).
+        states: d_T, of shape (U, n).
+        allowed: True where another document has the same symbols before T, of shape (U, U).
+    """
+    fixed = states.detach()
+    width = math.sqrt(states.shape[1])
+    through = rows * width + states - fixed  # rows are for states as they are, and `among` divides by the width
+    return among(through, fixed, torch.arange(len(states), device=states.device), allowed)
+
+
+def tokenisation_losses(
+    network: IdNetwork, corpus: Corpus, codes: np.ndarray, *, quantised: bool
+) -> Callable[[Examples], Tensor]:
+    """Return what gives the loss of each example in learning the step after `codes`.
+
+    Args:
+        network: what is trained.
+        corpus: the documents.
+        codes: the symbols before the step, of shape (documents, T − 1).
+        quantised: False before there is a codebook for the step: then no symbol of it has a loss.
+    """
+    table = torch.from_numpy(codes).to(network.device)
+    step = codes.shape[1]
+
+    def losses(examples: Examples) -> Tensor:
+        positions, which = np.unique(examples.positions, return_inverse=True)
+        of = torch.from_numpy(which.reshape(-1)).to(network.device)  # each example's document among those of the batch
+        before = table[torch.from_numpy(positions).to(network.device)]  # (U, T − 1)
+        texts = [corpus[position].full_text for position in positions.tolist()]
+        documents = network.states(network.read(texts), before[:, None])[:, 0]  # (U, T, n)
+        queries = network.states(network.read(examples.texts), before[of][:, None])[:, 0]  # (B, T, n)
+        alike = (before[:, None] == before).all(dim=2)  # (U, U)
+        loss = among(queries[:, -1], documents[:, -1], of, alike[of])
+        symbols = before
+        if quantised:
+            chosen = balanced(network.logits(documents[:, -1], step, before).detach())
+            symbols = torch.cat([before, chosen[:, None]], dim=1)
+            rows = network.head[network.alphabet.at(step)][chosen]
+            loss = loss + reconstruction(rows, documents[:, -1], alike)[of]
+        if symbols.shape[1]:
+            loss = loss + _symbol_losses(network, documents, symbols)[of]
+            loss = loss + _symbol_losses(network, queries, symbols[of])
+        return loss
+
+    return losses
+
+
+def _symbol_losses(network: IdNetwork, states: Tensor, symbols: Tensor) -> Tensor:
+    """Add up −log of the probability of each symbol (B, t), by states (B, T, n) of which there may be one more."""
+    logits = [network.logits(states[:, step], step, symbols[:, :step]) for step in range(symbols.shape[1])]
+    return sequence_losses(logits, symbols)
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+
+
+@dataclass(frozen=True)
+class GroupedStream:
+    """Another stream's examples, put together anew so that batches have documents of one group, or of few.
+
+    Attributes:
+        stream: where examples come from.
+        group: of each document, of shape (documents,).
+        seed: of the order of groups and of examples in a group.
+    """
+
+    stream: Stream
+    group: np.ndarray
+    seed: int
+
+    def from_step(self, step: int) -> Iterator[Examples]:
+        """See `Stream`."""
+        first, done = divmod(step, POOL)
+        batches = self.stream.from_step(first * POOL)
+        for number in count(first):
+            yield from islice(self._regrouped(joined(list(islice(batches, POOL))), number), done, None)
+            done = 0
+
+    def _regrouped(self, pool: Examples, number: int) -> Iterator[Examples]:
+        rng = np.random.default_rng([self.seed, 4, number])
+        rank = rng.permutation(int(self.group.max()) + 1)[self.group[pool.positions]]
+        order = np.lexsort((rng.random(len(rank)), rank))
+        for rows in np.array_split(order, POOL):
+            yield Examples([pool.texts[row] for row in rows.tolist()], pool.positions[rows], pool.weights[rows])
+
+
+def groups_of(codes: np.ndarray) -> np.ndarray:
+    """Number the documents' symbols so far, of shape (documents, t): those with the same get the same number."""
+    if not codes.shape[1]:
+        return np.zeros(len(codes), dtype=np.int64)
+    return np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+# -------------------------------------------------------------------------------------------------------- identifiers
+
+
+def numbered(codes: np.ndarray, size: int) -> np.ndarray:
+    """Tell documents apart that have the same symbols, by their number among them, in order, in digits from 0 to K − 1.
+
+    >>> numbered(np.array([[1, 2], [0, 0], [1, 2]]), 8).tolist()
+    [[1, 2, 0], [0, 0, -1], [1, 2, 1]]
+
+    Args:
+        codes: of shape (documents, steps).
+        size: K.
+
+    Returns:
+        The identifiers, of shape (documents, more steps), padded with −1.
+    """
+    group = groups_of(codes)
+    sizes = np.bincount(group)
+    digits = digits_for(int(sizes.max()), size)
+    seen = np.zeros(len(sizes), dtype=np.int64)
+    paths = []
+    for row, own in zip(codes.tolist(), group.tolist(), strict=True):
+        if sizes[own] > 1:
+            row += [int(seen[own]) // size**place % size for place in reversed(range(digits))]
+        seen[own] += 1
+        paths.append(row)
+    return padded(paths)
+
+
+def digits_for(documents: int, size: int) -> int:
+    """Return how many symbols of K it takes to number so many documents; none for one."""
+    digits = 0
+    while size**digits < documents:
+        digits += 1
+    return digits
+
+
+@torch.inference_mode()
+def document_states(network: IdNetwork, corpus: Corpus, codes: np.ndarray, *, progress: bool = False) -> Tensor:
+    """Return d_T of all documents after their symbols so far (documents, T − 1), of shape (documents, n)."""
+    network.eval()
+    table = torch.from_numpy(codes).to(network.device)
+    found = []
+    with progress_bar("reading documents", len(corpus), "documents", show=progress) as advance:
+        for start in range(0, len(corpus), DOCUMENTS_AT_ONCE):
+            texts = [document.full_text for document in corpus[start : start + DOCUMENTS_AT_ONCE]]
+            before = table[start : start + len(texts), None]
+            found.append(network.states(network.read(texts), before)[:, 0, -1].float())
+            advance(len(texts))
+    return torch.cat(found)
+
+
+def next_symbols(network: IdNetwork, states: Tensor, codes: np.ndarray) -> np.ndarray:
+    """Give each document its next symbol, all symbols used alike by those with the same symbols so far."""
+    step, group = codes.shape[1], groups_of(codes)
+    with torch.inference_mode():
+        scores = network.logits(states, step, torch.from_numpy(codes))
+    symbols = np.empty(len(codes), dtype=np.int64)
+    for rows in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
+        symbols[rows] = balanced(scores[torch.from_numpy(rows).to(scores.device)]).cpu().numpy()
+    return symbols
+
+
+# ---------------------------------------------------------------------------------------------------------- the system
+
+
+@dataclass
+class Tokeniser:
+    """What learns identifiers, step by step.
+
+    Attributes:
+        prepared: what to train on.
+        network: what is trained.
+        size: K.
+        budget: how many steps of training an identifier's step may take.
+        seconds: what the steps so far took to train.
+        steps: how many steps of training were taken so far.
+    """
+
+    prepared: Prepared
+    network: IdNetwork
+    size: int
+    budget: int
+    seconds: float = 0.0
+    steps: int = 0
+
+    def learn(self) -> np.ndarray:
+        """Return the symbols of all documents, of shape (documents, M)."""
+        codes = np.empty((len(self.prepared.task.corpus), 0), dtype=np.int64)
+        for step in range(STEPS):
+            codes = np.concatenate([codes, self._learn_step(step, codes)[:, None]], axis=1)
+        return codes
+
+    def _learn_step(self, step: int, codes: np.ndarray) -> np.ndarray:
+        starting = max(1, round(STARTING_SHARE * self.budget))
+        with learning_alone(self.network, self.network.alphabet.at(step)):
+            self._train(f"genret-{step + 1}-start", codes, starting, quantised=False)
+            self._start_codebook(step, codes)
+            self._train(f"genret-{step + 1}", codes, max(1, self.budget - starting), quantised=True)
+        return self._kept(f"genret-{step + 1}-symbols.json", partial(self._symbols, codes))
+
+    def _train(self, name: str, codes: np.ndarray, steps: int, *, quantised: bool) -> None:
+        prepared = self.prepared
+        done = fit(
+            self.network,
+            tokenisation_losses(self.network, prepared.task.corpus, codes, quantised=quantised),
+            GroupedStream(prepared.stream, groups_of(codes), prepared.recipe.seed),
+            prepared.recipe,
+            Budget(1, steps),
+            checkpoints=prepared.checkpoints(name),
+            progress=prepared.task.progress,
+            title=name,
+        )
+        self.seconds += done.seconds
+        self.steps += done.step
+
+    def _start_codebook(self, step: int, codes: np.ndarray) -> None:
+        """Cluster what the documents have to say at a step beyond the symbols before it."""
+        states = document_states(self.network, self.prepared.task.corpus, codes, progress=self.prepared.task.progress)
+        rows = without_means(states, torch.from_numpy(groups_of(codes)).to(states.device))
+        centres = balanced_kmeans(rows, self.size, seed=self.prepared.recipe.seed)
+        with torch.no_grad():
+            self.network.head[self.network.alphabet.at(step)] = centres / math.sqrt(self.network.width)
+
+    def _symbols(self, codes: np.ndarray) -> np.ndarray:
+        states = document_states(self.network, self.prepared.task.corpus, codes, progress=self.prepared.task.progress)
+        return next_symbols(self.network, states, codes)
+
+    def _kept(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the symbols that an earlier process of this run wrote down, or make them and write them down."""
+        if self.prepared.task.folder is None:
+            return make()
+        path = Path(self.prepared.task.folder) / name
+        if not path.is_file():
+            write_json(path, {"symbols": make().tolist()})
+        symbols = np.asarray(read_json(path).get("symbols"))
+        if symbols.shape != (len(self.prepared.task.corpus),) or symbols.dtype != np.int64:
+            raise FormatError(f"{path}: damaged (not a symbol for each document); delete its folder and train anew")
+        return symbols
+
+
+@contextmanager
+def learning_alone(network: IdNetwork, rows: slice) -> Iterator[None]:
+    """Let none of the rows of a network's head learn but some, for a time."""
+    learning = torch.zeros(len(network.head), 1, device=network.device)
+    learning[rows] = 1
+    handle = network.head.register_hook(lambda gradient: gradient * learning)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def build_genret(task: Task) -> Built:
+    """Learn identifiers, then to write them for queries."""
+    start = time.perf_counter()
+    prepared = Prepared.of(task)
+    documents = len(task.corpus)
+    size = max(2, codebook_size(documents))
+    network = prepared.network(Alphabet(size, STEPS + digits_for(documents, size), by_step=True))
+    total = prepared.budget.epochs * prepared.budget.steps
+    epochs = math.ceil(prepared.budget.epochs / 2)
+    final = Budget(epochs, max(1, round(FINAL_SHARE * total / epochs)))
+    tokeniser = Tokeniser(prepared, network, size, max(2, (total - final.epochs * final.steps) // STEPS))
+    codes = tokeniser.learn()
+    identifiers = numbered(codes, size)
+    searcher = searcher_of(network, task.corpus, identifiers)
+    indexing = time.perf_counter() - start - tokeniser.seconds
+    done = fit(
+        network,
+        identifier_losses(network, identifiers),
+        prepared.stream,
+        prepared.recipe,
+        final,
+        checkpoints=prepared.checkpoints("genret"),
+        measure=prepared.dev_measure(searcher),
+        progress=task.progress,
+        title="genret",
+    )
+    done.seconds += tokeniser.seconds
+    done.step += tokeniser.steps
+    shared = int((identifiers[:, STEPS:] != NONE).any(axis=1).sum())
+    return built(prepared, searcher, done, max(0.0, indexing), symbols=size, steps_of_an_id=STEPS, shared_ids=shared)
