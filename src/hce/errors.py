@@ -26,6 +26,10 @@ class WriterBusyError(InputError):
     """Someone else is writing just now; the same call may succeed a little later."""
 
 
+class AwayError(HceError):
+    """A server does not answer, or cannot do just now what it is asked for; it may a little later."""
+
+
 class MissingPackageError(HceError):
     """An optional package is needed; the message holds the command that installs it."""
 

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 SNIPPET = 160  # characters
 FOLDED = 5  # ids of near-equal documents that are shown
 BLANKS = re.compile(r"\s+")
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="ADDRESS", help="of Milvus: http://HOST:19530, or a file ending in .db", show_default=False
+    ),
+]
 ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree anew, without training",
@@ -51,7 +57,8 @@ def index(
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what `hce train` wrote, or any encoder")
     ] = "static",
-    engine: Annotated[str, typer.Option(help="auto, flat or tree")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, flat, tree or milvus")] = "auto",
+    at: AtOption = None,
     dtype: Annotated[str, typer.Option(help="what the engine keeps vectors in: float32, float16 or int8")] = "float32",
     tree: Annotated[bool, typer.Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
     language: Annotated[str, typer.Option(help="of the texts, to match words in any form; none: as written")] = (
@@ -72,6 +79,7 @@ def index(
     Examples:
       hce index docs.jsonl -m my-model -o my-index
       hce index docs.csv -o my-index --engine tree
+      hce index docs.csv -o my-index --engine milvus --at http://search.example.org:19530
       hce index export.csv -o my-index --id-field Number --text-field Remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
@@ -88,6 +96,7 @@ def index(
         create_index(
             *(output, documents, model, "grow" if tree else None),
             engine=engine,
+            at=at,
             dtype=dtype,
             language=language,
             words_share=words_share,
@@ -264,7 +273,8 @@ def status(
 
 def rebuild(
     index: IndexArgument,
-    engine: Annotated[str | None, typer.Option(help="from now on: flat or tree", show_default=False)] = None,
+    engine: Annotated[str | None, typer.Option(help="from now on: flat, tree or milvus", show_default=False)] = None,
+    at: AtOption = None,
     dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
     refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
     as_json: JsonOption = False,
@@ -278,11 +288,12 @@ def rebuild(
     Examples:
       hce rebuild my-index
       hce rebuild my-index --engine tree
+      hce rebuild my-index --engine milvus --at http://search.example.org:19530#papers
     """
     from hce.index.index import Index
 
     with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
-        opened.rebuild(engine, dtype, refit=refit)
+        opened.rebuild(engine, dtype, at=at, refit=refit)
         found = opened.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
     line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"

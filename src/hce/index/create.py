@@ -24,11 +24,12 @@ from hce.files import delete_whole, new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
 from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.manifest import Manifest
+from hce.index.mirror import check_place
 from hce.index.passages import Cutter, LongDocuments
 from hce.index.store import Store, Writer, now
 from hce.index.writing import chunks_of, shared_vectors
 from hce.progress import progress_bar
-from hce.search.engine import ENGINES, codec_of, engine_for
+from hce.search.engine import check_engine, engine_for
 from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
@@ -86,6 +87,7 @@ def create_index(
     *,
     engine: str,
     dtype: str,
+    at: str | None = None,
     language: str = "english",
     words_share: float | None = None,
     progress: bool,
@@ -93,9 +95,9 @@ def create_index(
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are."""
     path = Path(path)
     require_new(path)
-    if engine not in ("auto", *ENGINES):
-        raise InputError(f"engine {engine!r}: choose auto or one of {', '.join(ENGINES)}")
-    codec_of(dtype)
+    check_engine(engine, at, dtype, "auto")
+    if at is not None:
+        check_place(at, path)
     checked_language(language)
     checked_share(words_share)
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
@@ -120,7 +122,7 @@ def create_index(
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
         share = start.words_share if words_share is None else words_share
-        manifest = replace(manifest, language=language, words_share=share)
+        manifest = replace(manifest, language=language, words_share=share, engine_at=at)
         _fill_store(folder, corpus, vectors, long, progress)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next

@@ -14,9 +14,11 @@ import numpy as np
 from hce.index.hierarchy import NumberedHierarchy, load_tree
 from hce.index.live import Live
 from hce.index.manifest import Manifest
+from hce.index.mirror import Mirror, MirroredPart, engine_part, passages_part
 from hce.index.passages import passage_texts
 from hce.index.store import Reader, Store
-from hce.search.engine import ENGINES, FILES, Engine, engine_for, load_engine, new_engine
+from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
+from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
@@ -30,12 +32,19 @@ class Derived:
         engine: of the vectors of all documents.
         passages: the engine of the passages of long documents; of no use while there are none.
         words: of all texts.
+        mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
     """
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         engine, passages, words = _builders(store.path.parent, manifest, _engine_in_use(store, manifest.engine))
-        self.engine: Live[Engine] = Live(store, engine, manifest.suffix)
-        self.passages: Live[PassageEngine] = Live(store, passages, manifest.suffix)
+        self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
+        self.engine: Live[Engine] | MirroredPart[MilvusEngine]
+        self.passages: Live[PassageEngine] | MirroredPart[PassageEngine]
+        if self.mirror is not None:
+            self.engine, self.passages = engine_part(self.mirror), passages_part(self.mirror)
+        else:
+            self.engine = Live(store, engine, manifest.suffix)
+            self.passages = Live(store, passages, manifest.suffix)
         self.words: Live[Words] = Live(store, words, manifest.suffix)
         for part in (self.engine, self.words):
             if (snapshot := part.ahead()) is not None:
@@ -50,7 +59,7 @@ class Derived:
         """The name of the engine that searches."""
         return cast(EngineBuilder, self.engine.builder).engine
 
-    def parts(self, reader: Reader) -> list[Live[Any]]:
+    def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
         """Return the parts that there are at a moment."""
         return [self.engine, *([self.passages] if reader.has_passages() else []), self.words]
 
@@ -58,6 +67,16 @@ class Derived:
         """Load now what the first search would load."""
         for part in self.parts(reader):
             part.load(reader)
+
+    def follow(self) -> None:
+        """Tell an engine that lives elsewhere of what was just written; one in this process needs no telling."""
+        if self.mirror is not None:
+            self.mirror.follow()
+
+    def close(self) -> None:
+        """Let go of the connection to an engine that lives elsewhere."""
+        if self.mirror is not None:
+            self.mirror.close()
 
     def take_up(self, manifest: Manifest) -> None:
         """Be made of the vectors of another encoder, which a manifest names, from the change on that it names."""
@@ -85,7 +104,7 @@ class Derived:
 def _engine_in_use(store: Store, named: str) -> str:
     """Return the engine that the manifest names, or another where this version does not have that one any more."""
     with store.reading() as reader:
-        chosen = named if named in ENGINES else engine_for(reader.moment().documents)
+        chosen = named if named in (*ENGINES, *ELSEWHERE) else engine_for(reader.moment().documents)
     if chosen != named:
         path = store.path.parent
         logger.warning(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 
@@ -33,12 +33,14 @@ from hce.index.manifest import (
     file_stamp,
     size_on_disk,
 )
+from hce.index.mirror import check_place, withdraw
 from hce.index.passages import Cutter
 from hce.index.ranking import RERANKED, Hit, Queries, SearchMode, find_hits, reranked, reranked_first
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
 from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import Advance, progress_bar
-from hce.search.engine import ENGINES, codec_of
+from hce.search.engine import ELSEWHERE, ENGINES, check_engine
+from hce.search.milvus import is_address
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
 if TYPE_CHECKING:
@@ -62,7 +64,10 @@ class Index:
         path: the folder.
         manifest: what it is made of.
         derived: the engine and the words, made of the store.
+        is_replica: whether it is read from elsewhere, and cannot be written to.
     """
+
+    is_replica: ClassVar[bool] = False
 
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
@@ -88,6 +93,7 @@ class Index:
         hierarchy: HierarchyChoice = None,
         *,
         engine: str = "auto",
+        at: str | None = None,
         dtype: str = "float32",
         language: str = "english",
         words_share: float | None = None,
@@ -111,7 +117,10 @@ class Index:
                 fitted to the corpus first, and a model that `hce train` wrote brings its tree along if that is of
                 this corpus.
             hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
-            engine: "auto" (flat while that is fast), or one of `hce.search.engine.ENGINES`.
+            engine: "auto" (flat while that is fast), or one of `hce.search.engine.ENGINES`; "milvus" for one that
+                lives elsewhere.
+            at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`; behind `#` may
+                stand the name of the collection.
             dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
             language: of the texts, whose endings are cut off words; "none" matches words as they are written.
             words_share: how much words count in a hybrid search, from 0 to 1; by default half beside a static
@@ -126,6 +135,7 @@ class Index:
         create_index(
             *(path, corpus, encoder, hierarchy),
             engine=engine,
+            at=at,
             dtype=dtype,
             language=language,
             words_share=words_share,
@@ -144,17 +154,23 @@ class Index:
         """Open an index.
 
         Args:
-            path: its folder.
+            path: its folder; or the address of the collection of Milvus that it has told of its documents, which are
+                then only read here: see docs/operating.md.
             encoder: the encoder that made its vectors, to spare loading the index's own copy.
 
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
             InputError: `encoder` is another one.
         """
+        if is_address(path):
+            from hce.index.replica import ReplicaIndex
+
+            return ReplicaIndex(path, encoder)
         return cls(path, encoder)
 
     def close(self) -> None:
         """Let go of the files."""
+        self.derived.close()
         self._store.close()
 
     def __enter__(self) -> Index:
@@ -192,6 +208,7 @@ class Index:
                         "or leave it out"
                     )
             insert_documents(writer, chunks_of(sound), self._encode_documents, self._document_cutter(), advance)
+        self.derived.follow()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -210,8 +227,9 @@ class Index:
                     f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it"
                 )
         with self._writing(sound, progress) as (writer, advance):
-            chunks = without_unchanged(writer, chunks_of(sound), advance)
+            chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.derived.mirror is None)
             insert_documents(writer, chunks, self._encode_documents, self._document_cutter(), advance)
+        self.derived.follow()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -232,6 +250,7 @@ class Index:
                 more = f" ({len(missing):,} of {len(distinct):,} ids are not)" if len(distinct) > 1 else ""
                 raise InputError(f"{self.path}: no document {missing[0]!r} is there{more}; nothing was removed")
             writer.delete([number for number, _ in known.values()])
+        self.derived.follow()
         return len(distinct)
 
     def get(self, doc_id: str) -> Document | None:
@@ -534,7 +553,9 @@ class Index:
         with self.reading() as reader:
             return drift_of(reader, self.manifest, self.tree, self._for_documents, seed)
 
-    def rebuild(self, engine: str | None = None, dtype: str | None = None, *, refit: bool = True) -> None:
+    def rebuild(
+        self, engine: str | None = None, dtype: str | None = None, *, at: str | None = None, refit: bool = True
+    ) -> None:
         """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
@@ -546,14 +567,17 @@ class Index:
         Args:
             engine: another engine from now on.
             dtype: what the engine keeps vectors in from now on.
+            at: the address of Milvus, for the engine "milvus"; see `create`.
             refit: whether a table may be fitted anew. An encoder that was trained, or given, never is.
 
         Raises:
             InputError: no such engine or dtype, or (`WriterBusyError`) someone else is writing.
         """
-        if engine is not None and engine not in ENGINES:
-            raise InputError(f"engine {engine!r}: choose one of {', '.join(ENGINES)}")
-        codec_of(dtype or self.manifest.dtype)
+        before = self.manifest
+        at = at or (before.engine_at if engine in (None, before.engine) else None)
+        check_engine(engine or self.derived.engine_name, at, dtype or before.dtype)
+        if at is not None:
+            check_place(at, self.path)
         window = self._read_in_passages()
         other = Manifest.read(self.path).other()
         is_to_have_another = other is not None and other.spec not in ("", "static")
@@ -567,14 +591,16 @@ class Index:
             self._adopt(known)
             delete_other_folders(self.path, known)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
-            engine = engine or (known.engine if known.engine in ENGINES else self.derived.engine_name)
-            manifest = replace(known, engine=engine, dtype=dtype or known.dtype, hierarchy=grown)
+            engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else self.derived.engine_name)
+            manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
             manifest = replace(manifest, window=window, format=FORMAT)
             manifest.write(self.path)
             self._adopt(manifest)
             self.derived.rebuild(writer, manifest)
             writer.forget(manifest.documents)
             delete_other_folders(self.path, manifest)
+        if before.engine_at not in (None, at):
+            withdraw(before.engine_at, self.path)
 
     def reindex(
         self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False
@@ -643,6 +669,8 @@ class Index:
             self.derived.take_up(manifest)
             self._for_queries, self._for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
+        if manifest.engine_at != self.manifest.engine_at:
+            self.derived = Derived(self._store, manifest)
         self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
         self._stamp = None if manifest.switch else stamp
 

@@ -76,6 +76,7 @@ class Manifest:
         encoder_files: size and time of change of each file in `encoder/`; where both are the same, so is the encoder.
         base_encoder: what that encoder was trained from, where that is known.
         engine: the name of the engine.
+        engine_at: the address of an engine that lives elsewhere.
         dtype: what the engine keeps vectors in.
         hierarchy: the folder of the tree, where there is one.
         language: of the texts, for the endings of their words.
@@ -110,6 +111,7 @@ class Manifest:
     words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
     fitted_documents: int | None = None
     window: int | None = None
+    engine_at: str | None = None
     encoder_folder: str = "encoder"
     since: int = 0
     familiar: int | None = None

@@ -24,11 +24,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from hce.checksums import sealed, unsealed
 from hce.data.documents import Document
-from hce.errors import FormatError, InputError
+from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
 from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
-from hce.index.store import Entry, Moment, Reader, Store
+from hce.index.store import STORE_FILE, Entry, Moment, Reader, Store
 from hce.progress import progress_bar
 from hce.search.engine import Engine
 from hce.search.milvus import (
@@ -38,7 +38,6 @@ from hce.search.milvus import (
     PASSAGES,
     PIECES,
     Address,
-    AwayError,
     Collection,
     GoneOnError,
     MilvusEngine,
@@ -109,6 +108,12 @@ class Pointer:
             raise FormatError(f"{path}: not as it was written; delete it, and rebuild with another name behind #")
         return checked_fields(cls, values)
 
+    @classmethod
+    def of(cls, index: Path) -> Pointer | None:
+        """Read an index's own pointer: that of a copy is another's, and None here."""
+        pointer = cls.read(index)
+        return pointer if pointer is not None and pointer.store == _inode(index) else None
+
     def write(self, index: Path) -> Pointer:
         """Put the pointer into an index's folder, atomically."""
         write_json(index / POINTER_FILE, sealed(asdict(self)))
@@ -146,7 +151,7 @@ def document_rows(entries: list[Entry]) -> tuple[list[Row], list[Row]]:
     """Write documents as rows with their vectors, and what does not fit into these as further ones."""
     rows, further = [], []
     for number, document, vector in entries:
-        pieces = pieces_of(_content(document))
+        pieces = pieces_of(document.to_json())
         rows.append(Row(number, number, len(pieces), pieces[0], vector))
         further += [Row(number << 16 | i, number, i, piece) for i, piece in enumerate(pieces[1:], start=1)]
     return rows, further
@@ -154,22 +159,8 @@ def document_rows(entries: list[Entry]) -> tuple[list[Row], list[Row]]:
 
 def document_of(content: str) -> Document:
     """Read a document from the content of its rows."""
-    return Document(**json.loads(content))
-
-
-def _content(document: Document) -> str:
-    values = {
-        "id": document.id,
-        "title": document.title,
-        "text": document.text,
-        "metadata": document.metadata,
-    }
-    try:
-        text = json.dumps(values, ensure_ascii=False, default=str)
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair in the metadata
-        return json.dumps(values, default=str)
-    return text
+    values = json.loads(content)
+    return Document(values["_id"], values["text"], values["title"], values["metadata"])
 
 
 def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[Row]]:
@@ -308,12 +299,9 @@ class Mirror:
     def _push(self, reader: Reader, *, anew: bool = False) -> tuple[Collection, int]:
         """Bring the collection to the moment that `reader` sees, from wherever it is."""
         moment, manifest = reader.moment(), Manifest.read(self.index, reader)
-        server, pointer = self._server_at(manifest), Pointer.read(self.index)
-        if pointer is not None and pointer.store != self._inode():
-            raise InputError(
-                f"{self.index} is a copy of the index that writes to {pointer.address}; "
-                f"'hce rebuild {self.index} --engine milvus --at' with another name behind # gives it its own"
-            )
+        server, pointer = self._server_at(manifest), Pointer.of(self.index)
+        if pointer is None:
+            _refuse_copy(self.index, manifest)
         known = self._known_moment(server, manifest, pointer, reader)
         if pointer is None or known is None or (anew and pointer.is_whole):
             pointer, known = self._begin(server, manifest, pointer, moment), moment
@@ -361,7 +349,7 @@ class Mirror:
             collection=name,
             fingerprint=manifest.fingerprint,
             writer=before.writer if before else secrets.token_hex(8),
-            store=self._inode(),
+            store=_inode(self.index),
             change=moment.change,
             token=moment.token,
         ).write(self.index)
@@ -401,9 +389,6 @@ class Mirror:
             collection.delete(partition, [row.number for row in rows])
         collection.delete(DOCUMENTS, removed)
 
-    def _inode(self) -> int:
-        return self.store.path.stat().st_ino
-
 
 def check_place(at: str, index: Path) -> None:
     """Make sure that an index can have a collection at an address, before anything is written.
@@ -414,9 +399,27 @@ def check_place(at: str, index: Path) -> None:
     """
     server = Server(Address.parse(at))
     try:
-        _check_owner(server, Pointer.read(index))
+        _check_owner(server, Pointer.of(index))
     finally:
         server.close()
+
+
+def _inode(index: Path) -> int:
+    return (index / STORE_FILE).stat().st_ino
+
+
+def _refuse_copy(index: Path, manifest: Manifest) -> None:
+    """Refuse to write to the collection that the original of a copied folder writes to.
+
+    Raises:
+        InputError: that is where the copy would write.
+    """
+    pointer = Pointer.read(index)
+    if pointer is not None and pointer.address == manifest.engine_at:
+        raise InputError(
+            f"{index} is a copy of the index that writes to {pointer.address}; 'hce rebuild {index} --engine milvus "
+            "--at' with another name behind # gives it its own"
+        )
 
 
 def _check_owner(server: Server, pointer: Pointer | None) -> None:
@@ -433,7 +436,10 @@ def _check_owner(server: Server, pointer: Pointer | None) -> None:
 
 def withdraw(at: str, index: Path) -> None:
     """Drop the collection that an index had at an address before it moved elsewhere."""
-    server, pointer = Server(Address.parse(at)), Pointer.read(index)
+    server, pointer = Server(Address.parse(at)), Pointer.of(index)
+    if pointer is None:  # a copy leaves the original's alone
+        (index / POINTER_FILE).unlink(missing_ok=True)
+        return
     try:
         _check_owner(server, pointer)
         server.withdraw()
@@ -441,7 +447,7 @@ def withdraw(at: str, index: Path) -> None:
         logger.warning("%s; it is left there", error)
     finally:
         server.close()
-    if pointer is not None and pointer.address == at:
+    if pointer.address == at:
         (index / POINTER_FILE).unlink()
 
 

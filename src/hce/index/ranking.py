@@ -17,9 +17,11 @@ from hce.data.snippets import ANY_WORD, QueryWords, Snippet, snippet_of
 from hce.deadline import check
 from hce.index.derived import Derived
 from hce.index.live import Live
+from hce.index.mirror import MirroredPart
 from hce.index.store import Reader
 from hce.search.engine import Engine
 from hce.search.fusion import Fused, candidates_for, search_both
+from hce.search.milvus import MilvusEngine
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
 
@@ -161,7 +163,7 @@ class NearestToOne(NamedTuple):
     """
 
     reader: Reader
-    engine: Live[Engine]
+    engine: Live[Engine] | MirroredPart[MilvusEngine]
     query: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
@@ -171,7 +173,7 @@ class NearestToOne(NamedTuple):
     def of(
         cls,
         reader: Reader,
-        engine: Live[Engine],
+        engine: Live[Engine] | MirroredPart[MilvusEngine],
         query: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,

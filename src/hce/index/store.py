@@ -337,6 +337,12 @@ class Reader:
             return PassageVectors(numbers[order], documents[order], vectors[order])
         return PassageVectors(numbers, documents, vectors)
 
+    def passage_numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of all passages, rising, of shape (P,), int64, and those of their documents."""
+        rows = self._connection.execute("SELECT number, document FROM passages ORDER BY number").fetchall()
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), 2)
+        return table[:, 0], table[:, 1]
+
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
         """Read the passages of some documents; where `has_passages`."""
         query = "SELECT number, document, vector FROM passages WHERE document IN ({})"
@@ -524,6 +530,30 @@ class Writer(Reader):
         self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((change, number) for number in numbers))
         self._documents -= len(numbers)
         self._touched |= bool(numbers)
+
+    # The three below make a store a copy of another one, without vectors: see `hce.index.replica`.
+
+    def start_over(self, dim: int) -> None:
+        """Take everything out, and expect vectors of another length."""
+        make_passages(self._connection)
+        for table in ("documents", "vectors", "passages", "removed", "changes"):
+            self._connection.execute(f"DELETE FROM {table}")  # noqa: S608  all are from here
+        self._connection.execute(f"PRAGMA user_version = {int(dim)}")
+
+    def copy(self, documents: Mapping[int, Document], places: Mapping[int, tuple[int, Passage]]) -> None:
+        """Add documents by their numbers, and where passages stand: number → number of the document, and place."""
+        self._insert("documents", ((number, *_row(each)) for number, each in documents.items()), row_checksum)
+        rows = ((number, document, *place) for number, (document, place) in places.items())
+        query = "INSERT OR REPLACE INTO passages (number, document, start, stop, vector) VALUES (?, ?, ?, ?, x'')"
+        self._connection.executemany(query, rows)
+
+    def go_to(self, moment: Moment, removed: Iterable[int]) -> None:
+        """Take documents out, and be at a moment of the other store."""
+        for number in removed:
+            self._connection.execute("DELETE FROM documents WHERE number = ?", (number,))
+            self._connection.execute("DELETE FROM passages WHERE document = ?", (number,))
+            self._connection.execute("INSERT OR IGNORE INTO removed VALUES (?, ?)", (moment.change, number))
+        self._insert("changes", [tuple(moment)], lambda *change: change_checksum(self._connection, change))
 
     def replace(self, documents: Sequence[Document]) -> None:
         """Write title, text and metadata of documents anew whose `full_text` is what it was."""

@@ -58,17 +58,20 @@ def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]
             yield list(batch[start : start + DOCUMENTS_AT_ONCE])
 
 
-def without_unchanged(writer: Writer, chunks: Iterable[list[Document]], advance: Advance) -> Iterator[list[Document]]:
+def without_unchanged(
+    writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
+) -> Iterator[list[Document]]:
     """Make room for new versions of documents, and yield those that have to be inserted.
 
-    A document whose text is what it was keeps its number and its vector.
+    A document whose text is what it was keeps its number and its vector; not so where `keep` is false: then who is told
+    of new numbers, and of removed ones, is told of all that has changed.
     """
     for chunk in chunks:
         present = writer.present(document.id for document in chunk)
         fresh = [document for document in chunk if document.id not in present]
         old = [document for document in chunk if document.id in present]
-        same = [each for each in old if present[each.id][1] == content_key(each.full_text)]
-        changed = [each for each in old if present[each.id][1] != content_key(each.full_text)]
+        same = [each for each in old if keep and present[each.id][1] == content_key(each.full_text)]
+        changed = [each for each in old if not keep or present[each.id][1] != content_key(each.full_text)]
         writer.delete([present[document.id][0] for document in changed])
         writer.replace(same)
         advance(len(same))

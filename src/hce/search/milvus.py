@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
+from hce.errors import AwayError, FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.search.engine import Found
 from hce.search.exact import SLACK, ranked, search_exactly
 
@@ -35,12 +35,10 @@ PIECE = 60_000  # bytes of a text in one row; Milvus takes 65,535
 FEWEST, MOST_DIMENSIONS = 2, 32_768
 FIELDS = ("number", "document", "part", "content")
 TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # what a server says of a request or of its answer
+NOT_LOADED = re.compile("released|not ?loaded", re.IGNORECASE)
+FINAL = re.compile(rf"{TOO_LARGE.pattern}|collection not found|already opened by another")  # no use to ask again
 
 Result = TypeVar("Result")
-
-
-class AwayError(HceError):
-    """No Milvus answers at an address, or it cannot do just now what it is asked for."""
 
 
 class GoneOnError(HceError):
@@ -160,7 +158,7 @@ class Server:
             except HceError:
                 raise
             except Exception as error:  # pymilvus, grpc and the embedded engine have no base in common
-                if not again or TOO_LARGE.search(str(error)) or time.monotonic() + pause > end:
+                if not again or FINAL.search(str(error)) or time.monotonic() + pause > end:
                     raise AwayError(
                         f"{self.address}: Milvus does not do what it is asked for ({_reason(error)}); check the "
                         "address, and that it is running"
@@ -285,6 +283,20 @@ class Collection:
         self.name = name
         self.dim = dim
 
+    def _ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
+        """Have Milvus do something with the collection, which a server that was restarted may have to load first."""
+
+        def loaded(client: Any) -> Result:
+            try:
+                return what(client)
+            except Exception as error:
+                if not NOT_LOADED.search(str(error)):
+                    raise
+                client.load_collection(self.name, timeout=PATIENCE)
+                return what(client)
+
+        return self.server.ask(loaded, again=again)
+
     def put(self, partition: Partition, rows: Iterable[Row], *, again: bool = False) -> None:
         """Write rows, in requests that Milvus takes.
 
@@ -323,7 +335,7 @@ class Collection:
             place = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
             return getattr(client, method)(self.name, data, **place)
 
-        self.server.ask(write, again=method == "upsert")
+        self._ask(write, again=method == "upsert")
 
     def delete(self, partition: Partition, numbers: Iterable[int]) -> None:
         """Take rows out; numbers that are not there are passed over."""
@@ -334,22 +346,26 @@ class Collection:
     def _delete(self, partition: Partition, condition: str) -> None:
         # What it returns is a count from a server and a list from the embedded engine, and tells nothing.
         place = {"partition_name": partition.name, "timeout": PATIENCE}
-        self.server.ask(lambda client: client.delete(self.name, filter=condition, **place))
+        self._ask(lambda client: client.delete(self.name, filter=condition, **place))
 
     def rows_between(
-        self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS
+        self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[Row]:
-        """Read the rows with numbers from `first` to `last`, in order."""
+        """Read the rows with numbers from `first` to `last`, or those of the documents with these numbers, in order."""
         start, at_once = first, MOST_ROWS
         while start <= last:
             stop = min(start + at_once - 1, last)
-            low, high = sorted((partition.key(start), partition.key(stop)))
+            low, high = (start, stop) if of_documents else sorted((partition.key(start), partition.key(stop)))
+            field = "document" if of_documents else "number"
             try:
-                found = self._query(partition, f"number >= {low} and number <= {high}", fields=fields)
+                found = self._query(partition, f"{field} >= {low} and {field} <= {high}", fields=fields)
+                is_cut_off = len(found) == MOST_FOUND
             except AwayError as error:
                 if at_once == 1 or not TOO_LARGE.search(str(error)):
                     raise
-                at_once = max(1, at_once // 8)  # of long texts fewer are too many for one answer
+                is_cut_off = True  # of long texts fewer are too many for one answer
+            if is_cut_off and at_once > 1:
+                at_once = max(1, at_once // 8)
                 continue
             yield from (found[number] for number in sorted(found))
             start = stop + 1
@@ -415,7 +431,7 @@ class Collection:
         self, partition: Partition, queries: np.ndarray, count: int, condition: str, with_vectors: bool
     ) -> list[list[dict[str, Any]]]:
         fields = ["number", "vector"] if with_vectors else ["number"]
-        return self.server.ask(
+        return self._ask(
             lambda client: client.search(
                 self.name,
                 data=list(np.ascontiguousarray(queries, np.float32)),
@@ -430,7 +446,7 @@ class Collection:
         )
 
     def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, Row]:
-        answer = self.server.ask(
+        answer = self._ask(
             lambda client: client.query(
                 self.name,
                 filter=condition,

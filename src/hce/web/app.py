@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from hce._version import __version__
-from hce.errors import HceError, InputError, MissingPackageError, WriterBusyError
+from hce.errors import AwayError, HceError, InputError, MissingPackageError, WriterBusyError
 from hce.index.browse import NotThereError
 from hce.index.index import Index
 
@@ -190,7 +190,7 @@ def _add_errors(app: FastAPI, site: Site) -> None:
     @app.exception_handler(HceError)
     async def damaged(request: Request, error: HceError) -> Json:
         logger.error("%s", error)
-        return _error(500, site.shown(site.sentence(error)))
+        return _error(503 if isinstance(error, AwayError) else 500, site.shown(site.sentence(error)))
 
     @app.exception_handler(BusyError)
     async def busy(request: Request, error: BusyError) -> Json:

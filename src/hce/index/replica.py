@@ -1,0 +1,374 @@
+"""Replica: an index that is read from a collection of Milvus, by any number of processes on any machines.
+
+The encoder, and the texts with their metadata, are fetched into a folder of this process, which is deleted with it;
+vectors stay in Milvus. So words, filters and hits are exactly those of the index that writes: the versions of Milvus at
+hand have no words of their own, or other ones (docs/LOG.md). Before it is read, the folder is brought to what the
+collection's log tells; that is asked for once in `REFRESH` seconds, which is how long a reader may be behind.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+
+import numpy as np
+
+from hce.data.documents import Document
+from hce.data.passages import Passage
+from hce.errors import AwayError, FormatError, InputError
+from hce.files import ScratchFolder, checked_fields
+from hce.index.connections import heeding_deadlines
+from hce.index.derived import Derived
+from hce.index.index import Index
+from hce.index.manifest import IndexStatus, Manifest
+from hce.index.mirror import FORMAT, LogEntry, Mirror, document_of, file_hash, read_facts, read_log
+from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
+from hce.progress import progress_bar
+from hce.search.milvus import (
+    DOCUMENTS,
+    FILES,
+    MOST_ROWS,
+    PASSAGES,
+    PIECES,
+    Address,
+    Collection,
+    GoneOnError,
+    Row,
+    Server,
+    checked_format,
+)
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
+
+REFRESH = 1.0  # seconds between two looks at the collection's log
+MANY = 10_000  # documents that take long enough to show how far they are
+WITH_VECTORS = ("number", "document", "part", "vector")
+
+
+class ReplicaReader(Reader):
+    """One moment of a replica; asks Milvus for vectors.
+
+    Attributes:
+        collection: which has them.
+    """
+
+    def __init__(self, connection: Any, dim: int, collection: Collection) -> None:
+        super().__init__(connection, dim)
+        self.collection = collection
+
+    def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
+        numbers = self.numbers()
+        numbers = numbers[numbers > after]
+        return numbers, self.vectors_at(numbers)
+
+    def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the vectors of documents, in the order of their numbers given, of shape (m, n)."""
+        return self.collection.vectors(DOCUMENTS, numbers)
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Read all documents above `after` with number and vector, in order of number."""
+        numbers = self.numbers()
+        numbers = numbers[numbers > after]
+        for start in range(0, len(numbers), MOST_ROWS):
+            some = numbers[start : start + MOST_ROWS]
+            documents = self.documents(some.tolist())
+            for number, vector in zip(some.tolist(), self.vectors_at(some), strict=True):
+                yield Entry(number, documents[number], vector)
+
+    def passages(self, after: int = 0) -> PassageVectors:
+        """Read the passages of documents above `after`."""
+        numbers, documents = self.passage_numbers()
+        chosen = documents > after
+        vectors = self.collection.vectors(PASSAGES, numbers[chosen])
+        return PassageVectors(numbers[chosen], documents[chosen], vectors)
+
+    def passages_of(self, documents: Iterable[int]) -> PassageVectors:
+        """Read the passages of some documents."""
+        rows = self.collection.rows_of(PASSAGES, list(documents), WITH_VECTORS)
+        vectors = np.array([row.vector for row in rows], np.float32).reshape(len(rows), self.dim)
+        numbers, of = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("number", "document"))
+        return PassageVectors(numbers, of, vectors)
+
+    def count_after(self, number: int) -> int:
+        """Count the documents above a number."""
+        return int((self.numbers() > number).sum())
+
+
+class ReplicaStore(Store):
+    """A copy of what a collection tells of its documents.
+
+    Attributes:
+        server: where the collection is.
+        collection: it; another one after the index was rebuilt.
+        has: the fingerprint of an encoder that need not be fetched.
+    """
+
+    def __init__(self, folder: Path, dim: int, server: Server, has: str | None) -> None:
+        super().__init__(folder, dim)
+        self.server = server
+        self.collection = Collection(server, "", dim)
+        self.has = has
+        self._lock = RLock()
+        self._looked = 0.0  # when
+        self._fills = 0  # how often everything was fetched
+
+    @classmethod
+    def open(cls, server: Server, folder: Path, has: str | None) -> ReplicaStore:
+        """Fetch all there is into an empty folder.
+
+        Raises:
+            FormatError: there is no collection of hce, or it is of a newer version.
+            InputError: it is of another encoder than the one that is here.
+        """
+        collection = _current(server)
+        facts = _facts(collection)
+        dim = facts["manifest"].dim
+        if has is not None and facts["manifest"].fingerprint != has:
+            raise InputError(
+                f"{server.address} holds vectors of the encoder {facts['manifest'].encoder} "
+                f"({facts['manifest'].fingerprint[:12]}), not of the one given ({has[:12]}); open it without one"
+            )
+        Store.create(folder, dim).close()
+        store = cls(folder, dim, server, has)
+        store._fill(collection, facts)
+        return store
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Open one consistent view, of a moment that is at most `REFRESH` seconds old."""
+        self.look()
+        with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
+            with self._lock:  # so that the moment and the collection belong together
+                connection.execute("BEGIN")
+                reader = ReplicaReader(connection, self.dim, self.collection)
+            yield reader
+
+    def look(self, *, now: bool = False) -> None:
+        """Take over what was written since, unless that was done a moment ago.
+
+        Raises:
+            AwayError: Milvus does not answer.
+        """
+        with self._lock:
+            if not now and time.monotonic() - self._looked < REFRESH:
+                return
+            current = _current(self.server)
+            if current.name != self.collection.name:
+                self._fill(current, _facts(current))
+            else:
+                self._follow()
+            self._looked = time.monotonic()
+
+    def _follow(self) -> None:
+        with super().reading() as reader:
+            known = reader.moment()
+        entries = read_log(self.collection, known.change)
+        if entries:
+            with self.writing() as writer:
+                self._copy(writer, known.last, entries)
+
+    def _fill(self, collection: Collection, facts: dict[str, Any]) -> None:
+        """Fetch encoder and documents of a collection, in the place of any that are here."""
+        self._fills += 1
+        collection.dim = facts["manifest"].dim
+        folder = f"encoder-{self._fills}"
+        if facts["manifest"].fingerprint != self.has:
+            _fetch_files(collection, facts["files"], self.path.parent / folder)
+        entries = read_log(collection, -1)
+        manifest = replace(facts["manifest"], encoder_folder=folder, engine_at=str(self.server.address))
+        manifest = replace(
+            manifest, encoder_files={}, since=entries[-1].moment.change, hierarchy=None, base_encoder=None
+        )
+        manifest = replace(manifest, beside=None, switch=None)
+        with self.writing() as writer:
+            writer.start_over(collection.dim)
+            self.collection = collection
+            self._copy(writer, 0, entries)
+            manifest.write(self.path.parent)  # who reads an earlier moment sees that it is not of this manifest
+        self._looked = time.monotonic()
+
+    def _copy(self, writer: Writer, after: int, entries: list[LogEntry]) -> None:
+        """Take out what the log says, which may make room for a new version, and copy the documents above `after`."""
+        removed, last = {number for entry in entries for number in entry.removed}, entries[-1].moment.last
+        writer.go_to(entries[-1].moment, removed)
+        with progress_bar("reading from Milvus", last - after, "documents", show=last - after >= MANY) as advance:
+            for start in range(after + 1, last + 1, MOST_ROWS):
+                stop = min(start + MOST_ROWS - 1, last)
+                found = _documents_between(self.collection, start, stop)
+                documents = {number: each for number, each in found.items() if number not in removed}
+                rows = self.collection.rows_between(PASSAGES, start, stop, of_documents=True)
+                places = {
+                    row.number: (row.document, Passage(*json.loads(row.content)))
+                    for row in rows
+                    if row.document in documents
+                }
+                writer.copy(documents, places)
+                advance(stop - start + 1)
+
+
+class ReplicaMirror(Mirror):
+    """What a replica has in the place of a mirror: it tells the collection of nothing."""
+
+    store: ReplicaStore
+
+    def at(self, reader: Reader) -> Collection | None:
+        """Return the collection that a reader's moment is of."""
+        return cast(ReplicaReader, reader).collection
+
+    def follow(self) -> None:
+        """Have nothing to tell."""
+
+    def pending(self, reader: Reader) -> int:
+        """Count what the collection has not been told of, of which nothing is known here."""
+        return 0
+
+    def check_later(self, moment: Moment) -> None:
+        """Take over what was written since.
+
+        Raises:
+            FormatError: nothing was: the collection has lost documents.
+        """
+        collection = self.store.collection
+        self.store.look(now=True)
+        with self.store.reading() as reader:
+            if reader.moment().change == moment.change and self.store.collection is collection:
+                raise FormatError(
+                    f"{self.store.server.address}: the collection lacks documents; where the index is, "
+                    "'hce rebuild' fills another one"
+                )
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.store.server.close()
+
+
+class ReplicaIndex(Index):
+    """An index that is read from a collection of Milvus.
+
+    Attributes:
+        address: where the collection is.
+    """
+
+    is_replica: ClassVar[bool] = True
+
+    def __init__(self, address: str | Path, encoder: Encoder | None = None) -> None:
+        self.address = Address.parse(address)
+        if self.address.uri.endswith(".db") and not Path(self.address.uri).exists():
+            raise FormatError(f"{address}: no index there, and no file of Milvus; 'hce index' makes one")
+        self._scratch = ScratchFolder("hce-reader-")  # deleted along with this object
+        folder = self._scratch.path / self.address.name
+        folder.mkdir()
+        server = Server(self.address)
+        try:
+            store = ReplicaStore.open(server, folder, encoder.fingerprint if encoder else None)
+        except BaseException:
+            server.close()
+            raise
+        super().__init__(folder, encoder)
+        self._store.close()
+        self._store = store
+        self.derived = Derived(store, self.manifest, ReplicaMirror(store))
+
+    def __repr__(self) -> str:
+        return f"Index({str(self.address)!r}, {len(self):,} documents, {self.manifest.encoder}, read from Milvus)"
+
+    def search_encoded(self, *args: Any, **options: Any) -> Any:
+        """Search as any index does, in the collection that there is now."""
+        store = cast(ReplicaStore, self._store)
+        while True:
+            collection = store.collection
+            try:
+                return super().search_encoded(*args, **options)
+            except (AwayError, GoneOnError):
+                store.look(now=True)
+                if store.collection is collection:
+                    raise
+
+    def status(self) -> IndexStatus:
+        """Return counts, sizes and names."""
+        return replace(super().status(), path=str(self.address))
+
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise InputError(f"{self.address} is only read from here; write to the folder of the index")
+
+    add = update = remove = writing = build_engine = rebuild = reindex = undo_reindex = _refuse
+
+
+# ------------------------------------------------------------------------------------------------- what is fetched
+
+
+def _current(server: Server) -> Collection:
+    name = server.current()
+    if name is None:
+        raise FormatError(
+            f"{server.address}: no collection of hce is there; 'hce rebuild INDEX --engine milvus --at "
+            f"{server.address}' fills one"
+        )
+    return Collection(server, name, 0)
+
+
+def _facts(collection: Collection) -> dict[str, Any]:
+    """Read what a collection is made of, with a manifest that is sound.
+
+    Raises:
+        FormatError: it is not, or of a newer version.
+    """
+    address, facts = collection.server.address, read_facts(collection)
+    if not facts:
+        raise FormatError(f"{address}: the collection is not of hce, or damaged")
+    checked_format(facts.get("format"), FORMAT, address)
+    try:
+        manifest = checked_fields(Manifest, facts["manifest"])
+        return {"manifest": manifest, "files": dict(facts["files"])}
+    except (FormatError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{address}: the collection is damaged ({error})") from error
+
+
+def _fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
+    """Fetch files into a new folder, and make sure that they are what they were.
+
+    Raises:
+        FormatError: one is not, or would stand outside of the folder.
+    """
+    address = collection.server.address
+    folder.mkdir()
+    for name, (size, known, first, last) in files.items():
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise FormatError(f"{address}: the collection is damaged (a file named {name!r})")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for row in collection.rows_between(FILES, first, last):
+                file.write(base64.b64decode(row.content))
+        if path.stat().st_size != size or file_hash(path) != known:
+            raise FormatError(f"{address}: {name} of the encoder is not as it was written; rebuild the index there")
+
+
+def _documents_between(collection: Collection, first: int, last: int) -> dict[int, Document]:
+    """Read documents; one that is being removed may have lost a piece already, and is left out."""
+    rows = list(collection.rows_between(DOCUMENTS, first, last))
+    long = any(row.part > 1 for row in rows)
+    further = sorted(
+        collection.rows_between(PIECES, first, last, of_documents=True) if long else (),
+        key=attrgetter("document", "part"),
+    )
+    pieces: dict[int, list[Row]] = {
+        number: list(group) for number, group in groupby(further, key=attrgetter("document"))
+    }
+    found = {}
+    for row in rows:
+        all_of_it = [row.content, *(piece.content for piece in pieces.get(row.number, ()))]
+        if len(all_of_it) == row.part:
+            found[row.number] = document_of("".join(all_of_it))
+    return found
