@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hce.comparison.bm25 import BM25Searcher
+from hce.data.corpus import Corpus
 from hce.data.docstrings import python_docstrings
 from hce.data.documents import Document
 from hce.data.judgments import Dataset
@@ -20,6 +21,7 @@ from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Report, Searcher, evaluate
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
+from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
 from hce.tree.outline import outline
@@ -27,7 +29,7 @@ from hce.tree.outline import outline
 MEASURES = ("nDCG@10", "R@10", "R@100")
 EXAMPLES = (
     "wait until a thread has finished",
-    "turn a dictionary into text that other languages can read",
+    "pick a random element from a list",
     "run another program and capture what it prints",
 )
 NEWCOMER = Document(
@@ -56,8 +58,11 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     out.print(_table(reports, chances))
     out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomisation test, Holm's correction)")
 
-    with Index.create(folder / "index", dataset.corpus, folder / "model") as index:
-        _look_around(out, index, searchers)
+    corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
+    with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
+        _look_around(
+            out, index, HybridSearcher.of(DenseSearcher.of(Encoder.load(encoder_spec), corpus), corpus.texts())
+        )
         _come_and_go(out, index)
     seconds = time.perf_counter() - start
     out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
@@ -113,23 +118,24 @@ def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table
     return table
 
 
-def _look_around(out: Console, index: Index, searchers: Mapping[str, Searcher]) -> None:
+def _with_summaries(dataset: Dataset) -> Corpus:
+    """Return the docstrings whole and under their names, as people search them; nothing is trained on these."""
+    summaries = {document: dataset.queries[query].text for query, found in dataset.qrels.items() for document in found}
+    documents = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
+    return Corpus.from_documents(documents, name=dataset.corpus.name)
+
+
+def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     """Show the top of the tree, and what a few questions find before and after training."""
-    out.print("\nThe tree of the corpus, as the trained encoder sees it:\n")
+    out.print("\nThe index has the docstrings whole. Their tree, as the trained encoder sees it:\n")
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
+        table = Table("untrained and words", "hce", box=None, padding=(0, 3, 0, 2))
+        for before, after in zip(untrained.search([question], 3)[0], index.search(question, 3), strict=True):
+            table.add_row(before.id, after.id)
         out.print(f"\n{question}", style="bold")
-        out.print(_side_by_side(question, searchers))
-
-
-def _side_by_side(question: str, searchers: Mapping[str, Searcher]) -> Table:
-    """Show the first three hits, before and after."""
-    table = Table("untrained", "hce", box=None, padding=(0, 3, 0, 2))
-    before, after = (searchers[name].search([question], 3)[0] for name in ("untrained", "hce"))
-    for old, new in zip(before, after, strict=True):
-        table.add_row(old.id, new.id)
-    return table
+        out.print(table)
 
 
 def _come_and_go(out: Console, index: Index) -> None:
