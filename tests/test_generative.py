@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -443,25 +444,48 @@ def test_training_leaves_the_encoder_as_it_is(task, bert_folder):
 # --------------------------------------------------------------------------------------------------- what they can do
 
 
-BUILDERS = {
-    "dsi-atomic": dsi.build_dsi_atomic,
-    "dsi": dsi.build_dsi,
-    "nci": nci.build_nci,
-    "incdsi": incdsi.build_incdsi,
-    "dsi++": dsi_continual.build_continual,
-}
+BUILDERS = {"dsi-atomic": dsi.build_dsi_atomic, "dsi": dsi.build_dsi, "nci": nci.build_nci}
+LONGER = replace(RECIPE, epochs=1, epoch_pairs=200 * 50, batch_size=50)
+
+
+@pytest.fixture
+def learns_fast(monkeypatch):
+    """What is this narrow learns at a higher rate."""
+    monkeypatch.setattr(generative_training, "FRESH_RATE", 1e-2)
+    monkeypatch.setattr(generative_training, "KNOWN_RATE", 1e-2)
+    monkeypatch.setattr(generative, "DROPOUT", 0.05)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_each_system_learns_its_training_queries_by_heart(name, task, monkeypatch):
+@pytest.mark.usefixtures("learns_fast")
+def test_each_system_learns_its_training_queries_by_heart(name, task):
     """And of others, which it never saw, it finds far more than chance would (R@10 = 0.05)."""
-    monkeypatch.setattr(generative_training, "FRESH_RATE", 1e-2)
-    monkeypatch.setattr(generative_training, "KNOWN_RATE", 1e-2)
-    monkeypatch.setattr(generative, "DROPOUT", 0.0 if name != "nci" else 0.05)
-    recipe = replace(RECIPE, epochs=1, epoch_pairs=200 * 50, batch_size=50)
-    built = BUILDERS[name](replace(task, recipe=recipe))
+    built = BUILDERS[name](replace(task, recipe=LONGER))
     assert evaluate(built.searcher, *task.pairs, ["R@1"]).means["R@1"] >= 0.95
     assert evaluate(built.searcher, *queries_about(task.corpus, 2), ["R@10"]).means["R@10"] > 0.4
+    assert built.facts["parameters"] > 1000
+
+
+@pytest.mark.usefixtures("learns_fast")
+def test_documents_that_are_added_are_found_and_what_that_costs_the_others(task):
+    """What was learned by heart stays where nothing moves; where training goes on, some of it is forgotten."""
+    split = incdsi.split_off(replace(task, recipe=LONGER))
+    new = {document.id for document in split.new}
+    by_row, built = incdsi.train_incdsi(split.task)
+    by_training = dsi_continual.ContinualSearcher(
+        *(deepcopy(by_row.network), LONGER, list(by_row.ids)), incdsi.standing_for(split.task)
+    )
+    new_queries = [name for name in task.pairs.qrels if name.split("-")[1] in new]
+    asked = {"old": task.pairs.without(new_queries), "new": task.pairs.only(new_queries)}
+    assert evaluate(by_row, *asked["old"], ["R@1"]).means["R@1"] >= 0.95
+    found = {}
+    for name, searcher in (("row", by_row), ("training", by_training)):
+        searcher.add(split.new, split.queries)
+        found[name] = {kind: evaluate(searcher, *labels, ["R@1"]).means["R@1"] for kind, labels in asked.items()}
+    assert found["row"]["old"] >= 0.9
+    assert found["row"]["new"] >= 0.8
+    assert found["training"]["new"] >= 0.8
+    assert 0.3 < found["training"]["old"] < 1
     assert built.facts["parameters"] > 1000
 
 

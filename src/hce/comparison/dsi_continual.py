@@ -21,7 +21,7 @@ from hce.comparison.dsi import MOST_ATOMIC, build_dsi_atomic
 from hce.comparison.generative import GenerativeSearcher, IdNetwork
 from hce.comparison.generative_training import Budget, Examples, fit, identifier_losses
 from hce.comparison.identifiers import Trie, atomic_identifiers
-from hce.comparison.incdsi import Queries, queries_of, refuse_known, split_off, texts_of
+from hce.comparison.incdsi import Queries, refuse_known, split_off, standing_for, texts_of
 from hce.comparison.task import Built, Task
 from hce.data.documents import Document
 from hce.evaluation.runs import Scored
@@ -123,9 +123,7 @@ def train_continual(task: Task) -> tuple[ContinualSearcher, Built]:
     built = build_dsi_atomic(task)
     if not isinstance(built.searcher, GenerativeSearcher):
         raise TypeError("atomic DSI is searched by beams")
-    queries = queries_of([labels for labels in (task.pairs, task.generated) if labels is not None])
-    texts = [[*texts_of(each, task.recipe), *queries.get(each.id, ())] for each in task.corpus]
-    network = built.searcher.network
+    network, texts = built.searcher.network, standing_for(task)
     return ContinualSearcher(network, task.recipe, list(task.corpus.ids), texts, task.progress), built
 
 

@@ -36,7 +36,7 @@ from hce.evaluation.runs import Scored
 from hce.search.exact import nearest
 from hce.training.recipe import Recipe
 
-MARGIN = 1.0  # γ, in units of a logit
+MARGIN = 0.1  # γ, in units of a logit; with more, new rows grow long and win for queries of old documents too
 ROUNDS = 10  # of taking up violated constraints
 FIRST_CONSTRAINTS = 256
 SPANS = 4  # of a document, beside its beginning, that stand for its queries
@@ -154,6 +154,12 @@ def texts_of(document: Document, recipe: Recipe) -> list[str]:
     return [first_tokens(document.full_text, STARTS), *title, *spans]
 
 
+def standing_for(task: Task) -> list[list[str]]:
+    """Return what stands for the queries of each document of a task, labelled and generated ones among it."""
+    queries = queries_of([labels for labels in (task.pairs, task.generated) if labels is not None])
+    return [[*texts_of(each, task.recipe), *queries.get(each.id, ())] for each in task.corpus]
+
+
 @torch.inference_mode()
 def states_of(network: IdNetwork, texts: Sequence[str]) -> np.ndarray:
     """Read texts to the state that chooses their document, of shape (texts, n)."""
@@ -176,8 +182,7 @@ def train_incdsi(task: Task) -> tuple[GrowingSearcher, Built]:
     if not isinstance(built.searcher, GenerativeSearcher):
         raise TypeError("atomic DSI is searched by beams")
     network, corpus = built.searcher.network, task.corpus
-    queries = queries_of([labels for labels in (task.pairs, task.generated) if labels is not None])
-    texts = [[*texts_of(each, task.recipe), *queries.get(each.id, ())] for each in corpus]
+    texts = standing_for(task)
     states = states_of(network, [text for each in texts for text in each])
     starts = np.cumsum([0, *(len(each) for each in texts)])[:-1]
     known = np.add.reduceat(states, starts) / np.array([[len(each)] for each in texts])
