@@ -708,7 +708,7 @@ def test_the_drift_is_measured_once_for_each_state(index, monkeypatch):
 
     assert client.get("/api/status").json()["drift"] is None
     assert calls == []  # it takes a while, so only who asks for it has it measured
-    expected = {"state": "done", "verdict": "retrain", "reasons": ["240 documents"], "outdated": False}
+    expected = {"state": "done", "verdict": "retrain", "reasons": ["240 documents"], "outdated": False, "grown": []}
     assert measured() == measured() == expected
     assert calls == [240]
     client.delete("/api/documents/d0")
