@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from hce._version import __version__
 from hce.files import open_atomically
-from hce.pages.page import go, make_subplots
 
 COLOURS = ("#d1495b", "#3b82c4", "#e09f3e", "#4c956c", "#8e6bbf", "#7f8c8d", "#00a6a6", "#b5651d")
 INK, GRID, CLEAR = "#808890", "rgba(128,136,144,0.25)", "rgba(0,0,0,0)"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hce.errors import FormatError
-from hce.pages.report import command, report, training_figure, tree_figure
+from hce.pages.pictures import Bar, Panel, Point, bar_panels, difference_bars, line_panels, point_panel
+from hce.pages.report import branches, command, report, training_panels
 from hce.training.model_folder import DevQuery, ModelFolder
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -45,7 +46,7 @@ def test_the_page_tells_the_measures(model):
     for kind, mean in model.facts.after.items():
         assert f"<td>{kind}</td><td>{model.facts.before[kind]:.4f}</td><td>{mean:.4f}</td>" in page
     assert "What improved most" in page
-    assert "src=" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)  # nothing from elsewhere
+    assert not re.search(r"<script|src=|href=|url\(", page)  # nothing from elsewhere
 
 
 def test_changes_come_in_order(model):
@@ -78,24 +79,83 @@ def test_the_command_repeats_the_settings(model):
         assert not word.startswith("--") or word in listed.stdout
 
 
-def test_figures_hold_the_history_and_the_tree(model):
-    figure = training_figure(model.history)
-    mean = next(trace for trace in figure.data if trace.name == "mean")
-    assert list(mean.y) == [epoch.metric for epoch in model.history]
-    icicle = tree_figure(model.tree).data[0]
-    for parent in set(icicle.parents) - {""}:
-        total = icicle.values[list(icicle.ids).index(parent)]
-        assert total == sum(v for v, p in zip(icicle.values, icicle.parents, strict=True) if p == parent)
+def test_panels_hold_the_history(model):
+    dev, loss, accuracy, churn = training_panels(model.history)
+    assert dev.lines["mean"] == [epoch.metric for epoch in model.history]
+    assert set(loss.lines) >= set(accuracy.lines) == {f"level {t + 1}" for t in range(len(accuracy.lines))}
+    assert churn.lines["churn"] == [epoch.churn if epoch.reclustered else None for epoch in model.history]
 
 
-def test_a_nodes_small_children_are_put_together(model, monkeypatch):
+def test_a_level_is_in_the_legend_once(model):
+    page = report(model)
+    legend = re.findall(r"<li><i style=[^>]*></i>([^<]*)</li>", page)
+    assert len(legend) == len(set(legend))
+    assert {"mean", "level 1"} <= set(legend)
+
+
+def test_what_was_not_measured_is_not_drawn():
+    drawn = line_panels([0, 1], [Panel("a", {"x": [1.0, 2.0]}), Panel("b", {"y": [None, None]}), Panel("c", {})])
+    assert re.findall("<figcaption>(.)</figcaption>", drawn) == ["a"]
+    assert "none of 2 queries differs" in difference_bars([(0.0, "a"), (0.0, "b")], "Δ")
+    assert "<svg" not in difference_bars([], "Δ")
+
+
+def test_lines_stand_where_their_values_are():
+    drawn = line_panels([0, 1, 2], [Panel("a", {"x": [0.0, 1.0, None], "y": [0.5, 0.5, 0.5]})])
+    first, second = (re.findall(r"[\d.]+", points) for points in re.findall('points="([^"]*)"', drawn))
+    assert len(first) == 4 and len(second) == 6  # nothing is drawn of what was not measured
+    assert float(first[1]) > float(second[1]) > float(first[3])  # upwards is more
+    assert float(second[0]) < float(second[2]) < float(second[4])
+
+
+def test_gains_and_losses_differ_in_sign_and_colour(model):
+    bars = difference_bars([(0.5, "up"), (-0.25, "down"), (0.0, "same")], "Δ")
+    assert re.findall(r'class="(\w+)" x="(\d)" y="([\d.]+)" width="1" height="([\d.]+)"><title>([^<]*)<', bars) == [
+        ("gain", "0", "4.0", "96.0", "up: +0.5000"),
+        ("same", "1", "100.0", "0.0", "same: +0.0000"),
+        ("loss", "2", "100.0", "48.0", "down: -0.2500"),
+    ]
+    assert "1 queries gain, 1 lose, 1 stay as they are" in bars
+    queries = [DevQuery("k", "up", 0.5, 0.9), DevQuery("k", "down", 0.5, 0.25)]
+    page = report(replace(model, queries=queries, facts=replace(model.facts, before={"k": 0.6}, after={"k": 0.5})))
+    assert '<td class="gain">+0.40</td>' in page
+    assert '<td class="loss">-0.25</td>' in page
+    assert '<td class="loss">-0.1000</td>' in page
+
+
+def test_many_queries_make_no_large_page(model):
+    queries = [DevQuery("k", f"<query> {i} " + 90 * "x", 0.5, (i % 97) / 96) for i in range(20_000)]
+    page = report(replace(model, queries=queries, facts=replace(model.facts, before={"k": 0.5}, after={"k": 0.5})))
+    assert len(page.encode()) < 1_000_000
+    assert '<polygon class="gain"' in page and '<polygon class="loss"' in page
+    assert len(report(model).encode()) < 200_000
+
+
+def test_points_of_equal_cost_do_not_share_a_place_for_their_names():
+    points = [Point(f"system {i}", 0.0, 0.5, False) for i in range(4)] + [Point("ours", 100.0, 0.9, True)]
+    drawn = point_panel(points, "seconds", "nDCG")
+    names = re.findall(r'<text class="name \w+" x="([\d.]+)" y="([\d.]+)"', drawn)
+    assert len(set(names)) == 5
+    circles = [float(x) for x in re.findall(r'<circle class="\w+" cx="([\d.]+)"', drawn)]
+    assert max(circles[:4]) < circles[4]
+
+
+def test_bars_have_the_lengths_of_their_values():
+    drawn = bar_panels({"M": [Bar("a", 0.5, 0.4, 0.6, False), Bar("<b>", 1.0, 0.8, 1.0, True)]})
+    assert re.findall(r'<i class="(\w+)" style="width:([\d.]+)%', drawn) == [("rival", "50.00"), ("ours", "100.00")]
+    assert "&lt;b&gt;" in drawn and "<b>&lt;" not in drawn
+
+
+def test_branches_hold_the_tree(model, monkeypatch):
+    found = branches(model.tree)
+    assert sum(branch.size for branch in found) == len(model.tree)
+    assert all(sum(part.size for part in branch.below) == branch.size for branch in found if branch.below)
     monkeypatch.setattr("hce.pages.report.MOST_CHILDREN", 2)
-    icicle = tree_figure(model.tree).data[0]
-    below_root = [place for place, parent in enumerate(icicle.parents) if parent == "root"]
+    first, second, rest = branches(model.tree)
     sizes = [model.tree.leaves_under(1, node).size for node in model.tree.children(0, 0)]
-    assert [icicle.values[place] for place in below_root[:2]] == sorted(sizes, reverse=True)[:2]
-    assert icicle.labels[below_root[2]] == f"… {len(sizes) - 2} more"
-    assert icicle.values[below_root[2]] == sum(sizes) - sum(sorted(sizes)[-2:])
+    assert [first.size, second.size] == sorted(sizes, reverse=True)[:2]
+    assert rest.name == f"… {len(sizes) - 2} more"
+    assert rest.size == sum(sizes) - first.size - second.size
 
 
 def test_the_card_has_the_facts(model):
@@ -116,22 +176,13 @@ def test_no_model_no_report(tmp_path):
         ModelFolder.read(tmp_path)
 
 
-def test_without_plotly_it_is_one_line_with_the_command_that_installs_it(model, tmp_path):
-    code = "import sys; sys.modules['plotly'] = None; from hce.cli import main; main()"
-    command = [sys.executable, "-c", code, "report", str(model.path), "-o", str(tmp_path / "out.html")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert re.fullmatch(r"error: .*plotly is not installed; pip install '.*\[web\]'", run.stderr.strip())
-    assert not (tmp_path / "out.html").exists()
-
-
 def test_p_is_that_of_the_test_with_holms_correction(model):
     scores = {"a": [(0.1, 0.9)] * 5, "b": [(0.5, 0.6), (0.5, 0.5), (0.6, 0.5)]}
     queries = [DevQuery(kind, f"q{i}", *pair) for kind, pairs in scores.items() for i, pair in enumerate(pairs)]
     means = {"before": {"a": 0.1, "b": 0.53}, "after": {"a": 0.9, "b": 0.53}}
     page = report(replace(model, queries=queries, facts=replace(model.facts, **means)))
     # Five queries that all gain: 2 of 32 signs are as far from 0, twice that by Holm; two that cancel out: p = 1.
-    assert "<td>+0.8000</td><td>0.1250</td><td>5</td><td>0</td><td>0</td>" in page
+    assert '<td class="gain">+0.8000</td><td>0.1250</td><td>5</td><td>0</td><td>0</td>' in page
     assert "<td>+0.0000</td><td>1.0000</td><td>1</td><td>1</td><td>1</td>" in page
 
 

@@ -15,6 +15,8 @@ import pytest
 import hce
 from hce.data.documents import Document
 from hce.index.index import Index
+from hce.pages.report import report
+from hce.training.model_folder import ModelFolder
 from hce.training.recipe import Recipe
 from hce.web.app import Server, create_app, listen, url_of
 from hce.web.guard import LOOPBACK, Rules
@@ -169,6 +171,33 @@ def test_conditions_and_nothing_found(site, visit):
     expect(page.locator("#start")).to_contain_text("write field=value")
 
 
+def test_the_way_follows_query_and_conditions(site, visit):
+    site.index.add([Document("m1", "star red", metadata={"year": 1999})])
+    page = visit(site.url, refused=(400,))
+    search(page, "star red")
+    expect(page.locator("#way .step").first).to_be_visible()
+    page.fill("#where", "year>=2030")
+    expect(page.locator("#summary")).to_contain_text("0 hits")
+    expect(page.locator("#way")).to_be_hidden()  # it would lead to what the conditions leave out
+    assert "same order" not in page.inner_text("#summary")
+    page.fill("#where", "nonsense")
+    expect(page.locator("#start .problem")).to_be_visible()
+    page.fill("#where", "year<2000")
+    expect(page.locator("#hits .hit")).to_have_count(1)
+    expect(page.locator("#way .step").first).to_be_visible()
+    page.get_by_role("button", name="show on the map").click()
+    expect(page.locator("#map")).to_be_visible()
+    assert "view=map" in page.url
+
+
+def test_scores_of_two_encoders_are_not_drawn_side_by_side(site, visit):
+    page = visit(site.url)
+    search(page, "star red")
+    expect(page.locator("#before-hits .score")).to_have_count(0)
+    shares = page.eval_on_selector_all("#hits .score i", "bars => bars.map((bar) => parseFloat(bar.style.width))")
+    assert shares[0] == 100 and shares == sorted(shares, reverse=True)
+
+
 def test_keys_are_enough(site, visit):
     page = visit(site.url)
     page.evaluate("document.activeElement.blur()")
@@ -242,6 +271,77 @@ def test_the_way_of_a_query_is_lit_level_by_level(site, visit):
     expect(page.locator("#branch > p")).to_contain_text(f"{way['steps'][-1]['size']} documents")
     page.fill("#tree-q", "")
     expect(page.locator("#tree-way")).to_be_hidden()
+
+
+def test_something_turns_while_the_treemap_loads(site, visit):
+    page = visit(site.url)
+    held = []
+    page.route(re.compile("plotly"), held.append)
+    page.get_by_role("link", name="Tree").click()
+    expect(page.locator("#picture-loading")).to_be_visible()
+    page.unroute_all()
+    for route in held:
+        route.continue_()
+    expect(page.locator("#treemap .slice").first).to_be_attached()
+    expect(page.locator("#picture-loading")).to_be_hidden()
+    page.locator("#treemap .slice").last.hover(force=True)  # however small it is
+    expect(page.locator("#treemap .hoverlayer .hovertext")).to_contain_text("documents:")
+
+
+def on_the_map(page, u, v):
+    """Where on the page a place of the map is, as long as all of the map is shown."""
+    box = page.locator("#map").bounding_box()
+    scale = 0.9 * min(box["width"], box["height"])
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    return middle[0] + (u - 0.5) * scale, middle[1] + (v - 0.5) * scale
+
+
+def test_the_map(site, visit):
+    page = visit(f"{site.url}/#tree?view=map", reduced_motion="reduce")
+    drawn = page.locator("#map[data-milliseconds]")
+    expect(drawn).to_be_visible()
+    assert page.get_attribute("#map", "data-view") == "1.00 240.00"  # the whole map, and all documents
+    places = {
+        each.id: httpx.get(f"{site.url}/api/map/places", params={"id": each.id}).json()["documents"][0]
+        for each in list(site.index)[:60:6]
+    }
+    for ident, place in places.items():
+        page.mouse.move(*on_the_map(page, place["x"], place["y"]))
+        page.wait_for_timeout(150)
+        if page.locator("#map-tip b").count() and site.index.get(ident).title == page.inner_text("#map-tip b"):
+            break
+    else:
+        pytest.fail("no document says its title")
+    page.mouse.click(*on_the_map(page, place["x"], place["y"]))
+    expect(page.locator("#document .way")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.mouse.wheel(0, -900)
+    expect(page.locator("#map")).not_to_have_attribute("data-view", "1.00 240.00")
+    page.click("#map-whole")
+    expect(page.locator("#map")).to_have_attribute("data-view", "1.00 240.00")
+    page.locator("#branch li button").first.click()  # the list leads into a region
+    expect(page.locator("#map")).not_to_have_attribute("data-view", "1.00 240.00")
+    assert "level=1" in page.url and "view=map" in page.url
+    page.get_by_role("button", name="Treemap").click()
+    expect(page.locator("#treemap .slice").first).to_be_attached()
+    expect(page.locator("#map")).to_be_hidden()
+    assert "level=1" in page.url and "view=map" not in page.url
+
+
+def test_a_query_and_its_hits_on_the_map(site, visit):
+    page = visit(f"{site.url}/#tree?view=map&q=star+red", reduced_motion="reduce")
+    answer = httpx.get(f"{site.url}/api/search", params={"q": "star red"}).json()
+    expect(page.locator("#branch li")).to_have_count(10)
+    assert page.locator("#branch .ranked").all_inner_texts() == [str(rank) for rank in range(1, 11)]
+    expect(page.locator("#tree-way .step.lit").last).to_be_visible()
+    expect(page.locator("#map-points.behind")).to_be_attached()
+    page.locator("#branch li button").first.click()
+    expect(page.locator("#document .mono")).to_have_text(answer["hits"][0]["id"])
+    page.keyboard.press("Escape")
+    site.index.add([Document("new", "star red star red", "a newcomer")])
+    page.reload()
+    expect(page.locator("#branch li").filter(has_text="a newcomer")).to_be_visible()  # it has a place at once
+    expect(page.locator("#map-points.behind")).to_be_attached()
 
 
 def test_a_documents_place_is_shown_from_its_hit(site, visit):
@@ -336,7 +436,9 @@ def test_a_hostile_document_is_only_text(site, visit):
     assert page.evaluate("window.hacked") is None
 
 
-@pytest.mark.parametrize("where", ["#search", "#search?q=star+red", "#tree", "#tree?q=star+red", "#status", "docs"])
+@pytest.mark.parametrize(
+    "where", ["#search", "#search?q=star+red", "#tree", "#tree?q=star+red", "#tree?view=map", "#status", "docs"]
+)
 def test_a_phone_needs_no_sideways_scrolling(site, visit, where):
     site.index.add([Document("long-" + "x" * 200, "star red " + "y" * 500, "star " + "z" * 200, {"k" * 90: "v" * 90})])
     phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
@@ -346,6 +448,7 @@ def test_a_phone_needs_no_sideways_scrolling(site, visit, where):
         "#search?q=star+red": ".hit",
         "#status": "#plot-accuracy .main-svg",
         "docs": "article",
+        "#tree?view=map": "#map[data-milliseconds]",
     }
     expect(page.locator(ready.get(where, "#treemap .slice")).first).to_be_attached()
     page.wait_for_timeout(200)
@@ -359,6 +462,17 @@ def test_a_phone_needs_no_sideways_scrolling(site, visit, where):
         page.locator("#before-hits .hit").first.tap()
         expect(page.locator("#document")).to_be_visible()
         assert page.evaluate("document.getElementById('document').getBoundingClientRect().right <= innerWidth")
+
+
+def test_a_report_on_a_phone_and_in_the_dark(trained, visit, tmp_path):
+    (tmp_path / "report.html").write_text(report(ModelFolder.read(trained.parent / "model")))
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        page = visit((tmp_path / "report.html").as_uri(), viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.locator("svg").count() >= 3
+        backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(backgrounds) == 2
 
 
 def test_status_in_light_and_dark(site, visit, monkeypatch):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from shlex import quote
-from typing import NamedTuple
 
 import numpy as np
 
 from hce.evaluation.significance import compare_several
-from hce.pages.page import GREY, OURS, definitions, difference_bars, go, html_page, html_table, make_subplots, picture
+from hce.pages.page import definitions, html_page, html_table
+from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
 from hce.training.heldout import mean_over_kinds
 from hce.training.model_folder import DevQuery, ModelFolder, gains, what_was_learnt
 from hce.training.recipe import Recipe
@@ -19,16 +19,7 @@ from hce.tree.hierarchy import Hierarchy
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
 MOST_CHILDREN = 12  # of a node in the picture of the tree
-DRAWN_LEVELS = 3  # of the tree, with the root
-
-
-class Tile(NamedTuple):
-    """A node in the picture of the tree."""
-
-    id: str
-    text: str
-    parent: str
-    size: int
+DRAWN_LEVELS = 2  # of the tree, below the root
 
 
 def report(model: ModelFolder) -> str:
@@ -38,15 +29,15 @@ def report(model: ModelFolder) -> str:
         definitions(_about(model)),
         "<h2>Before and after</h2>",
         f"<p>{escape(facts.metric)}: <strong>{gains(facts.before, facts.stages, facts.after)}</strong>.</p>",
-        "<p>p: could the difference be chance? (paired randomisation test over queries, "
-        "Holm’s correction)</p>",
+        "<p>p: could the difference be chance? (paired randomisation test over queries, Holm’s correction)</p>",
         _before_and_after(model),
         *_changes(model.queries),
-        "<h2>How training went</h2>",
-        picture(training_figure(model.history)),
     ]
+    if model.history:
+        epochs = [epoch.epoch for epoch in model.history]
+        parts += ["<h2>How training went</h2>", line_panels(epochs, training_panels(model.history))]
     if model.tree is not None and model.tree.levels:
-        parts += ["<h2>The tree of the corpus</h2>", picture(tree_figure(model.tree))]
+        parts += ["<h2>The tree of the corpus</h2>", tree_list(branches(model.tree))]
     parts += ["<h2>To repeat it</h2>", f"<pre>{escape(command(model))}</pre>"]
     return html_page(f"{model.path.name}: {facts.encoder} on {facts.corpus['name']}", parts)
 
@@ -69,55 +60,40 @@ def command(model: ModelFolder) -> str:
     return " ".join(map(quote, words))
 
 
-def training_figure(history: Sequence[Epoch]) -> go.Figure:
-    """Draw dev measure by kind, loss and accuracy by level, and churn, over the epochs."""
-    titles = ("dev measure", "loss by level", "accuracy by level", "documents that moved")
-    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.16)
-    panels: list[dict[str, list[float | None]]] = [
-        {"mean": [epoch.metric for epoch in history], **_series(history, "dev")},
-        _series(history, "loss"),
-        {
-            f"level {t + 1}": [epoch.accuracy[t] if t < len(epoch.accuracy) else None for epoch in history]
-            for t in range(max((len(epoch.accuracy) for epoch in history), default=0))
-        },
-        {"churn": [epoch.churn if epoch.reclustered else None for epoch in history]},
+def training_panels(history: Sequence[Epoch]) -> list[Panel]:
+    """Return dev measure by kind, loss and accuracy by level, and churn, over the epochs."""
+    accuracy = {
+        f"level {t + 1}": [epoch.accuracy[t] if t < len(epoch.accuracy) else None for epoch in history]
+        for t in range(max((len(epoch.accuracy) for epoch in history), default=0))
+    }
+    return [
+        Panel("dev measure", {"mean": [epoch.metric for epoch in history], **_series(history, "dev")}),
+        Panel("loss", _series(history, "loss")),
+        Panel("queries that go the right way", accuracy, is_share=True),
+        Panel("documents that moved", {"churn": [e.churn if e.reclustered else None for e in history]}, is_share=True),
     ]
-    for place, lines in enumerate(panels):
-        for name, values in lines.items():
-            figure.add_scatter(
-                x=[epoch.epoch for epoch in history],
-                y=values,
-                name=name.replace("_", " "),
-                mode="lines+markers",
-                line={"color": OURS, "width": 3} if name == "mean" else {},
-                row=place // 2 + 1,
-                col=place % 2 + 1,
-            )
-    return figure.update_layout(height=640, margin={"t": 40})
 
 
-def tree_figure(tree: Hierarchy) -> go.Figure:
-    """Draw the inner levels as an icicle, the largest nodes first; a node's small children are put together."""
-    root = Tile("root", f"{len(tree):,} documents", "", len(tree))
-    ids, texts, parents, sizes = zip(root, *_tiles(tree, tree.document_counts(), 0, 0, root.id), strict=True)
-    figure = go.Figure(go.Icicle(ids=ids, labels=texts, parents=parents, values=sizes, branchvalues="total"))
-    return figure.update_layout(height=560, margin={"t": 10, "l": 0, "r": 0, "b": 0})
+def branches(tree: Hierarchy) -> list[Branch]:
+    """Return the tree's first levels, the largest nodes first; a node's small children are put together."""
+    return _below(tree, tree.document_counts(), 0, 0)
 
 
-def _tiles(tree: Hierarchy, counts: Sequence[np.ndarray], level: int, node: int, parent: str) -> Iterator[Tile]:
-    """Yield the tiles below a node: its largest children with those below them, and one for the other children."""
-    if level + 1 >= min(tree.depth, DRAWN_LEVELS):
-        return
+def _below(tree: Hierarchy, counts: Sequence[np.ndarray], level: int, node: int) -> list[Branch]:
+    if level >= min(tree.depth - 1, DRAWN_LEVELS):
+        return []
     sizes = counts[level + 1]
     children = sorted(tree.children(level, node).tolist(), key=lambda child: -sizes[child])
-    for child in children[:MOST_CHILDREN]:
-        words = tree.names[level][child] if tree.names else []
-        tile = Tile(f"{level + 1}/{child}", escape(" · ".join(words) or f"node {child}"), parent, int(sizes[child]))
-        yield tile
-        yield from _tiles(tree, counts, level + 1, child, tile.id)
+    found = [
+        Branch(
+            " · ".join(tree.name(level + 1, child)) or f"node {child}",
+            int(sizes[child]),
+            _below(tree, counts, level + 1, child),
+        )
+        for child in children[:MOST_CHILDREN]
+    ]
     others = children[MOST_CHILDREN:]
-    if others:
-        yield Tile(f"{parent}/rest", f"… {len(others)} more", parent, int(sizes[others].sum()))
+    return [*found, Branch(f"… {len(others)} more", int(sizes[others].sum()))] if others else found
 
 
 def _about(model: ModelFolder) -> dict[str, str]:
@@ -144,7 +120,7 @@ def _before_and_after(model: ModelFolder) -> str:
         rows.append(row)
     rows.append(_measured("mean", mean_over_kinds(before), mean_over_kinds(after)))
     header = ["NDCG@10", "before", "after", "difference", "p", "better", "worse", "equal"]
-    return html_table(header if compared else header[:4], rows, [False] * len(before) + [True])
+    return html_table(header if compared else header[:4], rows, [False] * len(before) + [True], signed={3})
 
 
 def _measured(name: str, before: float, after: float) -> list[str]:
@@ -167,19 +143,30 @@ def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
         if some:
             yield f"<h2>{title}</h2>"
             yield html_table(
-                ["query", "kind", "before", "after"],
-                ([_short(query.query), query.kind, f"{query.before:.2f}", f"{query.after:.2f}"] for query in some),
+                ["query", "kind", "before", "after", "difference"],
+                (
+                    [
+                        _short(query.query),
+                        query.kind,
+                        f"{query.before:.2f}",
+                        f"{query.after:.2f}",
+                        f"{query.after - query.before:+.2f}",
+                    ]
+                    for query in some
+                ),
+                signed={4},
+                is_long=True,
             )
     if queries:
         yield "<h2>Every query</h2>"
         differences = ((query.after - query.before, _short(query.query)) for query in queries)
-        yield picture(difference_bars(differences, GREY, "after less before"))
+        yield difference_bars(differences, "NDCG@10 after less before")
 
 
 def _series(history: Sequence[Epoch], name: str) -> dict[str, list[float | None]]:
     """Turn a mapping of each epoch over: for each key its values over the epochs."""
     keys = dict.fromkeys(key for epoch in history for key in getattr(epoch, name))
-    return {key: [getattr(epoch, name).get(key) for epoch in history] for key in keys}
+    return {key.replace("_", " "): [getattr(epoch, name).get(key) for epoch in history] for key in keys}
 
 
 def _short(text: str) -> str:

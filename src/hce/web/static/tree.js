@@ -289,7 +289,7 @@ async function draw() {
   const drawn = tiles();
   const trace = {
     type: "treemap", branchvalues: "total", ids: drawn.ids, labels: drawn.labels, parents: drawn.parents, values: drawn.values,
-    text: drawn.text, textinfo: "text", hovertext: drawn.names, hovertemplate: "%{hovertext}<br>%{value:,}<extra></extra>", maxdepth: 3, sort: true,
+    text: drawn.text, textinfo: "text", hovertext: drawn.names, hovertemplate: "<b>%{hovertext}</b><br>documents: %{value:,}<extra></extra>", maxdepth: 3, sort: true,
     marker: { colors: drawn.colours, line: { width: 1, color: colour("card") }, pad: { t: 22, l: 4, r: 4, b: 4 }, cornerradius: 4 },
     pathbar: { visible: false }, tiling: { packing: "squarify", pad: 2 }, textfont: { family: font().family, size: SIZE },
   };
