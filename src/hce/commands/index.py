@@ -43,7 +43,7 @@ AtOption = Annotated[
 ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree anew, without training",
-    "retrain": "hce train on the documents there are now, then index with the new model",
+    "retrain": "hce train on the documents there are now, then hce reindex with the new model",
     "unknown": "too little to go by",
 }
 
