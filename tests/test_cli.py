@@ -53,6 +53,44 @@ def test_no_work_and_no_torch_at_import():
     assert run.stdout.split() == ["False", "False"]
 
 
+MISTYPED = {
+    "search": ["nowhere", "some text"],
+    "add": ["nowhere", "nowhere.jsonl"],
+    "remove": ["nowhere", "a"],
+    "status": ["nowhere"],
+    "rebuild": ["nowhere"],
+    "serve": ["nowhere"],
+    "check": ["nowhere"],
+    "report": ["nowhere"],
+    "tree": ["nowhere.jsonl"],
+    "train": ["nowhere.jsonl", "-o", "model"],
+    "index": ["nowhere.jsonl", "-o", "index"],
+    "generate-queries": ["nowhere.jsonl", "-o", "queries.jsonl"],
+    "evaluate": ["nowhere", "-m", "static"],
+    "compare": ["nowhere"],
+}
+OUTPUTS = ("train", "index", "tree", "generate-queries")
+
+
+def test_what_is_mistyped_is_told_before_torch_is_imported(corpus_file, tmp_path):
+    """And so is an output under a folder that does not exist, and what help there is."""
+    commands = [[name, *arguments] for name, arguments in MISTYPED.items()]
+    commands += [[name, str(corpus_file), "-o", "no-folder/output.jsonl"] for name in OUTPUTS]
+    code = (
+        "import json, sys; from typer.testing import CliRunner; from hce.cli import app; "
+        "told = [str(CliRunner().invoke(app, each).exception) for each in json.loads(sys.argv[1])]; "
+        "shown = CliRunner().invoke(app, ['--help']).exit_code; "
+        "heavy = {'torch', 'transformers', 'sklearn', 'scipy', 'fastapi', 'plotly'} & set(sys.modules); "
+        "print(json.dumps([told, shown, sorted(heavy)]))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(commands)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    told, shown, heavy = json.loads(run.stdout)
+    assert (shown, heavy) == (0, [])
+    assert all("nowhere" in line for line in told[: len(MISTYPED)]), told
+    assert all("there is no folder" in line for line in told[len(MISTYPED) :]), told
+
+
 def test_tree_of_a_corpus(corpus_file, encoder_folder, tmp_path):
     run = hce("tree", str(corpus_file), "--encoder", encoder_folder, "--output", str(tmp_path / "tree"))
     assert run.returncode == 0, run.stderr

@@ -335,6 +335,30 @@ def test_a_table_that_was_fitted_to_few_documents_is_told_and_fitted_to_all(run,
         assert new.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_ten_equal_documents(run, tmp_path, module_static_encoder):
+    module_static_encoder.save(tmp_path / "encoder")
+    equal = [Document(f"d{number}", "star red w1 w2 w3 w4", title="same") for number in range(10)]
+    (tmp_path / "ten.jsonl").write_text("\n".join(document.to_json() for document in equal))
+    index = tmp_path / "index"
+    for command in (
+        ("index", tmp_path / "ten.jsonl", "-o", index, "-m", tmp_path / "encoder"),
+        ("search", index, "star"),
+        ("search", index, "nothing of it", "--json"),
+        ("tree", tmp_path / "ten.jsonl", "--encoder", tmp_path / "encoder", "--json"),
+        ("tree", index),
+        ("status", index),
+        ("add", index, tmp_path / "ten.jsonl", "--update"),
+    ):
+        done = run(*command)
+        assert (done.code, done.err) == (0, ""), command
+        assert "nan" not in done.out.lower().split(str(tmp_path).lower())[-1]
+    assert "updated 10, added 0" in done.out
+    done = run("train", tmp_path / "ten.jsonl", "-o", tmp_path / "model", "--encoder", tmp_path / "encoder")
+    assert done.code == 1
+    assert "has the text of another one; remove doubles" in done.err
+
+
 def test_status_tells_what_fitting_and_training_brought(run, index):
     assert "trained" not in run("status", index, "--no-drift").out.split()  # nothing is known of it
     assert json.loads(run("status", index, "--no-drift", "--json").out)["training"] is None
