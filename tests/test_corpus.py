@@ -462,7 +462,7 @@ def test_folders_without_documents(tmp_path):
     path = tmp_path / "docs.jsonl"
     path.mkdir()
     assert f"{path}: no documents with text in it" in fault(path)
-    (path / "a.pdf").write_text("x")
+    (path / "a.png").write_text("x")
     (path / ".b.txt").write_text("x")
     assert f"{path}: no documents with text in it" in fault(path)
     (path / "empty.txt").write_text("")

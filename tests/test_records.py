@@ -282,7 +282,7 @@ def test_reading_streams_and_stops_at_the_first_fault(tmp_path):
 
 
 def test_text_folder_is_read_deep_sorted_and_without_hidden_files(tmp_path):
-    for name in ["b.txt", "a.md", "deep/er/c.TXT", "deep/d.txt", ".hidden.txt", ".git/e.txt", "f.pdf", "g.txt.gz"]:
+    for name in ["b.txt", "a.md", "deep/er/c.TXT", "deep/d.txt", ".hidden.txt", ".git/e.txt", "f.png", "g.txt.gz"]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         data = f"text of\r\n{name}\n".encode()

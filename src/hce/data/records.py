@@ -18,6 +18,7 @@ import os
 import re
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from hce.data.markup import EXTRAS, LIBRARIES, is_readable, read_page
 from hce.errors import InputError, MissingPackageError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ STDIN = "-"
 LONGEST_RECORD = 100_000_000  # bytes; what is longer is no document, and a .gz of a few bytes may hold it
 TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md files, or -"
+KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
 UTF_8 = ("utf-8", "utf-8-sig")  # by the names that Python's codecs give themselves; a byte order mark is dropped anyway
 DELIMITERS = (",", ";", "\t", "|")  # that a CSV file is known by; where two are as frequent, the first
 CHUNK = 1 << 20  # characters of a JSON text that are read at once
@@ -402,43 +404,68 @@ def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
 
 
 def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream a folder's .txt and .md files, deep, in sorted order; hidden ones are passed over, and counted.
+    """Stream a folder's texts, HTML pages and PDF files, deep, in sorted order.
 
-    Links that lead out of the folder are left out with a warning: who gives a folder has that folder in mind. The id
-    is the path below the folder, with forward slashes on every system. A Markdown file's title is its first heading.
+    Hidden ones are left out, and counted. So are, with a warning, links that lead out of the folder, as who gives a
+    folder has that folder in mind, and pages and PDF files where the library that reads these is not installed. The id
+    is the path below the folder, with forward slashes on every system. A Markdown file's title is its first heading, a
+    page's is its own.
     """
-    folder, outside, hidden = Path(folder), [], _Hidden()
-    within = os.path.realpath(folder)
+    folder, left_out = Path(folder), _LeftOut(Path(folder))
     for directory, subfolders, names in os.walk(folder, onerror=_refuse_folder):
-        hidden.folders += [name for name in subfolders if name.startswith(".")]
+        left_out.folders += [name for name in subfolders if name.startswith(".")]
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(directory) / name
-            if format_suffix(path) not in TEXT_SUFFIXES:
+        for path in (Path(directory) / name for name in sorted(names)):
+            if _text_suffix(path) is None or left_out.take(path):
                 continue
-            if name.startswith("."):
-                hidden.files.append(name)
-            elif path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(within):
-                outside.append(path)
-            else:
-                try:
-                    yield _text_record(path, path.relative_to(folder).as_posix(), reading)
-                except InputError as error:
-                    bad(error if reading.skip_bad else InputError(f"{error}; --skip-bad leaves such files out"))
-    if outside:
-        logger.warning("left out %d links that lead out of %s: %s …", len(outside), folder, outside[0])
-    if hidden.folders or hidden.files:
-        logger.info("%s: left out %s", folder, hidden)
+            try:
+                yield _text_record(path, path.relative_to(folder).as_posix(), reading)
+            except InputError as error:
+                bad(error if reading.skip_bad else InputError(f"{error}; --skip-bad leaves such files out"))
+    left_out.tell()
 
 
-class _Hidden:
-    """Names of folders and texts that begin with a dot."""
+def _text_suffix(path: Path) -> str | None:
+    """Return the suffix of a text, a page or a PDF file; None for every other file."""
+    suffix = path.suffix.lower() if path.suffix.lower() in LIBRARIES else format_suffix(path)
+    return suffix if suffix in (*TEXT_SUFFIXES, *LIBRARIES) else None
 
-    def __init__(self) -> None:
+
+class _LeftOut:
+    """What of a folder is not read: hidden folders and files, links that lead out of it, files that want a library."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.within = os.path.realpath(folder)
         self.folders: list[str] = []
         self.files: list[str] = []
+        self.links: list[Path] = []
+        self.unread: Counter[str] = Counter()
 
-    def __str__(self) -> str:
+    def take(self, path: Path) -> bool:
+        """Leave a file out if there is a reason to."""
+        suffix = path.suffix.lower()
+        if path.name.startswith("."):
+            self.files.append(path.name)
+        elif path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.within):
+            self.links.append(path)
+        elif suffix in LIBRARIES and not is_readable(suffix):
+            self.unread[suffix] += 1
+        else:
+            return False
+        return True
+
+    def tell(self) -> None:
+        """Say what was left out."""
+        for suffix, count in sorted(self.unread.items()):
+            install = f"pip install 'hierarchical-corpus-encoder[{EXTRAS[LIBRARIES[suffix]]}]'"
+            logger.warning("%s: left out %d %s files; %s reads them", self.folder, count, suffix, install)
+        if self.links:
+            logger.warning("left out %d links that lead out of %s: %s …", len(self.links), self.folder, self.links[0])
+        if self.folders or self.files:
+            logger.info("%s: left out %s", self.folder, self._hidden())
+
+    def _hidden(self) -> str:
         kinds = (("folder", self.folders), ("text file", self.files))
         return " and ".join(
             f"{len(names):,} hidden {kind}{'' if len(names) == 1 else 's'} ({min(names)}{' …' * (len(names) > 1)})"
@@ -448,6 +475,8 @@ class _Hidden:
 
 
 def _text_record(path: Path, doc_id: str, reading: Reading) -> Record:
+    if path.suffix.lower() in LIBRARIES:
+        return Record(str(path), {"id": doc_id, **read_page(path, reading.encoding)._asdict()})
     text = _whole_text(path, reading)
     fields = {"id": doc_id, "text": text}
     if format_suffix(path) == ".md":

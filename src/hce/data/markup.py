@@ -1,0 +1,113 @@
+"""Texts in files that are more than text: HTML pages and PDF files, each by a library that is an extra."""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import logging
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from hce.errors import InputError
+
+HTML_SUFFIXES = (".html", ".htm", ".xhtml")
+LIBRARIES = {**dict.fromkeys(HTML_SUFFIXES, "selectolax"), ".pdf": "pypdf"}
+EXTRAS = {"selectolax": "html", "pypdf": "pdf"}
+LARGEST = 200_000_000  # bytes of a file, which is read at once
+
+UNSEEN = "script, style, noscript, template, svg, head"  # elements that a browser does not show as text
+BLOCKS = (
+    "address, article, aside, blockquote, br, dd, div, dl, dt, fieldset, figcaption, figure, footer, form, h1, h2, h3, "
+    "h4, h5, h6, header, hr, li, main, nav, ol, option, p, pre, section, table, td, th, tr, ul"
+)
+CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
+MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+class Page(NamedTuple):
+    """A title, which may be empty, and a text."""
+
+    title: str
+    text: str
+
+
+def is_readable(suffix: str) -> bool:
+    """Whether the library for files of this kind is installed."""
+    return importlib.util.find_spec(LIBRARIES[suffix]) is not None
+
+
+def read_page(path: Path, encoding: str) -> Page:
+    """Read the title and the text of an HTML page or a PDF file.
+
+    Args:
+        path: of the file.
+        encoding: of a page that does not tell its own.
+
+    Raises:
+        InputError: the file cannot be read, or has no text.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError(f"{path}: is longer than {LARGEST // 1_000_000} MB; no document is that long")
+        page = _pdf(path) if path.suffix.lower() == ".pdf" else parse_html(path.read_bytes(), encoding)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not {error.encoding}; give --encoding, or save it as UTF-8") from error
+    if not page.text:
+        raise InputError(f"{path}: has no text; a scan needs to be recognised (OCR) first")
+    return page
+
+
+def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
+    r"""Return the title of a page and what a browser would show as its text, a block a line.
+
+    >>> parse_html(b"<title>Shoes</title><script>x()</script><p>Red <b>shoes</b>.</p><p>Blue ones.</p>")
+    Page(title='Shoes', text='Red shoes.\nBlue ones.')
+    """
+    from selectolax.lexbor import LexborHTMLParser
+
+    tree = LexborHTMLParser(data.decode(_charset(data, encoding)))
+    title = tree.css_first("title") or tree.css_first("h1")
+    name = " ".join(title.text().split()) if title is not None else ""
+    for node in tree.css(UNSEEN):
+        node.decompose()
+    for node in tree.css(BLOCKS):
+        node.insert_before("\n")
+        node.insert_after("\n")
+    shown = tree.body.text() if tree.body is not None else ""
+    lines = (" ".join(line.split()) for line in shown.splitlines())
+    return Page(name, "\n".join(filter(None, lines)))
+
+
+def _charset(data: bytes, encoding: str) -> str:
+    """Return what a page says it is written in: by its first bytes, by its head, or else by the reader."""
+    for mark, name in MARKS:
+        if data.startswith(mark):
+            return name
+    told = CHARSET.search(data[:4096])
+    try:
+        return codecs.lookup(told[1].decode("ascii")).name if told else encoding
+    except (LookupError, ValueError):  # a name that nobody knows
+        return encoding
+
+
+def _pdf(path: Path) -> Page:
+    """Return the title that a PDF file tells of itself, and the texts of its pages."""
+    import pypdf
+
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every odd object in somebody else's file
+    try:
+        reader = pypdf.PdfReader(path)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise InputError(f"{path}: is locked by a password; save it without one")
+        pages = [page.extract_text().strip() for page in reader.pages]
+        title = (reader.metadata.title if reader.metadata else None) or ""
+    except (InputError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file raises whatever its damage leads to
+        raise InputError(
+            f"{path}: not a readable PDF file ({' '.join(str(error).split())[:100]}); save it anew"
+        ) from error
+    return Page(" ".join(str(title).split()), "\n\n".join(filter(None, pages)))
