@@ -28,8 +28,9 @@ from hce.search.words import Matches, Words
 SearchMode = Literal["hybrid", "dense", "words"]
 
 RERANKED = 50  # hits that a cross-encoder reads, where nothing else is said
-SAME_MEANING = 0.95  # the cosine from which on two documents may be near-equal
-SAME_WORDS = 0.8  # of the different words of both, which near-equal documents share
+# From where on two documents are near-equal; at 0.95 and 0.8, min was folded under max (docs/LOG.md).
+SAME_MEANING = 0.97  # the cosine of their vectors
+SAME_WORDS = 0.9  # of the different words of both, which they share
 
 
 class Hit(NamedTuple):
