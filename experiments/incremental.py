@@ -1,20 +1,24 @@
 """New documents without training: train on nine tenths, add the rest bit by bit, and ask for old and new ones.
 
     python experiments/incremental.py data/squad data/wordnet_examples --splits test,test_seen --output docs/results
+    python experiments/incremental.py data/squad --systems hce,dpr,incdsi,dsi++,bm25
 
-Splits that a collection lacks are passed over. Held-out documents take no part in training, nor does any query
-whose right document is one of them. Queries of train and dev splits that were dropped for that reason are asked for
-too: nobody has learned from them.
+incdsi and dsi++ are atomic DSI that is added to: a row by a small optimisation, or by training on. Splits that a
+collection lacks are passed over. Held-out documents take no part in training, nor does any query whose right document
+is one of them. Queries of train and dev splits that were dropped for that reason are asked for too: nobody has learned
+from them.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +26,8 @@ from common import bench_of, command_line, names, run_script, splits_of, tell
 from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.bm25 import BM25Searcher
+from hce.comparison.dsi_continual import train_continual
+from hce.comparison.incdsi import train_incdsi
 from hce.comparison.run import Bench, keep
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Score
@@ -36,15 +42,21 @@ from hce.index.index import Index, InMode
 ABOUT = """
 A model is trained on nine tenths of the documents and an index is made of them; the other documents are then added
 bit by bit, which encodes them and changes nothing else. After each addition the queries of the old documents and those
-of the new documents that are there by now are asked. Look for whether new documents are found as well as old ones, and
-whether old ones suffer. Old documents had training queries and new ones had none; how much of a difference is one of
-the queries themselves can be seen from BM25 and from the encoder before training, which treat all documents alike.
+of the new documents that are there by now are asked. Look for whether new documents are found as well as old ones,
+whether old ones suffer, and what an addition costs. Old documents had training queries and new ones had none; how much
+of a difference is one of the queries themselves can be seen from BM25 and from the encoder before training, which treat
+all documents alike.
+
+Where they are among the systems, incdsi gives each new document a row in atomic DSI and changes nothing else, and dsi++
+trains on. Nobody has asked for the new documents yet: their own beginnings and spans stand for queries.
 """
 MEASURES = ("R@1", "R@10")
 KINDS = ("old", "new")
+GROWING = {"incdsi": train_incdsi, "dsi++": train_continual}
 
 Step = dict[str, Any]
-"""What was measured with some new documents added: `added`, `old`, `new`, `old_queries`, `new_queries`."""
+"""What was measured with some new documents added: `added`, `old`, `new`, `old_queries`, `new_queries`, and `ms`, the
+milliseconds that each of the last ones took to add."""
 
 Found = dict[str, list[list[Step]]]
 """System → seed → step."""
@@ -113,34 +125,49 @@ def steps(available: int) -> list[int]:
 
 def run(parts: Parts, system: str, engine: str, work: Path) -> list[Step]:
     """Build a system on the old documents, add the new ones step by step, and measure after each."""
-    found = []
-    for added, searcher in _grown(parts, system, engine, work):
+    found: list[Step] = []
+    for added, searcher, seconds in _grown(parts, system, engine, work):
         new = _of_documents([parts.asked["new"]], {document.id for document in parts.new[:added]})
         step: Step = {"added": added, "new_queries": len(new.qrels), "old_queries": len(parts.asked["old"].qrels)}
         for kind, labels in (("old", parts.asked["old"]), ("new", new)):
             step[kind] = evaluate(searcher, *labels, MEASURES, depth=10).means if labels.qrels else None
+        step["ms"] = 1000 * seconds / (added - found[-1]["added"]) if found else None
         found.append(step)
     return found
 
 
-def _grown(parts: Parts, system: str, engine: str, work: Path) -> Iterator[tuple[int, Searcher]]:
-    """Yield how many new documents are there, and the system with them."""
+def _grown(parts: Parts, system: str, engine: str, work: Path) -> Iterator[tuple[int, Searcher, float]]:
+    """Yield how many new documents are there, the system with them, and the seconds that it took to add the last."""
     old, new = list(parts.task.corpus), parts.new
+    task = replace(parts.task, folder=work)
     if system == "bm25":  # its word statistics are those of all documents: cheap to count anew
         for added in steps(len(new)):
+            start = time.perf_counter()
             documents = [*old, *new[:added]]
-            yield added, BM25Searcher.index([each.id for each in documents], (each.full_text for each in documents))
-        return
-    searcher = SYSTEMS[system].build(replace(parts.task, folder=work)).searcher
-    if not isinstance(searcher, DenseSearcher):
-        raise InputError(f"system {system!r} is no encoder: nothing can be added to it")
-    shutil.rmtree(work / "index", ignore_errors=True)  # of a run that was killed
-    with Index.create(work / "index", parts.task.corpus, searcher.encoder, engine=engine) as index:
-        there = 0
-        for added in steps(len(new)):
-            index.add(new[there:added])
-            there = added
-            yield added, InMode(index, "dense")  # as the encoder alone would find them
+            searcher = BM25Searcher.index([each.id for each in documents], (each.full_text for each in documents))
+            yield added, searcher, time.perf_counter() - start
+    elif system in GROWING:
+        growing = GROWING[system](task)[0]
+        for added, seconds in _in_steps(growing.add, new):
+            yield added, growing, seconds
+    else:
+        dense = SYSTEMS[system].build(task).searcher
+        if not isinstance(dense, DenseSearcher):
+            raise InputError(f"system {system!r} is no encoder: nothing can be added to it")
+        shutil.rmtree(work / "index", ignore_errors=True)  # of a run that was killed
+        with Index.create(work / "index", parts.task.corpus, dense.encoder, engine=engine) as index:
+            for added, seconds in _in_steps(index.add, new):
+                yield added, InMode(index, "dense"), seconds  # as the encoder alone would find them
+
+
+def _in_steps(add: Callable[[Sequence[Document]], object], new: list[Document]) -> Iterator[tuple[int, float]]:
+    """Add documents step by step; yield how many are there, and the seconds of the last step."""
+    there = 0
+    for added in steps(len(new)):
+        start = time.perf_counter()
+        add(new[there:added])
+        yield added, time.perf_counter() - start
+        there = added
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
@@ -150,7 +177,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run what is not there yet, then show all."""
     parser = command_line("incremental", __doc__ or "", seeds=3, several=True)
     parser.add_argument("--splits", type=names, default=["test"], help="whose queries are asked")
-    parser.add_argument("--systems", type=names, default=["hce", "fitted", "bm25"], help="encoders, or bm25")
+    parser.add_argument(
+        "--systems", type=names, default=["hce", "fitted", "bm25"], help="encoders, incdsi, dsi++ or bm25"
+    )
     parser.add_argument("--held-out", type=float, default=0.1, help="share of the documents that are added later")
     parser.add_argument("--engine", default="flat", help="what the index searches with")
     arguments = parser.parse_args(argv)
@@ -208,9 +237,11 @@ def _table(found: Found) -> str:
         for number, step in enumerate(runs[0]):
             scores = [_score(runs, number, kind, measure) for kind in KINDS for measure in MEASURES]
             cells = ["–" if score is None else str(score) for score in scores]
+            times = [steps[number]["ms"] for steps in runs if steps[number].get("ms") is not None]
+            cells.append(f"{fmean(times):,.1f} ms" if times else "–")
             rows.append([system, f"{step['added']:,}", *cells, f"{step['new_queries']:,}"])
     columns = [f"{kind} {measure}" for kind in KINDS for measure in MEASURES]
-    return table(["system", "added", *columns, "new queries"], rows)
+    return table(["system", "added", *columns, "an addition", "new queries"], rows)
 
 
 def _panel(found: Found, collection: str, measure: str) -> Panel:
