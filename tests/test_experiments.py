@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from conftest import write_concept_dataset
 from hce.comparison.run import Bench
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Comparison, Result
+from hce.data.judgments import Dataset
 from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
 
@@ -26,6 +28,7 @@ sys.path.insert(0, str(EXPERIMENTS))
 import branching  # noqa: E402
 import clustering_cost  # noqa: E402
 import common  # noqa: E402
+import generative  # noqa: E402
 import incremental  # noqa: E402
 import page as pages  # noqa: E402
 import scenarios  # noqa: E402
@@ -88,9 +91,18 @@ CASES = {
         "bm25,pefa-xs,no-cotrain,hce",
         *BUDGET,
     ],
+    generative: ["--seeds", "2", "--one-seed", "dsi", "--systems", "bm25,dsi-atomic,dsi,hce-paper", *BUDGET],
     scenarios: ["--seeds", "1", "--mode", "unsupervised,joint", "--splits", "test,test_seen", *BUDGET],
 }
-RUNS = {branching: 3, incremental: 3, clustering_cost: 8, unsupervised_table: 4, supervised_table: 5, scenarios: 6}
+RUNS = {
+    branching: 3,
+    incremental: 3,
+    clustering_cost: 8,
+    unsupervised_table: 4,
+    supervised_table: 5,
+    generative: 6,
+    scenarios: 6,
+}
 
 
 @pytest.mark.parametrize("module", CASES, ids=lambda module: module.__name__)
@@ -104,7 +116,7 @@ def test_an_experiment_writes_its_page_and_runs_nothing_twice(module, launch, fo
     assert str(folder.parent) not in page
     assert rows(page) == rows(out) != []
     picture = tmp_path / "results" / f"{module.__name__}.svg"
-    assert (f"]({picture.name})" in page) == picture.is_file() == (module is not supervised_table)
+    assert (f"]({picture.name})" in page) == picture.is_file() == (module not in (supervised_table, generative))
     if picture.is_file():
         assert all(trace["y"] for trace in json.loads(picture.read_text())["data"])
     again_out, again_err, again_page = launch(module, *CASES[module])
@@ -167,6 +179,32 @@ def test_an_index_that_grew_finds_what_one_made_at_once_finds(bench, tmp_path):
     for kind in ("old", "new"):
         expected = evaluate(whole, *parts.asked[kind], ("R@1", "R@10")).means
         assert last[kind] == pytest.approx(expected)
+
+
+def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path):
+    parts = incremental.take_apart(bench, 0.1, seed=0)
+    small = replace(bench.task.recipe, epochs=1, epoch_pairs=32, batch_size=16)
+    for system in ("incdsi", "dsi++"):
+        (tmp_path / system).mkdir()
+        task = replace(parts.task, recipe=small)
+        found = incremental.run(parts._replace(task=task), system, "flat", tmp_path / system)
+        assert [step["added"] for step in found] == [0, 10, 24]
+        assert found[0]["ms"] is None
+        assert all(step["ms"] > 0 for step in found[1:])
+        assert found[0]["new"] is None
+        assert 0 <= found[-1]["new"]["R@10"] <= 1
+
+
+def test_a_part_of_a_collection_is_whole_in_itself(folder, tmp_path):
+    place = generative.part_of(folder, 100, tmp_path)
+    part, whole = Dataset.load(place, "train"), Dataset.load(folder, "train")
+    assert len(part.corpus) == 100
+    assert set(part.corpus.ids) < set(whole.corpus.ids)
+    kept = {query_id for query_id in whole.qrels if set(whole.qrels.positives(query_id)) <= set(part.corpus.ids)}
+    assert set(part.qrels) == kept
+    assert generative.part_of(folder, 100, tmp_path) == place
+    with pytest.raises(InputError, match=r"--documents 1000: .* has 240"):
+        generative.part_of(folder, 1000, tmp_path)
 
 
 def test_the_slope_is_the_power_of_n():

@@ -1,0 +1,171 @@
+"""Generative retrievers beside dense ones: the other half of the paper's table, on any BEIR folders.
+
+    python experiments/generative.py data/scifact data/nfcorpus --output docs/results
+    python experiments/generative.py data/squad --documents 5000 --one-seed nci,genret,seal --set epochs=20
+    python experiments/generative.py data/scifact --encoder google-t5/t5-base --generated scifact-queries.jsonl
+
+All get the same labelled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J by the paper's own recipe, hce
+what `hce train` does. Systems that a collection does not allow are passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from common import bench_of, command_line, names, run_script, settings_of, splits_of, tell
+from page import Page, seeds_note, table
+
+from hce.comparison.run import Bench
+from hce.comparison.systems import SYSTEMS
+from hce.comparison.table import Comparison, Result, Row, notes
+from hce.comparison.table import table as tested
+from hce.data.corpus import Corpus
+from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits, write_queries
+from hce.errors import InputError
+from hce.files import new_folder, open_atomically
+from hce.training.recipe import PAPER
+
+ABOUT = """
+Generative retrievers write the id of a document in place of comparing vectors. Here they are trained on the same
+labelled queries and pseudo-queries, for as many steps and from the same encoder as all others. Look at the best of them
+beside ct, contrastive training without a tree, and beside hce.
+
+What these figures cannot show: the published systems start from a T5 whose decoder has been pretrained, and train for
+hundreds of thousands of steps on eight accelerators and more. Without such weights the decoder here is small, starts at
+random, and gets the budget that is enough for a dense encoder. A low figure says that such a decoder does not learn a
+collection by heart in that budget; it says nothing of the published systems, whose own figures are in the paper.
+"""
+GENERATIVE = names("dsi-atomic,dsi,nci,nci+qg,genret,genret+qg,incdsi,dsi++,seal")
+DENSE = names("bm25,untrained,ct,hce")
+PAPER_NAME = "hce-paper"
+MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is not there yet, then show all."""
+    parser = command_line("generative", __doc__ or "", seeds=3, several=True)
+    parser.add_argument("--splits", type=names, default=["test"], help="each gets a table of its own")
+    parser.add_argument("--systems", type=names, help=f"with commas between, {PAPER_NAME} too; default: all there are")
+    parser.add_argument("--one-seed", type=names, default=[], help="systems that are run with one seed only")
+    parser.add_argument("--documents", type=int, help="take a part of each collection, drawn at random")
+    parser.add_argument("--generated", type=Path, help="a file of generated queries")
+    parser.add_argument("--measures", type=names, default=MEASURES, help="tested by the first")
+    arguments = parser.parse_args(argv)
+    tables, below = {}, [seeds_note(arguments)]
+    if arguments.one_seed:
+        below.append(f"One seed of {', '.join(arguments.one_seed)}.")
+    shown: dict[str, str] = {}
+    for folder in arguments.folders:
+        place = folder if arguments.documents is None else part_of(folder, arguments.documents, arguments.results)
+        for heading, comparison, parameters in _compared(place, arguments):
+            by_first = tested(replace(comparison, measures=comparison.measures[:1]))
+            tables[heading] = _table(comparison, by_first.rows, parameters)
+            below += [f"{heading.partition(':')[0]}: {note}" for note in notes(by_first)]
+            shown |= comparison.systems
+    below += [f"{system}: {about}" for system, about in shown.items()]
+    Page("generative", "Generative retrievers", ABOUT, tables, below).show(parser, arguments)
+
+
+def part_of(folder: Path, documents: int, results: Path) -> Path:
+    """Write a random part of a collection, with the queries all of whose right documents are in it, unless it is there.
+
+    Raises:
+        InputError: there are not as many documents.
+    """
+    corpus = Corpus.load(folder)
+    if not 0 < documents <= len(corpus):
+        raise InputError(f"--documents {documents}: {folder} has {len(corpus):,}")
+    place = results / "parts" / corpus.fingerprint[:12] / f"{folder.absolute().name}-{documents}"
+    if place.is_dir():
+        return place
+    chosen = np.sort(np.random.default_rng(0).choice(len(corpus), documents, replace=False)).tolist()
+    kept = [corpus[position] for position in chosen]
+    ids, queries = {document.id for document in kept}, read_queries(find_queries(folder))
+    with new_folder(place) as new:
+        (new / "qrels").mkdir()
+        with open_atomically(new / "corpus.jsonl") as file:
+            file.writelines(document.to_json() + "\n" for document in kept)
+        write_queries(new / "queries.jsonl", queries.values())
+        for split in splits(folder):
+            qrels = Qrels.read(find_split(folder, split))
+            whole = {query_id for query_id in qrels if (right := qrels.positives(query_id)) and ids.issuperset(right)}
+            judgments = [each for each in qrels.judgments() if each.query_id in whole and each.document_id in ids]
+            if judgments:
+                Qrels(judgments).write(new / "qrels" / f"{split}.tsv")
+    return place
+
+
+def _compared(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Comparison, int]]:
+    """Run all systems on a collection: for each split a heading, the comparison, and the encoder's parameters."""
+    bench = bench_of(
+        arguments, folder, arguments.measures, splits_of(folder, arguments.splits), generated=arguments.generated
+    )
+    systems = _systems(bench, arguments.systems)
+    found: list[dict[str, Result]] = []
+    for name in systems:
+        once = name in arguments.one_seed or (name in SYSTEMS and not SYSTEMS[name].seeded)
+        for seed in range(1 if once else arguments.seeds):
+            found.append(_results(bench, name, seed, arguments))
+    abouts = {name: SYSTEMS[name].about if name in SYSTEMS else "hce by the paper's recipe (HCE-J)" for name in systems}
+    parameters = sum(each.numel() for each in bench.encoder.model.parameters())
+    ours = frozenset(name for name in systems if name == PAPER_NAME or SYSTEMS[name].ours)
+    return [
+        (
+            f"{bench.collection}, {split}: {len(bench.task.corpus):,} documents, {len(labels.qrels):,} queries",
+            Comparison({}, bench.measures, abouts, ours, tuple(each[split] for each in found)),
+            parameters,
+        )
+        for split, labels in bench.tested.items()
+    ]
+
+
+def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
+    """Return the systems asked for, else all that this collection and encoder allow.
+
+    Raises:
+        InputError: an unknown system, or one that lacks what it needs.
+    """
+    static = bench.encoder.is_static
+    if wanted is None:
+        there = [name for name in DENSE + GENERATIVE if name in SYSTEMS]
+        able = [name for name in there if not SYSTEMS[name].lacks(bench.task, static=static)]
+        return [*able, PAPER_NAME]
+    for name in wanted:
+        if name != PAPER_NAME and name not in SYSTEMS:
+            raise InputError(f"unknown system {name!r}; there are {', '.join([*SYSTEMS, PAPER_NAME])}")
+        if name != PAPER_NAME and (lack := SYSTEMS[name].lacks(bench.task, static=static)):
+            raise InputError(f"system {name!r} needs {lack}")
+    return wanted
+
+
+def _results(bench: Bench, name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Result]:
+    """Run a system, or take what is kept; the paper's recipe has every setting that it tells, and the rest as asked."""
+    if name == PAPER_NAME:
+        size = min(PAPER["batch_size"], max(2, len(bench.task.corpus) // 4))
+        bench = replace(bench, task=bench.task.with_settings(**{**PAPER, "batch_size": size, **settings_of(arguments)}))
+    finished = bench.results("hce" if name == PAPER_NAME else name, seed)
+    tell(f"{bench.collection} {name} {seed}", finished.cached)
+    return {split: replace(result, system=name) for split, result in finished.results.items()}
+
+
+def _table(comparison: Comparison, rows: Sequence[Row], encoder: int) -> str:
+    first, *others = comparison.measures
+    lines = []
+    for row in rows:
+        scores = [row.score(first), *(str(comparison.score(row.system, measure)) for measure in others)]
+        weights = row.facts.get("parameters", None if row.system in ("bm25", "seal") else encoder)
+        costs = [
+            "–" if weights is None else f"{weights / 1e6:.1f} M",
+            f"{row.training_seconds / 60:.1f} min" if row.training_seconds else "–",
+            f"{row.search_ms:.1f} ms",
+        ]
+        lines.append([row.name, *scores, *costs])
+    return table(["system", *comparison.measures, "parameters", "training", "search"], lines)
+
+
+if __name__ == "__main__":
+    run_script(main)
