@@ -191,8 +191,8 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
     (tmp_path / "docs.parquet").write_bytes(b"")
     expected = {
-        "serve none": "web",
-        "report none": "web",
+        "hce.web.app": "web",  # which `hce serve` imports once it has found the index
+        "hce.pages.report": "web",  # and `hce report` this one
         "compare docs.jsonl": "compare",
         "demo": "compare",
         "tree docs.parquet": "parquet",

@@ -13,7 +13,10 @@ from hce.errors import InputError
 
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 LIBRARIES = {**dict.fromkeys(HTML_SUFFIXES, "selectolax"), ".pdf": "pypdf"}
-EXTRAS = {"selectolax": "html", "pypdf": "pdf"}
+INSTALL = {  # what users are told to do
+    **dict.fromkeys(HTML_SUFFIXES, "pip install 'hierarchical-corpus-encoder[html]'"),
+    ".pdf": "pip install 'hierarchical-corpus-encoder[pdf]'",
+}
 LARGEST = 200_000_000  # bytes of a file, which is read at once
 
 UNSEEN = "script, style, noscript, template, svg, head"  # elements that a browser does not show as text

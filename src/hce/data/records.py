@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from hce.data.markup import EXTRAS, LIBRARIES, is_readable, read_page
+from hce.data.markup import INSTALL, LIBRARIES, is_readable, read_page
 from hce.errors import InputError, MissingPackageError
 
 logger = logging.getLogger(__name__)
@@ -458,8 +458,7 @@ class _LeftOut:
     def tell(self) -> None:
         """Say what was left out."""
         for suffix, count in sorted(self.unread.items()):
-            install = f"pip install 'hierarchical-corpus-encoder[{EXTRAS[LIBRARIES[suffix]]}]'"
-            logger.warning("%s: left out %d %s files; %s reads them", self.folder, count, suffix, install)
+            logger.warning("%s: left out %d %s files; %s reads them", self.folder, count, suffix, INSTALL[suffix])
         if self.links:
             logger.warning("left out %d links that lead out of %s: %s …", len(self.links), self.folder, self.links[0])
         if self.folders or self.files:
