@@ -27,8 +27,9 @@ function operation(path, method, facts) {
   const parameters = (facts.parameters || []).map((each) => row(`${each.name}${each.required ? "" : "?"}`, typeOf(each.schema), [each.description, limits(each.schema)].filter(Boolean).join("; ")));
   const body = facts.requestBody ? typeOf(facts.requestBody.content["application/json"].schema) : null;
   const good = Object.entries(facts.responses).find(([code]) => code.startsWith("2"));
-  const given = good ? typeOf(good[1].content["application/json"].schema) : null;
-  const link = (name) => el("a", { href: `#${name}` }, name);
+  const content = good?.[1].content?.["application/json"];
+  const given = good ? (content ? typeOf(content.schema) : "bytes") : null;
+  const link = (name) => (name === "bytes" ? name : el("a", { href: `#${name.replace("list of ", "")}` }, name));
   return el("article", {},
     el("h3", { class: "mono" }, el("span", { class: "verb" }, method.toUpperCase()), path),
     el("p", {}, prose(facts.description)),

@@ -400,7 +400,7 @@ function drawHits(pen, taken) {
   pen.fillStyle = look.down;
   pen.fill();
   taken.push([x - 11, y - 11, x + 11, y + 11]);
-  write(pen, ["query"], x, y + 19, 11, true, taken);
+  write(pen, ["query"], x, y + 22, 11, true, taken);
 }
 
 // Names appear from the top level down, as long as there is room; one of a region that fills the picture is not needed.

@@ -231,7 +231,7 @@ function tiles() {
   const tree = answer.tree;
   const id = `${tree.level}:${tree.node}`;
   const branch = answer.path.length > 1 ? answer.path[1].node : tree.level === 1 ? tree.node : null;
-  const hue = hues.get(branch) ?? HUES[0];
+  const hue = hues.get(branch) ?? branchHue(0);
   const hint = answer.path.length ? "↑ up" : "choose a part to go down";
   add(id, hint, "", tree.size, colour("card"));
   walk(tree, hue);
