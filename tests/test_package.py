@@ -192,7 +192,6 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
     (tmp_path / "docs.parquet").write_bytes(b"")
     expected = {
         "hce.web.app": "web",  # which `hce serve` imports once it has found the index
-        "hce.pages.report": "web",  # and `hce report` this one
         "compare docs.jsonl": "compare",
         "demo": "compare",
         "tree docs.parquet": "parquet",
