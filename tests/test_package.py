@@ -192,7 +192,7 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
     (tmp_path / "docs.parquet").write_bytes(b"")
     expected = {
         "hce.web.app": "web",  # which `hce serve` imports once it has found the index
-        "compare docs.jsonl": "compare",
+        "hce.comparison.bm25": "compare",  # the same of `hce compare`
         "demo": "compare",
         "tree docs.parquet": "parquet",
         "tree docs.jsonl -e static": "bundled",
