@@ -1,15 +1,17 @@
-"""Time, quality, growth and memory of spherical k-means, beside faiss on the same vectors in the same run.
+"""Time, quality, growth and memory of spherical k-means, beside others' on the same vectors in the same run.
 
-python benchmarks/cluster.py compare VECTORS [...]     fast and exact mode beside faiss.Kmeans (25 rounds)
+python benchmarks/cluster.py compare VECTORS [...]     beside faiss (10 rounds), faiss.SuperKmeans and superkmeans
 python benchmarks/cluster.py growth [VECTORS]          fast mode as the number of rows doubles
 python benchmarks/cluster.py trees VECTORS             whole trees beside their first level alone
 python benchmarks/cluster.py memory --rows 1000000     peak memory on a memory-mapped file made for it
 
 VECTORS is an .npy file, or a corpus, which is then encoded by the static encoder; "fitted:CORPUS" fits that first.
-Without any, vectors are synthetic. Times depend on the machine and on what else runs there: read the ratios.
+Without any, vectors are synthetic. "superkmeans" is a package of PyPI (0.2); without it, its lines say so. `compare` is
+in CPU seconds on one thread, with which other programs interfere least; still, read the ratios.
 """
 
 import argparse
+import importlib.util
 import multiprocessing
 import tempfile
 import time
@@ -19,6 +21,8 @@ from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
@@ -27,7 +31,8 @@ from hce.tree.hierarchy import Hierarchy
 from hce.tree.kmeans import spherical_kmeans
 
 DIM = 384
-FAISS_ROUNDS = 25
+FAISS_ROUNDS = 10  # more change nothing
+CLOSE = 0.999  # a rival whose cosine is this part of ours or more found clusters as good
 
 
 class Run(NamedTuple):
@@ -51,20 +56,56 @@ def ours(vectors: np.ndarray, k: int, **options: Any) -> tuple[float, int]:
     return result.objective[-1], len(result.objective)
 
 
-def faiss_run(vectors: np.ndarray, k: int) -> Run:
-    """Run faiss' own k-means on all points; its time leaves out the last search, which only measures the result."""
-    kmeans = faiss.Kmeans(
-        vectors.shape[1],
-        k,
-        spherical=True,
-        niter=FAISS_ROUNDS,
-        max_points_per_centroid=len(vectors),
-        min_points_per_centroid=1,
-    )
-    start = time.perf_counter()
+class Compared(NamedTuple):
+    """One rival's clustering: CPU seconds, and the mean cosine to the nearest of its centroids."""
+
+    seconds: float
+    cosine: float
+
+
+def compared(vectors: np.ndarray, cluster: Callable[[], np.ndarray]) -> Compared:
+    """Run a rival, which returns its centroids; the search that measures them is not in its time."""
+    start = time.process_time()
+    centroids = np.ascontiguousarray(cluster(), dtype=np.float32)
+    seconds = time.process_time() - start
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12))
+    return Compared(seconds, float(index.search(vectors, 1)[0].mean(dtype=np.float64)))
+
+
+def faiss_centroids(kind: type, vectors: np.ndarray, k: int) -> np.ndarray:
+    """Cluster all rows by faiss.Kmeans or by faiss.SuperKmeans."""
+    options = {"niter": FAISS_ROUNDS, "max_points_per_centroid": len(vectors), "min_points_per_centroid": 1}
+    kmeans = kind(vectors.shape[1], k, spherical=True, **options)
     kmeans.train(vectors)
-    seconds = time.perf_counter() - start
-    return Run(seconds, float(kmeans.index.search(vectors, 1)[0].mean(dtype=np.float64)), FAISS_ROUNDS)
+    return kmeans.centroids
+
+
+def super_centroids(vectors: np.ndarray, k: int, **options: Any) -> np.ndarray:
+    """Cluster all rows by the package superkmeans."""
+    from superkmeans import SuperKMeans
+
+    kmeans = SuperKMeans(k, vectors.shape[1], n_threads=1, angular=True, sampling_fraction=1.0, **options)
+    return kmeans.train(vectors.copy())  # it may rotate its input
+
+
+def methods(vectors: np.ndarray, k: int, with_exact: bool) -> dict[str, Callable[[], np.ndarray]]:
+    """Every clustering to compare: ours first, then the rivals."""
+    found: dict[str, Callable[[], np.ndarray]] = {
+        "ours, fast": lambda: spherical_kmeans(vectors, k, mode="fast").centroids
+    }
+    if with_exact:
+        found["ours, exact"] = lambda: spherical_kmeans(vectors, k, mode="exact").centroids
+        found["ours, exact, random"] = lambda: spherical_kmeans(vectors, k, mode="exact", init="random").centroids
+    if importlib.util.find_spec("superkmeans"):
+        found["superkmeans flat"] = lambda: super_centroids(vectors, k, hierarchical=False)
+        for refinements in (0, 5, 15):
+            found[f"superkmeans levels + {refinements}"] = lambda rounds=refinements: super_centroids(
+                vectors, k, hierarchical=True, iters_refinement=rounds
+            )
+    found["faiss.SuperKmeans"] = lambda: faiss_centroids(faiss.SuperKmeans, vectors, k)
+    found["faiss.Kmeans"] = lambda: faiss_centroids(faiss.Kmeans, vectors, k)
+    return found
 
 
 def load(source: str) -> np.ndarray:
@@ -76,24 +117,41 @@ def load(source: str) -> np.ndarray:
     return (encoder.fitted_to(corpus) if source.startswith("fitted:") else encoder).encode(list(corpus.texts()))
 
 
-def compare(sources: list[str], branching: int, with_exact: bool) -> None:
-    """Print one line a method for each file."""
-    print(f"{'vectors':32} {'method':12} {'seconds':>8} {'cosine':>8} {'rounds':>6} {'speed':>7} {'cosine/faiss':>12}")
+def compare(sources: list[str], branching: int, with_exact: bool, rows: int | None) -> None:
+    """Print one line a method for each file, then how the fastest rival that found as good clusters compares."""
+    faiss.omp_set_num_threads(1)
+    torch.set_num_threads(1)
+    if not importlib.util.find_spec("superkmeans"):
+        print("superkmeans is left out: not installed (pip install superkmeans)")
+    print(f"{'vectors':24} {'method':24} {'CPU s':>8} {'cosine':>8} {'seconds/ours':>12} {'cosine/ours':>12}")
     for source in sources:
-        vectors, name = load(source), source if len(source) < 32 else "…" + source[-31:]
+        vectors, name = load(source)[:rows], source if len(source) < 24 else "…" + source[-23:]
         k = -(-len(vectors) // branching)
-        runs = {"fast": timed(lambda v=vectors, k=k: ours(v, k, mode="fast"))}
-        runs["faiss"] = faiss_run(vectors, k)
-        if with_exact:
-            runs["exact"] = timed(lambda v=vectors, k=k: ours(v, k, mode="exact"))
-            runs["exact/random"] = timed(lambda v=vectors, k=k: ours(v, k, mode="exact", init="random"))
-        for method, run in runs.items():
-            speed, quality = runs["faiss"].seconds / run.seconds, run.cosine / runs["faiss"].cosine
-            print(
-                f"{name:32} {method:12} {run.seconds:8.2f} {run.cosine:8.4f} {run.rounds:6d}"
-                f" {speed:6.1f}x {quality:12.4f}",
-                flush=True,
-            )
+        runs: dict[str, Compared] = {}
+        for method, cluster in methods(vectors, k, with_exact).items():
+            with threadpool_limits(1, user_api="blas"):
+                run = runs[method] = compared(vectors, cluster)
+            mine = runs["ours, fast"]
+            ratios = f"{run.seconds / mine.seconds:12.2f} {run.cosine / mine.cosine:12.4f}"
+            print(f"{name:24} {method:24} {run.seconds:8.2f} {run.cosine:8.4f} {ratios}", flush=True)
+        print(_verdict(runs))
+
+
+def _verdict(runs: dict[str, Compared]) -> str:
+    mine = runs["ours, fast"]
+    rivals = {method: run for method, run in runs.items() if not method.startswith("ours")}
+    close = {method: run for method, run in rivals.items() if run.cosine >= CLOSE * mine.cosine}
+    best = max(rivals, key=lambda method: rivals[method].cosine)
+    if not close:
+        run = rivals[best]
+        return (
+            f"no rival comes within {1 - CLOSE:.1%} of our cosine; the best, {best}, takes"
+            f" {run.seconds / mine.seconds:.2f} times our seconds for {run.cosine / mine.cosine:.4f} of it"
+        )
+    fastest = min(close, key=lambda method: close[method].seconds)
+    return (
+        f"the fastest of as good clusters is {fastest}: {close[fastest].seconds / mine.seconds:.2f} times our seconds"
+    )
 
 
 def growth(source: str | None, branching: int) -> None:
@@ -170,6 +228,7 @@ def main() -> None:
     comparing = commands.add_parser("compare")
     comparing.add_argument("vectors", nargs="+")
     comparing.add_argument("--exact", action="store_true", help="exact mode too, from both starts")
+    comparing.add_argument("--rows", type=int, help="the first rows only")
     growing = commands.add_parser("growth")
     growing.add_argument("vectors", nargs="?")
     commands.add_parser("trees").add_argument("vectors")
@@ -177,7 +236,7 @@ def main() -> None:
     remembering.add_argument("--rows", type=int, default=1_000_000)
     arguments = parser.parse_args()
     if arguments.command == "compare":
-        compare(arguments.vectors, arguments.branching, arguments.exact)
+        compare(arguments.vectors, arguments.branching, arguments.exact, arguments.rows)
     elif arguments.command == "growth":
         growth(arguments.vectors, arguments.branching)
     elif arguments.command == "trees":

@@ -266,6 +266,10 @@ def test_spare_rows_leave_every_cluster_a_member():
 # --- fast mode ---
 
 
+def heads_of(rows):
+    return kmeans_fast._Heads(rows, np.random.default_rng(0))
+
+
 def test_fast_mode_is_as_good_as_exact_where_it_is_the_default():
     vectors, _ = planted(700, 12, noise=0.12)
     k = 2100
@@ -296,7 +300,8 @@ def test_single_moves_by_hand():
     length = lambda *degrees: np.linalg.norm(circle(*degrees).sum(axis=0))  # noqa: E731
     gain = 1 + length(34, 60, 64) - length(0, 34) - length(60, 64)
     assert gain > 0.005
-    found = kmeans_fast._best_moves(rows.take(np.array([1])), np.array([0]), state, np.array([0, 1]))
+    block = rows.take(np.array([1]))
+    found = kmeans_fast._best_moves(block, np.array([0]), state, np.array([0, 1]), block, state.centroids)
     assert found[0].tolist() == [1]
     assert found[1][0] == pytest.approx(gain, abs=1e-5)
     assert not found[2][0]
@@ -313,7 +318,22 @@ def test_a_row_that_stays_behind_may_leave_its_target_deserted(monkeypatch):
     state = kmeans_fast._state_of(rows, np.arange(3), 3)
     proposal = np.array([1, 2, 0]), np.zeros(3, dtype=np.float32), np.array([True, True, False])
     monkeypatch.setattr(kmeans_fast, "_propose", lambda *arguments: proposal)
-    assert kmeans_fast._refine(rows, state, np.zeros(3), np.zeros((1, 3))).assignment.tolist() == [0, 1, 2]
+    refined = kmeans_fast._refine(rows, heads_of(rows), state, np.zeros(3), np.zeros((1, 3)))
+    assert refined.assignment.tolist() == [0, 1, 2]
+
+
+def test_a_new_assignment_is_followed_by_the_clusters_that_it_touches():
+    vectors, truth = planted(20, 6, noise=0.3)
+    rows = unit_rows(vectors, CPU)
+    state = kmeans_fast._state_of(rows, truth, 20)
+    moved = truth.copy()
+    moved[[0, 7, 30]] = moved[[50, 60, 70]]
+    kmeans_fast._follow(rows, state, moved)
+    anew = kmeans_fast._state_of(rows, moved, 20)
+    assert np.array_equal(state.assignment, moved)
+    assert np.array_equal(state.sizes, anew.sizes)
+    for field in ("sums", "centroids", "lengths"):
+        np.testing.assert_allclose(getattr(state, field), getattr(anew, field), atol=1e-6)
 
 
 @given(st.data())
@@ -357,7 +377,8 @@ def test_screened_assignment_equals_the_plain_one(noise):
     centroids = rows.take(np.random.default_rng(0).permutation(len(rows))[:300])
     assignment = np.random.default_rng(1).permutation(truth)
     assignment[::2] = steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
-    plain, screened = (f(rows, centroids, assignment) for f in (steps.assign, kmeans_fast._assign_screened))
+    plain = steps.assign(rows, centroids, assignment)
+    screened = kmeans_fast._assign_screened(rows, heads_of(rows), centroids, assignment)
     assert np.array_equal(plain[0], screened[0])
     np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
 
@@ -366,9 +387,32 @@ def test_screen_is_used_where_it_pays():
     vectors, truth = planted(300, 6, dim=128, noise=0.02)
     rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
     state = kmeans_fast._state_of(rows, truth, 300)
-    basis = torch.linalg.eigh(state.centroids.T @ state.centroids).eigenvectors.flip(1).T.contiguous()
-    width = kmeans_fast._screen_width(rows, state.centroids, truth, basis, state.centroids @ basis.T)
+    heads = heads_of(rows)
+    width = kmeans_fast._screen_width(rows, heads, state.centroids, truth, heads.of(state.centroids))
     assert width in kmeans_fast._WIDTHS
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1.5])
+def test_a_head_never_understates_a_product(power):
+    """Whatever the heads leave out: head times head, tails included, is a bound, held in memory or not."""
+    vectors = np.random.default_rng(0).standard_normal((1000, 300))
+    rows = unit_rows(vectors / (1 + np.arange(300)) ** power, CPU)
+    heads = heads_of(rows)
+    assert heads.enough == (power > 0)
+    block = rows.span(0, len(rows))
+    bound = heads.span(0, len(rows)) @ heads.of(block).T
+    assert (bound >= block @ block.T - kmeans_fast._SLACK).all()
+    some = np.array([3, 1, 200])
+    torch.testing.assert_close(heads.take(some, rows.take(some)), heads.of(rows.take(some)), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("power", [0, 1])
+def test_clusters_by_heads_are_as_good_as_by_whole_rows(power, monkeypatch):
+    vectors, _ = planted(400, 10, dim=128, noise=0.5)
+    vectors = vectors / (1 + np.arange(128)) ** power
+    by_heads = spherical_kmeans(vectors, 500, mode="fast").objective[-1]
+    monkeypatch.setattr(kmeans_fast, "_ENOUGH", 2.0)  # no head is ever enough
+    assert by_heads > spherical_kmeans(vectors, 500, mode="fast").objective[-1] - 2e-3
 
 
 # --- input ---
@@ -391,7 +435,8 @@ def test_memory_mapped_file_is_read_in_chunks_and_left_alone(mode, tmp_path, mon
     np.save(path, vectors)
     before = path.read_bytes()
     expected = spherical_kmeans(vectors, 80, mode=mode)
-    monkeypatch.setattr(steps, "_HOLD_BYTES", 0)  # as for a file larger than memory
+    for module in (steps, kmeans_fast):
+        monkeypatch.setattr(module, "HOLD_BYTES", 0)  # as for a file larger than memory
     monkeypatch.setattr(steps, "_BLOCK_BYTES", 1000)
     result = spherical_kmeans(np.load(path, mmap_mode="r"), 80, mode=mode)
     check_promises(vectors, 80, result)

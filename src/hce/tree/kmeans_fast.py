@@ -1,8 +1,11 @@
 """Spherical k-means for many clusters: below the N x k x n products a round of the exact algorithm.
 
-1. Start: cluster a sample into about sqrt(k) cells, then each cell's rows into its share of the k clusters.
-2. Refine: near clusters form groups; a group's rows are scored against the centroids nearest to the group, in one
-   product. Rows with a nearer centroid move together (Alg. 2's step). Then rows move one by one where the total
+Most of a product of two rows is in a few directions, those in which rows vary most: a row's coordinates there are its
+head (`_Heads`). Choices are made by heads, and what was chosen is then measured in all n dimensions.
+
+1. Start: cluster a sample into about sqrt(k) cells, then each cell's rows into its share of the k clusters, by heads.
+2. Refine: near clusters form groups; a group's rows are scored by heads against the centroids nearest to the group, in
+   one product. Rows with a nearer centroid move together (Alg. 2's step). Then rows move one by one where the total
    rises although the nearest centroid is their own: a row pulls its own centroid towards itself, which in clusters
    of 8 keeps it there for no good reason (Hartigan's rule: every optimum under it is one under Alg. 2, not the other
    way round).
@@ -20,6 +23,7 @@ import numpy as np
 import torch
 
 from hce.tree.rows import (
+    HOLD_BYTES,
     TIE,
     Rows,
     as_arrays,
@@ -38,14 +42,18 @@ from hce.tree.rows import (
 )
 
 _GROUP = 32  # clusters in a group
-_NEAR = 512  # centroids that a group's rows are scored against
-_LITTLE = 1e-2  # a round that closes less than this part of the gap to a mean cosine of 1 is the last
+_NEAR, _NEAR_BY_HEADS = 512, 768  # centroids that a group's rows are scored against
+_LITTLE, _LITTLE_BY_HEADS = 1e-2, 1.5e-2  # the last round closes less than this of the gap to a mean cosine of 1
 _MIN_GAIN = 1e-5  # a single move has to raise the summed cosine by this much, far above float noise
 _MAX_WISHES = 2**17  # single moves considered in a round: their rows are held in memory
 
-_WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that the bound of a product may use
-_FEW = 32  # a row with more centroids than this within its bound is scored against all
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
+_ENOUGH = 0.94  # of the rows' squared lengths has to be in their heads, or choices are made by whole rows
+_TAILS_AGREE = 0.5  # a guess at the cosine between what the heads of a row and of a near centroid leave out
+_SAMPLE = 4096  # rows whose directions of most variation are taken for all rows'
+_FEW = 32  # a row with more centroids than this, or than k/64, within its bound is scored against all
 _SLACK = 4e-6  # float noise of a bound
+_NOISE = 1e-6  # float noise of a squared length
 _SCREENED = 4096  # centroids bounded at a time
 
 
@@ -58,6 +66,11 @@ class _State:
     centroids: torch.Tensor  # (k, n) float32, the sums' directions
     lengths: torch.Tensor  # (k,) float32, the sums' lengths; they add up to the summed cosine
     sizes: np.ndarray  # (k,) rows in each
+
+    @property
+    def objective(self) -> float:
+        """The mean cosine of rows to their centroids."""
+        return float(self.lengths.sum(dtype=torch.float64)) / len(self.assignment)
 
 
 class _Moves(NamedTuple):
@@ -75,17 +88,18 @@ def fast_kmeans(
 
     No step lowers the objective: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
     """
-    state = _state_of(rows, _two_level_start(rows, k, rng), k)
+    heads = _Heads(rows, rng)
+    state = _state_of(rows, _two_level_start(heads.as_rows() or rows, k, rng), k)
     objective: list[float] = []
     converged = False
     while not converged and len(objective) < max_rounds:
-        state = _refine(rows, state, *_group_clusters(state.centroids, rng))
-        objective.append(float(state.lengths.sum(dtype=torch.float64)) / len(rows))
+        state = _refine(rows, heads, state, *_group_clusters(heads, state.centroids, rng))
+        objective.append(state.objective)
         report(len(objective), objective[-1])
-        little = max(_LITTLE * (1 - objective[-1]), TIE)
+        little = max((_LITTLE_BY_HEADS if heads.enough else _LITTLE) * (1 - objective[-1]), TIE)
         converged = len(objective) > 1 and objective[-1] - objective[-2] <= little
     state = _state_of(rows, state.assignment, k)
-    assignment, best = _assign_screened(rows, state.centroids, state.assignment)
+    assignment, best = _assign_screened(rows, heads, state.centroids, state.assignment)
     fill_empty(rows, state.centroids, assignment, best)
     objective.append(float(best.mean(dtype=np.float64)))
     return state.centroids.cpu().numpy(), assignment, tuple(objective), converged
@@ -100,6 +114,65 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
         sums.norm(dim=1).float(),
         np.bincount(assignment, minlength=k),
     )
+
+
+# --- heads ---
+class _Heads:
+    """Rows seen in the directions in which a sample of them varies most: a few coordinates, and the length of the rest.
+
+    Attributes:
+        width: coordinates in a head; a head has one number more, at its end, the length of what the others leave out.
+        enough: if heads hold so much of the rows that choices can be made by them.
+    """
+
+    def __init__(self, rows: Rows, rng: np.random.Generator) -> None:
+        sample = np.sort(rng.choice(len(rows), size=min(len(rows), _SAMPLE), replace=False))
+        # In run_all for its single thread: with several, the last bits of the result depend on their number.
+        share, basis = run_all(lambda index: _directions(rows.take(index)), [sample], rows.device)[0]
+        widths = [width for width in _WIDTHS if width < rows.shape[1]]
+        wide_enough = [width for width in widths if share[width - 1] >= _ENOUGH]
+        self.enough = bool(wide_enough)
+        self.width = min(wide_enough, default=max(widths, default=rows.shape[1]))
+        self._basis = torch.from_numpy(basis[: self.width].copy()).to(rows.device)
+        self._rows = rows
+        hold = self.enough and len(rows) * (self.width + 1) * 4 <= HOLD_BYTES
+        self._held = self._all() if hold else None
+
+    def _all(self) -> torch.Tensor:
+        rows = self._rows
+        parts = run_all(lambda limits: as_arrays(self.of(rows.span(*limits))), rows.chunks(0), rows.device)
+        return torch.from_numpy(end_to_end(parts)[0]).to(rows.device)
+
+    def of(self, block: torch.Tensor) -> torch.Tensor:
+        """The heads of any unit rows, of shape (rows, width + 1)."""
+        return _with_tail(scores(block, self._basis))
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        """The heads of rows start..stop."""
+        return self.of(self._rows.span(start, stop)) if self._held is None else self._held[start:stop]
+
+    def take(self, index: np.ndarray, block: torch.Tensor) -> torch.Tensor:
+        """The heads of the rows at the given positions, which are `block`."""
+        held = self._held
+        return self.of(block) if held is None else take_rows(held, torch.from_numpy(index).to(held.device))
+
+    def as_rows(self) -> Rows | None:
+        """The heads as unit rows by themselves; None where they are not held."""
+        held = self._held
+        return None if held is None else Rows(torch.nn.functional.normalize(held[:, : self.width]))
+
+
+def _directions(block: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Orthonormal directions, those with most of the rows' squared lengths first, and the share up to each."""
+    squared, directions = torch.linalg.eigh(block.double().T @ block.double())
+    share = squared.flip(0).cumsum(0) / squared.sum()
+    return share.cpu().numpy(), directions.flip(1).T.float().cpu().numpy()
+
+
+def _with_tail(head: torch.Tensor) -> torch.Tensor:
+    """Add what the coordinates leave of a unit length: never less than the truth, whatever float noise there is."""
+    tail = (1 - head.square().sum(dim=1, keepdim=True)).clamp_min_(0).add_(_NOISE).sqrt_()
+    return torch.cat([head, tail], dim=1)
 
 
 # --- start ---
@@ -117,7 +190,7 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
 
     def one_cell(cell: int) -> np.ndarray:
         members = order[begin[cell] : begin[cell] + sizes[cell]]
-        return first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 4, generators[cell])[1]
+        return first[cell] + _lloyd(rows.subset(members), int(shares[cell]), 3, generators[cell])[1]
 
     return _scattered(np.concatenate(run_all(one_cell, np.flatnonzero(sizes).tolist(), rows.device)), order)
 
@@ -150,28 +223,45 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
 
 
 # --- refinement ---
-def _group_clusters(centroids: torch.Tensor, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Each cluster's group, of shape (k,), and each group's nearest centroids, of shape (groups, near)."""
-    k = len(centroids)
+    k, near = len(centroids), _NEAR_BY_HEADS if heads.enough else _NEAR
+    if heads.enough:
+        centroids = torch.nn.functional.normalize(heads.of(centroids)[:, : heads.width])
     count = max(1, k // _GROUP)
     centres, group_of = _lloyd(Rows(centroids), count, 2, rng)
 
     def one_chunk(limits: tuple[int, int]) -> np.ndarray:
         block = scores(centres[slice(*limits)], centroids)
-        return block.topk(min(_NEAR, k), dim=1, sorted=False).indices.cpu().numpy()
+        return block.topk(min(near, k), dim=1, sorted=False).indices.cpu().numpy()
 
     return group_of, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device))
 
 
-def _refine(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
+def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
     """One round: find each row's best other cluster, move the rows that are nearer to it, then settle the rest."""
-    target, gain, nearer = _propose(rows, state, group_of, near)
+    target, gain, nearer = _propose(rows, heads, state, group_of, near)
     assignment = _keep_one_in_each(state.assignment, np.where(nearer, target, state.assignment), len(state.sums))
-    state = _state_of(rows, assignment, len(state.sums))
+    _follow(rows, state, assignment)
     wishes = np.flatnonzero(~nearer & (gain > _MIN_GAIN) & (target != assignment))
     wishes = wishes[np.argsort(-gain[wishes], kind="stable")][:_MAX_WISHES]
     _settle(rows, state, wishes, target[wishes])
     return state
+
+
+def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
+    """Take over a new assignment, in place: clusters that gained or lost a row are summed anew."""
+    moved = state.assignment != assignment
+    touched = np.unique(np.concatenate([state.assignment[moved], assignment[moved]]))
+    number = np.full(len(state.sizes), -1)
+    number[touched] = np.arange(len(touched))
+    members = np.flatnonzero(number[assignment] >= 0)
+    state.assignment = assignment
+    if len(touched):
+        part = _state_of(rows.subset(members), number[assignment[members]], len(touched))
+        changed = torch.from_numpy(touched).to(rows.device)
+        state.sums[changed], state.centroids[changed], state.lengths[changed] = part.sums, part.centroids, part.lengths
+        state.sizes[touched] = part.sizes
 
 
 def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
@@ -188,7 +278,7 @@ def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
     return kept
 
 
-def _propose(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) -> _Moves:
+def _propose(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _Moves:
     """Find each row's best move among its group's centroids."""
     row_group = group_of[state.assignment]
     order = np.argsort(row_group, kind="stable")
@@ -199,28 +289,59 @@ def _propose(rows: Rows, state: _State, group_of: np.ndarray, near: np.ndarray) 
         for start, stop in chunk_ranges(end - begin, near.shape[1])
     ]
 
+    seen = heads.of(state.centroids) if heads.enough else state.centroids
+    if heads.enough:
+        seen[:, -1] *= _TAILS_AGREE
+
     def one_piece(piece: tuple[int, np.ndarray]) -> _Moves:
         group, members = piece
-        return _best_moves(rows.take(members), state.assignment[members], state, near[group])
+        block = rows.take(members)
+        looks = heads.take(members, block) if heads.enough else block
+        return _best_moves(block, state.assignment[members], state, near[group], looks, seen)
 
     return _Moves(*(_scattered(column, order) for column in end_to_end(run_all(one_piece, pieces, rows.device))))
 
 
-def _best_moves(block: torch.Tensor, assignment: np.ndarray, state: _State, columns: np.ndarray) -> _Moves:
-    """For rows of one group: the candidate that gains most, its gain net of leaving, and if it is nearer than now."""
+def _best_moves(
+    block: torch.Tensor,
+    assignment: np.ndarray,
+    state: _State,
+    columns: np.ndarray,
+    looks: torch.Tensor,
+    seen: torch.Tensor,
+) -> _Moves:
+    """For rows of one group: the candidate that gains most, its gain net of leaving, and if it is nearer than now.
+
+    The products of `looks` (rows) and `seen` (centroids) choose the candidate; the whole rows measure it.
+    """
     candidates = torch.from_numpy(columns).to(block.device)
     own_cluster = torch.from_numpy(assignment).to(block.device)
-    cosines = scores(block, take_rows(state.centroids, candidates))  # (rows, near)
-    own = own_scores(block, state.centroids, own_cluster)
-    lengths = state.lengths[candidates]
-    # |s + x| - |s| in place, rough but good enough to choose by; a row's own cluster is no move.
-    ranking = (cosines * (2 * lengths)).add_(lengths**2 + 1).sqrt_().sub_(lengths)
-    ranking.masked_fill_(own_cluster[:, None] == candidates, -2)
-    column, _ = row_argmax(ranking)
-    cosine = cosines.gather(1, column[:, None])[:, 0]
-    gain = _joining(cosine, lengths[column]) - _leaving(own, state.lengths[own_cluster])
-    nearer = (cosine > own + TIE) & (candidates[column] != own_cluster)
-    return _Moves(*as_arrays(candidates[column], gain, nearer))
+    slope, height = _tangent(state.lengths[candidates], state.objective)
+    ranking = scores(looks, take_rows(seen, candidates) * slope[:, None]).add_(height)
+    _leave_out(ranking, own_cluster, candidates, len(state.sizes))
+    target = candidates[row_argmax(ranking)[0]]
+    cosine, own = (own_scores(block, state.centroids, cluster) for cluster in (target, own_cluster))
+    gain = _joining(cosine, state.lengths[target]) - _leaving(own, state.lengths[own_cluster])
+    return _Moves(*as_arrays(target, gain, (cosine > own + TIE) & (target != own_cluster)))
+
+
+def _tangent(length: torch.Tensor, cosine: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """|s + x| - |s| as a line over the cosine of s and x, true near `cosine`: its slope, and its height at 0.
+
+    Good enough to choose by, and a product of scaled centroids then needs one addition to be a ranking.
+    """
+    joined = (length**2 + 2 * length * cosine + 1).sqrt()
+    slope = length / joined
+    return slope, joined - length - slope * cosine
+
+
+def _leave_out(ranking: torch.Tensor, own_cluster: torch.Tensor, candidates: torch.Tensor, k: int) -> None:
+    """Put each row's own cluster last, in place: to stay is no move."""
+    place = torch.full((k,), -1, dtype=torch.int64, device=ranking.device)
+    place[candidates] = torch.arange(len(candidates), device=ranking.device)
+    column = place[own_cluster]
+    row = torch.nonzero(column >= 0)[:, 0]
+    ranking[row, column[row]] = -torch.inf
 
 
 def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
@@ -303,25 +424,25 @@ def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int)
 
 
 # --- last assignment ---
-def _assign_screened(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _assign_screened(
+    rows: Rows, heads: _Heads, centroids: torch.Tensor, assignment: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return what `assign` does given the present assignment, for less: a bound rules most centroids out.
 
-    In the eigenbasis of the centroids, split after `width` dimensions into a head and a tail, a product is at most
-    head . head + |tail| |tail| (Cauchy-Schwarz). A centroid whose bound is below a row's present score cannot win
-    that row. The bounds of all pairs are one product over width + 1 columns instead of n.
+    A product is at most head . head + |tail| |tail| (Cauchy-Schwarz). A centroid whose bound is below a row's present
+    score cannot win that row. The bounds of all pairs are one product over width + 1 columns instead of n.
     """
-    basis = torch.linalg.eigh(centroids.double().T @ centroids.double()).eigenvectors.flip(1).T.float().contiguous()
-    rotated = scores(centroids, basis)
-    width = _screen_width(rows, centroids, assignment, basis, rotated)
+    centroid_heads = heads.of(centroids)
+    width = _screen_width(rows, heads, centroids, assignment, centroid_heads)
     if width is None:
         return assign(rows, centroids, assignment)
-    heads = _heads(rotated, width)
+    others = _narrowed(centroid_heads, width)
 
     def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
         block = rows.span(*limits)
         present = torch.from_numpy(assignment[slice(*limits)]).to(block.device)
         own = own_scores(block, centroids, present)
-        row, column, many = _possible(_heads(scores(block, basis), width), heads, own)
+        row, column, many = _possible(_narrowed(heads.span(*limits), width), others, own)
         value = own_scores(take_rows(block, row), centroids, column)
         top = own.scatter_reduce(0, row, value, "amax")
         winner = torch.full_like(present, len(centroids)).scatter_reduce(
@@ -337,40 +458,39 @@ def _assign_screened(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray
     return new, best
 
 
-def _heads(rotated: torch.Tensor, width: int) -> torch.Tensor:
-    """The first `width` coordinates and the length of what they leave out: (rows, width + 1)."""
-    return torch.cat([rotated[:, :width], rotated[:, width:].norm(dim=1, keepdim=True)], dim=1)
+def _narrowed(heads: torch.Tensor, width: int) -> torch.Tensor:
+    """Heads with the first `width` of their coordinates only."""
+    return heads if width == heads.shape[1] - 1 else _with_tail(heads[:, :width])
 
 
 def _possible(
     heads: torch.Tensor, others: torch.Tensor, own: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pairs (row, centroid) whose bound reaches the row's present score, and which rows have too many to list."""
-    floor = own - _SLACK
+    floor, few = own - _SLACK, max(_FEW, len(others) // 64)
     count = torch.zeros(len(heads), dtype=torch.int64, device=heads.device)
     found = []
     for start in range(0, len(others), _SCREENED):
         row, column = entries_above(scores(heads, others[start : start + _SCREENED]), floor)
         count += torch.bincount(row, minlength=len(heads))
-        floor = floor.masked_fill(count > _FEW, torch.inf)  # such a row is looked at no further
-        found.append(torch.stack([row, column + start])[:, count[row] <= _FEW])
+        floor = floor.masked_fill(count > few, torch.inf)  # such a row is looked at no further
+        found.append(torch.stack([row, column + start])[:, count[row] <= few])
     rows, columns = torch.cat(found, dim=1)
-    crowded = count > _FEW
+    crowded = count > few
     listed = ~crowded[rows]
     return rows[listed], columns[listed], crowded
 
 
 def _screen_width(
-    rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, basis: torch.Tensor, rotated: torch.Tensor
+    rows: Rows, heads: _Heads, centroids: torch.Tensor, assignment: np.ndarray, centroid_heads: torch.Tensor
 ) -> int | None:
     """The number of dimensions that makes the bound cheapest on a sample of rows; None where none beats no bound."""
     sample = np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))
     block = rows.take(sample)
     own = own_scores(block, centroids, torch.from_numpy(assignment[sample]).to(block.device))
-    rotated_block = scores(block, basis)
+    sample_heads = heads.take(sample, block)
     costs: dict[int | None, float] = {None: 0.9}  # of plain products, 1; but selecting pairs has a cost too
-    for width in _WIDTHS:
-        if width < rows.shape[1]:
-            crowded = _possible(_heads(rotated_block, width), _heads(rotated, width), own)[2]
-            costs[width] = (width + 1) / rows.shape[1] + float(crowded.float().mean())
+    for width in (width for width in _WIDTHS if width <= heads.width and width < rows.shape[1]):
+        crowded = _possible(_narrowed(sample_heads, width), _narrowed(centroid_heads, width), own)[2]
+        costs[width] = (width + 1) / rows.shape[1] + float(crowded.float().mean())
     return min(costs, key=costs.__getitem__)

@@ -23,7 +23,7 @@ from hce.processes import share_out
 TIE = 5e-7
 
 # Rows up to this many bytes are held as one unit float32 copy; beyond it they are read from the input each time.
-_HOLD_BYTES = 512 * 2**20
+HOLD_BYTES = 512 * 2**20
 
 # Products are made in blocks of this many bytes, one a worker, which stay in the processor's cache.
 _BLOCK_BYTES = 16 * 2**20
@@ -77,7 +77,7 @@ class _SourceRows(Rows):
         return _unit(self._source[index if self._index is None else self._index[index]]).to(self.device)
 
     def subset(self, index: np.ndarray) -> Rows:
-        if len(index) * self.shape[1] * 4 <= _HOLD_BYTES // 8:  # several may be at work at once
+        if len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:  # several may be at work at once
             return Rows(self.take(index))
         return _SourceRows(self._source, self.device, index if self._index is None else self._index[index])
 
@@ -85,7 +85,7 @@ class _SourceRows(Rows):
 def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
     """The rows as unit vectors; raises InputError for a zero or non-finite row, naming the first."""
     source = np.asarray(vectors)  # a plain view: indexing an np.memmap itself costs far more
-    hold = source.size * 4 <= _HOLD_BYTES
+    hold = source.size * 4 <= HOLD_BYTES
     held = torch.empty(source.shape, dtype=torch.float32, device=device) if hold else None
     for start, stop in chunk_ranges(*source.shape):
         _check_rows(source[start:stop], start)
