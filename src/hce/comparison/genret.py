@@ -34,7 +34,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -74,6 +73,7 @@ POOL = 8  # batches whose examples are put together anew, by their documents' sy
 STARTING_SHARE = 1 / 3
 FINAL_SHARE = 1 / 2
 DOCUMENTS_AT_ONCE = 64
+BALANCED_AT_ONCE = 1 << 14  # documents; more of them are balanced in parts drawn at random
 
 
 def codebook_size(documents: int) -> int:
@@ -116,17 +116,21 @@ def balanced_kmeans(rows: Tensor, k: int, *, seed: int) -> Tensor:
     centres = torch.from_numpy(spherical_kmeans(rows, k, seed=seed).centroids).to(rows)
     for _ in range(KMEANS_ROUNDS):
         symbols = balanced(F.normalize(rows, dim=1) @ F.normalize(centres, dim=1).T)
-        members = F.one_hot(symbols, k).to(rows.dtype)
-        sizes = members.sum(0)[:, None]
-        centres = torch.where(sizes > 0, members.T @ rows / sizes.clamp(min=1), centres)
+        means, sizes = group_means(rows, symbols, k)
+        centres = torch.where(sizes[:, None] > 0, means, centres)
     return centres
+
+
+def group_means(rows: Tensor, group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the means of the rows (N, n) of each group, of shape (groups, n), and how many rows each has."""
+    sizes = torch.bincount(group, minlength=groups)
+    sums = torch.zeros(groups, rows.shape[1], device=rows.device, dtype=rows.dtype).index_add_(0, group, rows)
+    return sums / sizes.clamp(min=1)[:, None], sizes
 
 
 def without_means(rows: Tensor, group: Tensor) -> Tensor:
     """Move the rows (N, n) of each group so that all groups have the same mean, that of all rows."""
-    sums = torch.zeros(int(group.max()) + 1, rows.shape[1], device=rows.device, dtype=rows.dtype)
-    sums.index_add_(0, group, rows)
-    means = sums / torch.bincount(group)[:, None]
+    means, _ = group_means(rows, group, int(group.max()) + 1)
     return rows - means[group] + rows.mean(0)
 
 
@@ -295,14 +299,17 @@ def document_states(network: IdNetwork, corpus: Corpus, codes: np.ndarray, *, pr
     return torch.cat(found)
 
 
-def next_symbols(network: IdNetwork, states: Tensor, codes: np.ndarray) -> np.ndarray:
+def next_symbols(network: IdNetwork, states: Tensor, codes: np.ndarray, *, seed: int) -> np.ndarray:
     """Give each document its next symbol, all symbols used alike by those with the same symbols so far."""
     step, group = codes.shape[1], groups_of(codes)
-    with torch.inference_mode():
-        scores = network.logits(states, step, torch.from_numpy(codes))
+    rng = np.random.default_rng([seed, 5, step])
     symbols = np.empty(len(codes), dtype=np.int64)
-    for rows in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
-        symbols[rows] = balanced(scores[torch.from_numpy(rows).to(scores.device)]).cpu().numpy()
+    for members in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
+        for rows in np.array_split(rng.permutation(members), math.ceil(len(members) / BALANCED_AT_ONCE)):
+            chosen = torch.from_numpy(rows).to(states.device)
+            with torch.inference_mode():
+                scores = network.logits(states[chosen], step, torch.from_numpy(codes[rows]).to(states.device))
+            symbols[rows] = balanced(scores).cpu().numpy()
     return symbols
 
 
@@ -338,11 +345,13 @@ class Tokeniser:
 
     def _learn_step(self, step: int, codes: np.ndarray) -> np.ndarray:
         starting = max(1, round(STARTING_SHARE * self.budget))
+        place = self.prepared.task.folder and Path(self.prepared.task.folder) / f"genret-{step + 1}-symbols.json"
         with learning_alone(self.network, self.network.alphabet.at(step)):
             self._train(f"genret-{step + 1}-start", codes, starting, quantised=False)
-            self._start_codebook(step, codes)
+            if not (place and place.is_file()):  # else what comes next is finished, and has its codebook
+                self._start_codebook(step, codes)
             self._train(f"genret-{step + 1}", codes, max(1, self.budget - starting), quantised=True)
-        return self._kept(f"genret-{step + 1}-symbols.json", partial(self._symbols, codes))
+        return self._symbols(codes) if place is None else self._kept_symbols(place, codes)
 
     def _train(self, name: str, codes: np.ndarray, steps: int, *, quantised: bool) -> None:
         prepared = self.prepared
@@ -361,25 +370,29 @@ class Tokeniser:
 
     def _start_codebook(self, step: int, codes: np.ndarray) -> None:
         """Cluster what the documents have to say at a step beyond the symbols before it."""
-        states = document_states(self.network, self.prepared.task.corpus, codes, progress=self.prepared.task.progress)
-        rows = without_means(states, torch.from_numpy(groups_of(codes)).to(states.device))
-        centres = balanced_kmeans(rows, self.size, seed=self.prepared.recipe.seed)
+        seed = self.prepared.recipe.seed
+        rows = without_means(self._states(codes), torch.from_numpy(groups_of(codes)).to(self.network.device))
+        drawn = np.random.default_rng([seed, 6, step]).permutation(len(rows))[:BALANCED_AT_ONCE]
+        centres = balanced_kmeans(rows[torch.from_numpy(drawn).to(rows.device)], self.size, seed=seed)
         with torch.no_grad():
             self.network.head[self.network.alphabet.at(step)] = centres / math.sqrt(self.network.width)
 
-    def _symbols(self, codes: np.ndarray) -> np.ndarray:
-        states = document_states(self.network, self.prepared.task.corpus, codes, progress=self.prepared.task.progress)
-        return next_symbols(self.network, states, codes)
+    def _states(self, codes: np.ndarray) -> Tensor:
+        return document_states(self.network, self.prepared.task.corpus, codes, progress=self.prepared.task.progress)
 
-    def _kept(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the symbols that an earlier process of this run wrote down, or make them and write them down."""
-        if self.prepared.task.folder is None:
-            return make()
-        path = Path(self.prepared.task.folder) / name
+    def _symbols(self, codes: np.ndarray) -> np.ndarray:
+        return next_symbols(self.network, self._states(codes), codes, seed=self.prepared.recipe.seed)
+
+    def _kept_symbols(self, path: Path, codes: np.ndarray) -> np.ndarray:
+        """Return the symbols that an earlier process of this run wrote down, or make them and write them down.
+
+        Raises:
+            FormatError: what was written down is damaged.
+        """
         if not path.is_file():
-            write_json(path, {"symbols": make().tolist()})
+            write_json(path, {"symbols": self._symbols(codes).tolist()})
         symbols = np.asarray(read_json(path).get("symbols"))
-        if symbols.shape != (len(self.prepared.task.corpus),) or symbols.dtype != np.int64:
+        if symbols.shape != (len(codes),) or symbols.dtype != np.int64:
             raise FormatError(f"{path}: damaged (not a symbol for each document); delete its folder and train anew")
         return symbols
 
