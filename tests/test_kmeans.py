@@ -395,8 +395,8 @@ def test_screen_is_used_where_it_pays():
 @pytest.mark.parametrize("power", [0, 0.5, 1.5])
 def test_a_head_never_understates_a_product(power):
     """Whatever the heads leave out: head times head, tails included, is a bound, held in memory or not."""
-    vectors = np.random.default_rng(0).standard_normal((1000, 300))
-    rows = unit_rows(vectors / (1 + np.arange(300)) ** power, CPU)
+    vectors = np.random.default_rng(0).standard_normal((1000, 600))
+    rows = unit_rows(vectors / (1 + np.arange(600)) ** power, CPU)
     heads = heads_of(rows)
     assert heads.enough == (power > 0)
     block = rows.span(0, len(rows))
