@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers.optimization import Adafactor
 
 from hce.data.corpus import Corpus
-from hce.encoding.encoder import Encoder, Kind
+from hce.encoding.encoder import Encoder
+from hce.encoding.tables import Kind
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
 from hce.training.gradcache import backward_in_chunks
 from hce.training.losses import HCETerms, Taught
