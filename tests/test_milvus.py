@@ -386,8 +386,10 @@ def test_a_life(tmp_path, documents, module_static_encoder, server, monkeypatch,
     assert index.add([Document("while-away", "cell green w1")]) == 1  # which is kept
     assert "all is kept in" in caplog.text and index.status().pending == 1
     for each in (index, readers[0]):
+        asked = time.monotonic()
         with pytest.raises(AwayError, match=r"life: Milvus does not do what it is asked for \(.*\); check the address"):
             each.search("cell")
+        assert time.monotonic() - asked < 10  # and not once for each that asks
     monkeypatch.setattr(milvus, "PATIENCE", 60.0)
     server.start()
     assert index.search("cell green w1", 100, mode="dense") and index.status().pending == 0

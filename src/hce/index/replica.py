@@ -24,7 +24,7 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.errors import AwayError, FormatError, InputError
+from hce.errors import FormatError, InputError
 from hce.files import ScratchFolder, checked_fields
 from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
@@ -290,7 +290,7 @@ class ReplicaIndex(Index):
             collection = store.collection
             try:
                 return super().search_encoded(*args, **options)
-            except (AwayError, GoneOnError):
+            except GoneOnError:
                 store.look(now=True)
                 if store.collection is collection:
                     raise

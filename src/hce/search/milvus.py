@@ -22,12 +22,13 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from hce.deadline import check
 from hce.errors import AwayError, FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.search.engine import Found
 from hce.search.exact import SLACK, ranked, search_exactly
 
 NAME = "hce"
-PATIENCE = 20.0  # seconds that a server may be away before that is an error
+PATIENCE = 15.0  # seconds that a server may be away before that is an error; `hce serve` answers within 30
 MOST_FOUND = 16_384  # that Milvus finds or returns at once
 REQUEST_BYTES = 16 << 20  # Milvus takes 64 MB; half of that and more is left for its own wrapping
 MOST_ROWS = 2000  # in one request
@@ -36,7 +37,7 @@ FEWEST, MOST_DIMENSIONS = 2, 32_768
 FIELDS = ("number", "document", "part", "content")
 TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # what a server says of a request or of its answer
 NOT_LOADED = re.compile("released|not ?loaded", re.IGNORECASE)
-FINAL = re.compile(rf"{TOO_LARGE.pattern}|collection not found|already opened by another")  # no use to ask again
+GONE = re.compile("collection not found|can't find collection", re.IGNORECASE)
 
 Result = TypeVar("Result")
 
@@ -150,15 +151,19 @@ class Server:
 
         Raises:
             AwayError: it was not done within `PATIENCE`.
+            GoneOnError: the collection that it is about was dropped.
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
+            check()
             try:
                 return what(self._connected())
             except HceError:
                 raise
             except Exception as error:  # pymilvus, grpc and the embedded engine have no base in common
-                if not again or FINAL.search(str(error)) or time.monotonic() + pause > end:
+                if GONE.search(str(error)):
+                    raise GoneOnError(f"{self.address}: the collection is gone ({_reason(error)})") from error
+                if not again or TOO_LARGE.search(str(error)) or time.monotonic() + pause > end:
                     raise AwayError(
                         f"{self.address}: Milvus does not do what it is asked for ({_reason(error)}); check the "
                         "address, and that it is running"
@@ -226,6 +231,7 @@ class Server:
 
 def _client(address: Address) -> Any:
     """Connect; the password, where there is one, is in the environment and in no file."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by an error
     try:
         import pymilvus
     except ImportError as error:
