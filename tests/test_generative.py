@@ -453,13 +453,15 @@ def learns_fast(monkeypatch):
     """What is this narrow learns at a higher rate."""
     monkeypatch.setattr(generative_training, "FRESH_RATE", 1e-2)
     monkeypatch.setattr(generative_training, "KNOWN_RATE", 1e-2)
-    monkeypatch.setattr(generative, "DROPOUT", 0.05)
+    monkeypatch.setattr(generative, "DROPOUT", 0.0)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.usefixtures("learns_fast")
-def test_each_system_learns_its_training_queries_by_heart(name, task):
+def test_each_system_learns_its_training_queries_by_heart(name, task, monkeypatch):
     """And of others, which it never saw, it finds far more than chance would (R@10 = 0.05)."""
+    if name == "nci":  # whose two readings would be the same
+        monkeypatch.setattr(generative, "DROPOUT", 0.05)
     built = BUILDERS[name](replace(task, recipe=LONGER))
     assert evaluate(built.searcher, *task.pairs, ["R@1"]).means["R@1"] >= 0.95
     assert evaluate(built.searcher, *queries_about(task.corpus, 2), ["R@10"]).means["R@10"] > 0.4
@@ -517,7 +519,7 @@ def test_taking_up_constraints_as_they_are_violated_finds_the_minimum(monkeypatc
     monkeypatch.setattr(incdsi, "FIRST_CONSTRAINTS", 4)
     at_once = minimize(incdsi._hinges, np.zeros(8), (own, floor, known, ceiling), jac=True, method="L-BFGS-B").x
     assert violation(at_once) > 0.1
-    assert violation(incdsi.new_row(own, rows, known)) == pytest.approx(violation(at_once), rel=1e-3)
+    assert violation(incdsi.new_row(own, rows, known, margin=1.0)) == pytest.approx(violation(at_once), rel=1e-3)
     step = 1e-6 * rng.normal(size=8)
     value, gradient = incdsi._hinges(at_once + 0.1, own, floor, known, ceiling)
     assert violation(at_once + 0.1 + step) - value == pytest.approx(gradient @ step, rel=1e-3)
