@@ -458,6 +458,19 @@ def test_wrong_addresses_change_nothing(tmp_path, documents, module_static_encod
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index"]
 
 
+def test_a_file_is_open_in_one_process_at_a_time(tmp_path, documents, module_static_encoder, monkeypatch):
+    code = f"import milvus_lite; milvus_lite.MilvusLite({str(tmp_path / 'x.db')!r}); print('open', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"open\n"
+        monkeypatch.setattr(milvus, "PATIENCE", 0.5)
+        with pytest.raises(AwayError, match=r"x.db: .*; only one process at a time can have the file open"):
+            Index.create(
+                tmp_path / "new", documents[:5], module_static_encoder, engine="milvus", at=str(tmp_path / "x.db")
+            )
+        assert not (tmp_path / "new").exists()
+        other.stdin.close()
+
+
 def test_collections_of_others_are_refused(tmp_path, documents, module_static_encoder, static_encoder, embedded):
     server = Server(Address.parse(f"{embedded}#theirs"))
     server.create("theirs", 8)

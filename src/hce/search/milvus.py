@@ -164,12 +164,16 @@ class Server:
                 if GONE.search(str(error)):
                     raise GoneOnError(f"{self.address}: the collection is gone ({_reason(error)})") from error
                 if not again or TOO_LARGE.search(str(error)) or time.monotonic() + pause > end:
-                    raise AwayError(
-                        f"{self.address}: Milvus does not do what it is asked for ({_reason(error)}); check the "
-                        "address, and that it is running"
-                    ) from error
+                    raise self._away(error) from error
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
+
+    def _away(self, error: Exception) -> AwayError:
+        """Say in one line what is wrong, and what to do."""
+        advice = "check the address, and that it is running"
+        if self.address.uri.endswith(".db"):
+            advice = "only one process at a time can have the file open: end the other, or use a server"
+        return AwayError(f"{self.address}: Milvus does not do what it is asked for ({_reason(error)}); {advice}")
 
     def _connected(self) -> Any:
         if self._client is None or self._process != os.getpid():
@@ -238,7 +242,7 @@ def _client(address: Address) -> Any:
         raise MissingPackageError(
             f"{address}: needs pymilvus; pip install 'hierarchical-corpus-encoder[milvus]'"
         ) from error
-    for name in ("pymilvus", "grpc._server"):  # they log each error that they also raise
+    for name in ("pymilvus", "milvus_lite", "grpc._server"):  # they log each error that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address.uri.endswith(".db") and not Path(address.uri).parent.is_dir():
         raise InputError(f"{address}: there is no folder {Path(address.uri).parent}; make it first")
