@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
+import hce.progress
 from hce.errors import FormatError, InputError
 from hce.tree.growing import Level, branching_for_depth, level_sizes
 from hce.tree.hierarchy import Hierarchy
+from hce.tree.names import name_nodes
 
 
 def unit_rows(count: int, dim: int, seed: int, distinct: int | None = None) -> np.ndarray:
@@ -353,3 +355,16 @@ def test_damaged_trees_are_refused_in_one_line(tmp_path):
     tree.save(tmp_path / "orphan")
     with pytest.raises(FormatError, match="level 3 names parents that are not there"):
         Hierarchy.load(tmp_path / "orphan")
+
+
+def test_growing_and_naming_tell_how_far_they_are(capsys, monkeypatch):
+    monkeypatch.setattr(hce.progress, "SECONDS_BETWEEN_LINES", 0.0)
+    vectors = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    tree = Hierarchy.build(vectors, 8, progress=True)
+    name_nodes(tree, (f"word{row % 7} common" for row in range(200)), progress=True)
+    lines = capsys.readouterr().err
+    for told in ("growing the tree: 2,000/2,000 vectors", "words for names: 200/200 documents", "naming nodes: "):
+        assert told in lines
+    assert "/s, 0 s left" in lines
+    Hierarchy.build(vectors, 8)
+    assert capsys.readouterr().err == ""

@@ -392,7 +392,7 @@ def test_screen_is_used_where_it_pays():
     assert width in kmeans_fast._WIDTHS
 
 
-@pytest.mark.parametrize("power", [0, 0.5, 1.5])
+@pytest.mark.parametrize("power", [0, 1, 1.5])
 def test_a_head_never_understates_a_product(power):
     """Whatever the heads leave out: head times head, tails included, is a bound, held in memory or not."""
     vectors = np.random.default_rng(0).standard_normal((1000, 600))

@@ -293,7 +293,7 @@ def rebuild(
     from hce.index.index import Index
 
     with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
-        opened.rebuild(engine, dtype, at=at, refit=refit)
+        opened.rebuild(engine, dtype, at=at, refit=refit, progress=True)
         found = opened.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
     line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"

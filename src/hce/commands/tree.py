@@ -97,6 +97,6 @@ def _grow_tree(
 
     encoder = Encoder.for_corpus(encoder_spec, corpus)
     vectors = encoder.encode(list(corpus.texts()), progress=True)
-    hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device)
-    hierarchy.names = name_nodes(hierarchy, corpus.texts())
+    hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device, progress=True)
+    hierarchy.names = name_nodes(hierarchy, corpus.texts(), progress=True)
     return hierarchy, list(corpus.ids)

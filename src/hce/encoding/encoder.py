@@ -113,17 +113,17 @@ class Encoder:
         return encoder
 
     @classmethod
-    def for_corpus(cls, spec: str | Path, corpus: Corpus) -> Encoder:
+    def for_corpus(cls, spec: str | Path, corpus: Corpus, *, progress: bool = False) -> Encoder:
         """Load an encoder that is to encode a corpus untrained: "static", as it was distilled, is fitted to the corpus.
 
-        Any other is loaded as it is; a trained table, for one, knows its corpus already.
+        Any other is loaded as it is; a trained table, for one, knows its corpus already. `progress` shows a bar.
 
         Raises:
             InputError: there is no such model.
             MissingPackageError: a bundled encoder is asked for and not installed.
         """
         encoder = cls.load(spec)
-        return encoder.fitted_to(corpus) if str(spec) == "static" else encoder
+        return encoder.fitted_to(corpus, progress=progress) if str(spec) == "static" else encoder
 
     @property
     def dim(self) -> int:
@@ -298,8 +298,10 @@ class Encoder:
                 advance(len(rows))
         return finished(vectors, self.name, zeros=zeros)
 
-    def fitted_to(self, corpus: Corpus) -> Encoder:
+    def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
         """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
+
+        `progress` shows a bar.
 
         Raises:
             InputError: this encoder is not static.
@@ -308,7 +310,8 @@ class Encoder:
             raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
         module: StaticEmbedding = self.model[0]
         table = module.embedding.weight.detach().cpu().numpy()
-        counts, total = document_frequencies(module.tokenizer, corpus.texts(), len(table))
+        with progress_bar("counting words", len(corpus), "documents", show=progress) as advance:
+            counts, total = document_frequencies(module.tokenizer, corpus.texts(), len(table), advance)
         fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
         model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
         encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)

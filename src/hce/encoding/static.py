@@ -14,14 +14,18 @@ from itertools import chain, islice
 import numpy as np
 from tokenizers import Tokenizer
 
+from hce.progress import Advance
+
 TEXTS_AT_ONCE = 4096
 PRIOR_DOCUMENTS = 100  # what the table expects counts like so many documents (docs/LOG.md)
 PRIOR_IDF = 6.5  # of a row of mean length
 MOST_WORDS = 1 << 19  # some 150 MB; words met later are tokenised each time
 
 
-def document_frequencies(tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int) -> tuple[np.ndarray, int]:
-    """Count in how many texts each token occurs.
+def document_frequencies(
+    tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int, advance: Advance = lambda count: None
+) -> tuple[np.ndarray, int]:
+    """Count in how many texts each token occurs; `advance` is told of texts as they are counted.
 
     Returns:
         Counts of shape (vocabulary,), float64, and the number of texts.
@@ -32,7 +36,8 @@ def document_frequencies(tokenizer: Tokenizer, texts: Iterable[str], vocabulary:
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
         total += len(batch)
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            counts[np.unique(encoding.ids).astype(np.int64)] += 1
+            counts[list(set(encoding.ids))] += 1
+        advance(len(batch))
     return counts, total
 
 

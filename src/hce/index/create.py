@@ -63,14 +63,14 @@ class Start:
         return STATIC_SHARE if self.encoder.is_table else TRANSFORMER_SHARE
 
 
-def start_from(encoder: Encoder | str | Path, corpus: Corpus) -> Start:
+def start_from(encoder: Encoder | str | Path, corpus: Corpus, *, progress: bool = False) -> Start:
     """Load an encoder by its spec, or take one as it is given, and find out what is known of its training.
 
     Raises:
         InputError: there is no such encoder.
         FormatError: its hce.json is damaged.
     """
-    loaded = encoder if isinstance(encoder, Encoder) else Encoder.for_corpus(encoder, corpus)
+    loaded = encoder if isinstance(encoder, Encoder) else Encoder.for_corpus(encoder, corpus, progress=progress)
     folder, fingerprint = Path(loaded.name), loaded.fingerprint
     facts = ModelFacts.find(folder)
     if facts is None or facts.fingerprint != fingerprint:
@@ -103,7 +103,7 @@ def create_index(
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
         raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
-    start = start_from(encoder, corpus)
+    start = start_from(encoder, corpus, progress=progress)
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
     long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
     if engine == "auto":
@@ -113,7 +113,7 @@ def create_index(
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress)
-    tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)])
+    tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
         if start.folder is not None:
@@ -140,7 +140,9 @@ def checked_share(words_share: float | None) -> None:
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
 
 
-def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray) -> Hierarchy | None:
+def _tree(
+    choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray, progress: bool
+) -> Hierarchy | None:
     """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any."""
     if isinstance(choice, Hierarchy):
         if len(choice) != len(corpus):
@@ -151,7 +153,7 @@ def _tree(choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.nda
     trained = None if start.folder is None else trained_tree(start.folder, corpus)
     if trained is not None or choice is None:
         return trained
-    return grow_named_tree(vectors, corpus.texts(), start.encoder.device)
+    return grow_named_tree(vectors, corpus.texts(), start.encoder.device, progress=progress)
 
 
 def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: str, hierarchy: str | None) -> Manifest:

@@ -86,30 +86,33 @@ def _say_once(line: str) -> None:
     logger.warning(line)
 
 
-def grow_named_tree(vectors: np.ndarray, texts: Iterable[str], device: Any = None) -> Hierarchy | None:
+def grow_named_tree(
+    vectors: np.ndarray, texts: Iterable[str], device: Any = None, *, progress: bool = False
+) -> Hierarchy | None:
     """Grow a tree and name its nodes; None where there are too few documents for one."""
     from hce.tree.names import name_nodes  # with scikit-learn, which a tree that is only looked at needs not
 
     if len(vectors) < 2:
         return None
-    tree = Hierarchy.build(vectors, device=device)
+    tree = Hierarchy.build(vectors, device=device, progress=progress)
     if not tree.levels:
         return None
-    tree.names = name_nodes(tree, texts)
+    tree.names = name_nodes(tree, texts, progress=progress)
     return tree
 
 
-def regrow_tree(index: Path, name: str, reader: Reader) -> str | None:
+def regrow_tree(index: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
     """Have a tree of the documents there are now, and return its folder: `name` where that is such a tree already."""
     if _is_of(index / name, reader.numbers()):
         return name
-    return grow_tree(index, f"{FOLDER}-{reader.moment().change}", reader)
+    return grow_tree(index, f"{FOLDER}-{reader.moment().change}", reader, progress=progress)
 
 
-def grow_tree(index: Path, name: str, reader: Reader) -> str | None:
+def grow_tree(index: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
     """Grow a tree of the documents there are now in a folder of this name; None where they are too few for one."""
     numbers, vectors = reader.vectors()
-    tree = grow_named_tree(vectors, (entry.document.full_text for entry in reader.entries()))
+    texts = (entry.document.full_text for entry in reader.entries())
+    tree = grow_named_tree(vectors, texts, progress=progress)
     if tree is None:
         return None
     shutil.rmtree(index / name, ignore_errors=True)

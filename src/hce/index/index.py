@@ -554,7 +554,13 @@ class Index:
             return drift_of(reader, self.manifest, self.tree, self._for_documents, seed)
 
     def rebuild(
-        self, engine: str | None = None, dtype: str | None = None, *, at: str | None = None, refit: bool = True
+        self,
+        engine: str | None = None,
+        dtype: str | None = None,
+        *,
+        at: str | None = None,
+        refit: bool = True,
+        progress: bool = False,
     ) -> None:
         """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
 
@@ -569,6 +575,7 @@ class Index:
             dtype: what the engine keeps vectors in from now on.
             at: the address of Milvus, for the engine "milvus"; see `create`.
             refit: whether a table may be fitted anew. An encoder that was trained, or given, never is.
+            progress: show bars.
 
         Raises:
             InputError: no such engine or dtype, or (`WriterBusyError`) someone else is writing.
@@ -582,7 +589,7 @@ class Index:
         other = Manifest.read(self.path).other()
         is_to_have_another = other is not None and other.spec not in ("", "static")
         if refit and not is_to_have_another and self.status().has_outgrown_its_table:
-            self.reindex("static")
+            self.reindex("static", progress=progress)
         self._give_up_earlier()
         self._store.compact()
         with self._store.writing() as writer:  # no document is written; it keeps others from writing
@@ -590,7 +597,7 @@ class Index:
             known = replace(Manifest.read(self.path, writer), switch=None)  # which another process may have changed
             self._adopt(known)
             delete_other_folders(self.path, known)
-            grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer)
+            grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer, progress=progress)
             engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else self.derived.engine_name)
             manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
             manifest = replace(manifest, window=window, format=FORMAT)

@@ -91,7 +91,7 @@ def train(
     result = learnt.result
     if output is not None and place is not None and is_first_process():
         if result.hierarchy.levels:
-            result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts())
+            result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts(), progress=progress)
         save_model(result, corpus, output, _before_and_after(learnt))
         delete_whole(place)
     return result

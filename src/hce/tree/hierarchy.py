@@ -6,7 +6,7 @@ integer, its place in its level; siblings are neighbours there. A document is it
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,12 +16,13 @@ from safetensors.numpy import load_file, save_file
 from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, read_json, read_json_value, write_json
-from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive
+from hce.progress import progress_bar
+from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive, level_sizes
 
 if TYPE_CHECKING:
     import torch
 
-    from hce.tree.kmeans import Init, KMeansMode
+    from hce.tree.kmeans import Init, KMeansMode, KMeansResult
 
 Names = list[list[list[str]]]
 """The words of each node's name, for each inner level from the top: `names[t - 1][node]`."""
@@ -29,6 +30,7 @@ Names = list[list[list[str]]]
 FORMAT = 1
 NUMBERS = "numbers.npy"
 PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
+EXPECTED_ROUNDS = 10  # of k-means over all vectors, for a bar
 METHODS = {"agglomerative": agglomerative, "divisive": divisive}
 
 
@@ -88,6 +90,7 @@ class Hierarchy:
         mode: KMeansMode = "auto",
         init: Init = "points",
         device: torch.device | str | None = None,
+        progress: bool = False,
     ) -> Hierarchy:
         """Grow the tree of `vectors`.
 
@@ -108,6 +111,7 @@ class Hierarchy:
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
             init: how k-means starts, see there.
             device: where inner products are computed; the CPU by default.
+            progress: show a bar, of the vectors that rounds of k-means have gone through.
 
         Raises:
             InputError: vectors or options from which no tree can be grown.
@@ -118,8 +122,17 @@ class Hierarchy:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
-        cluster = partial(spherical_kmeans, mode=mode, init=init, device=device)
-        levels, document_parent = METHODS[method](vectors, b, seed, cluster)
+        rounds = EXPECTED_ROUNDS * (1 if method == "agglomerative" else len(level_sizes(len(vectors), b)))
+        with progress_bar("growing the tree", rounds * len(vectors), "vectors", show=progress) as advance:
+
+            def cluster(vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
+                def tell(number: int, objective: float) -> None:
+                    advance(len(vectors))
+
+                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, progress=tell)
+
+            levels, document_parent = METHODS[method](vectors, b, seed, cluster)
+            advance(rounds * len(vectors))  # or rather fewer rounds than expected
         facts = {"branching": b, "method": method, "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
 

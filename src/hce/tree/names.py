@@ -8,13 +8,17 @@ ancestors' names are left to the ancestors, so that going down the tree says som
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
+from hce.progress import Advance, progress_bar
 from hce.tree.hierarchy import Hierarchy, Names
+
+T = TypeVar("T")
 
 WORDS_IN_A_NAME = 3
 LARGEST_VOCABULARY = 50_000
@@ -23,27 +27,38 @@ LARGEST_VOCABULARY = 50_000
 NAMING_WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
 
 
-def name_nodes(hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME) -> Names:
+def name_nodes(
+    hierarchy: Hierarchy, texts: Iterable[str], words: int = WORDS_IN_A_NAME, *, progress: bool = False
+) -> Names:
     """Name every inner node after its documents' distinguishing words.
 
     Args:
         hierarchy: the tree.
         texts: the documents' texts, in the order of the tree's documents.
         words: how many words a name has; fewer where a node's documents have no more.
+        progress: show bars.
     """
     try:
         counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
-        counts = counter.fit_transform(texts)  # (N, vocabulary)
+        with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
+            counts = counter.fit_transform(_told(texts, advance))  # (N, vocabulary)
     except ValueError:  # not one word in all texts
         return [[[] for _ in level.parent] for level in hierarchy.levels]
     vocabulary = counter.get_feature_names_out()
     singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
     names: list[list[np.ndarray]] = []
-    for level in range(1, hierarchy.depth):
-        nodes = np.arange(hierarchy.node_count(level))
-        weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), len(nodes)))
-        above = hierarchy.ancestors(level, nodes)[:, 1:-1]
-        names.append([_best(weights[node], singular, _inherited(names, above[node]), words) for node in nodes])
+    total = sum(len(level.parent) for level in hierarchy.levels)
+    with progress_bar("naming nodes", total, "nodes", show=progress) as advance:
+        for level in range(1, hierarchy.depth):
+            nodes = np.arange(hierarchy.node_count(level))
+            weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), len(nodes)))
+            above = hierarchy.ancestors(level, nodes)[:, 1:-1]
+            names.append(
+                [
+                    _best(weights[node], singular, _inherited(names, above[node]), words)
+                    for node in _told(nodes, advance)
+                ]
+            )
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
 
@@ -65,6 +80,13 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
     weights = weights.multiply(weights > 0).tocsr()
     weights.eliminate_zeros()
     return list(map(str, vocabulary[_best(weights, singular, np.empty(0, np.int64), words)]))
+
+
+def _told(items: Iterable[T], advance: Advance) -> Iterator[T]:
+    """Pass items on, and tell of each."""
+    for item in items:
+        yield item
+        advance(1)
 
 
 def _sum_rows(counts: sparse.csr_matrix, members: np.ndarray, nodes: int) -> sparse.csr_matrix:
