@@ -93,7 +93,7 @@ class Derived:
     def rebuild(self, reader: Reader, manifest: Manifest | None = None) -> None:
         """Make all parts anew of the documents there are, as another manifest names them if one is given."""
         parts = self.parts(reader)
-        builders = {part.builder.folder: part.builder for part in parts}
+        builders: dict[str, Any] = {part.builder.folder: part.builder for part in parts}
         if manifest is not None:
             named = _builders(self.engine.store.path.parent, manifest, manifest.engine)
             builders = {builder.folder: builder for builder in named}
