@@ -181,7 +181,8 @@ def test_an_index_that_grew_finds_what_one_made_at_once_finds(bench, tmp_path):
         assert last[kind] == pytest.approx(expected)
 
 
-def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path):
+def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("hce.comparison.dsi_continual.LEAST_STEPS", 5)
     parts = incremental.take_apart(bench, 0.1, seed=0)
     small = replace(bench.task.recipe, epochs=1, epoch_pairs=32, batch_size=16)
     for system in ("incdsi", "dsi++"):
