@@ -32,6 +32,7 @@ COMMANDS = (
     "status",
     "serve",
     "rebuild",
+    "reindex",
     "check",
     "evaluate",
     "compare",

@@ -33,6 +33,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
+from hce.encoding.tables import Tables
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
@@ -270,7 +271,7 @@ def test_creation_refuses_what_cannot_be(tmp_path, planted_corpus, encoder):
     tree = Hierarchy.build(encoder.encode(list(planted_corpus.texts())))
     cases = [
         ({"hierarchy": tree, "corpus": planted_corpus[:50]}, "the hierarchy is of 240 documents, the corpus has 50"),
-        ({"engine": "quantum"}, "engine 'quantum': choose auto or one of flat"),
+        ({"engine": "quantum"}, "engine 'quantum': choose one of auto, flat"),
         ({"dtype": "float7"}, "dtype 'float7'"),
         ({"encoder": "/no/such/model"}, "no encoder '/no/such/model'"),
         ({"corpus": []}, "no documents with text"),
@@ -515,8 +516,8 @@ def test_another_encoder_is_refused(made, encoder, gtr_folder, tmp_path):
 
 def test_the_encoder_is_loaded_when_needed_and_hashed_when_touched(made, tmp_path, encoder, monkeypatch):
     hashed = []
-    fingerprint = Encoder.fingerprint.fget
-    monkeypatch.setattr(Encoder, "fingerprint", property(lambda self: hashed.append(1) or fingerprint(self)))
+    fingerprint = Tables.fingerprint.fget
+    monkeypatch.setattr(Tables, "fingerprint", property(lambda self: hashed.append(1) or fingerprint(self)))
     shutil.copytree(made, tmp_path / "index")  # with the times of its files
     with Index.open(tmp_path / "index") as index:
         index.status()

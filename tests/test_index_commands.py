@@ -16,6 +16,7 @@ from small_static import small_static
 import hce.cli
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
+from hce.encoding.tables import Tables
 from hce.index.index import Index
 
 
@@ -272,15 +273,19 @@ def test_a_second_writer_on_the_command_line(run, index, monkeypatch):
 
 
 def test_ctrl_c_leaves_all_as_it_was(run, index, corpus_file, model, tmp_path, monkeypatch):
-    encode, calls = Encoder.encode, []
+    calls = []
 
-    def interrupted(self, texts, kind="document", **options):
-        calls.append(texts)
-        if len(calls) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return encode(self, texts, kind, **options)
+    def interrupted(encode):
+        def encode_or_stop(self, texts, kind="document", **options):
+            calls.append(texts)
+            if len(calls) == 2:
+                signal.raise_signal(signal.SIGINT)
+            return encode(self, texts, kind, **options)
 
-    monkeypatch.setattr(Encoder, "encode", interrupted)
+        return encode_or_stop
+
+    for encoder in (Encoder, Tables):  # a whole corpus is encoded by the one, a few documents by the other
+        monkeypatch.setattr(encoder, "encode", interrupted(encoder.encode))
     monkeypatch.setattr("hce.index.writing.DOCUMENTS_AT_ONCE", 1)  # the first of them is in the transaction by then
     more = "\n".join(f'{{"_id": "x{i}", "text": "w{i}"}}' for i in range(5))
     stopped = run("add", index, "-", stdin=more)

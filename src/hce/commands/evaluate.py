@@ -407,7 +407,7 @@ def compare(
     Examples:
       hce compare scifact
       hce compare scifact --systems bm25,untrained,dpr,hce --encoder minilm --seeds 3
-      hce compare scifact --systems bm25,hce --keep models && hce index scifact -m models/hce-0 -o my-index
+      hce compare scifact --systems bm25,hce --keep models      # then: hce index scifact -m models/hce-0 -o my-index
     """
     from hce.data.judgments import find_split
     from hce.training.recipe import parsed_settings
