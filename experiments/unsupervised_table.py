@@ -19,11 +19,12 @@ from hce.comparison.table import table as tested
 
 ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
-Each is trained on each collection by itself, then asked that collection's test queries. Look at HCE (hce-u) beside
-ict, which is the same training without the tree, and beside ct, where it is in the table, which has mined negatives in
-its place; and at BM25, which an encoder that knows nothing of the subject does not easily beat.
+Each is trained on each collection by itself, then asked that collection's test queries. Look at hce-hybrid, which is
+what `hce train` and `hce search` do, beside hybrid, the best that can be had without training; at hce, the same by
+vectors alone, beside no-tree, which is trained without the tree; and at BM25, which an encoder that knows nothing of the
+subject does not easily beat.
 """
-DEFAULT = ["bm25", "untrained", "fitted", "ict", "ct", "hce-u"]
+DEFAULT = ["bm25", "untrained", "hybrid", "rrf", "fitted", "no-tree", "hce", "hce-hybrid"]
 MARKS = (
     f"{REFERENCE} the best system without the tree; {BETTER} better and {WORSE} worse than it, p < 0.05 (paired "
     "randomisation test over queries, Holm's correction)."
