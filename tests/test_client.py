@@ -86,7 +86,7 @@ def test_hits_are_those_of_the_index(served, query, options):
 
 
 def test_an_odd_id_comes_back(served):
-    (hit,) = Server(served[1] + "/").search("w1", where=["year=2024"])
+    (hit,) = Server(served[1] + "/").search("w1", where=["year=2024"]).hits
     assert (hit.id, hit.metadata, len(hit.text)) == ("a/b ?#%", {"year": 2024}, len("w1 w2 " * 700))
     assert hit.passage is not None
 
@@ -122,8 +122,8 @@ def test_any_other_answer_is_one_line(status, body, line):
 
 def test_a_token_is_brought_where_there_is_one():
     with answering(200, json.dumps({"hits": []}).encode()) as (address, asked):
-        assert Server(address, "secret").search("anything") == []
-        assert Server(address).search("anything") == []
+        assert Server(address, "secret").search("anything").hits == []
+        assert Server(address).search("anything").hits == []
     assert [each.headers.get("Authorization") for each in asked] == ["Bearer secret", None]
 
 

@@ -196,7 +196,8 @@ def search(
     was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning and
     what words gave, which are shown beside it. With --rerank it is the cross-encoder's, and the rank before stands
     beside it. --json gives all of it, with the places of the query's words. --facet counts all documents that fulfil
-    the conditions, whatever is searched for: by meaning every document is found, sooner or later.
+    the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first line may
+    say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
 
     Examples:
       hce search my-index "how do plants make sugar" -k 5
@@ -220,24 +221,28 @@ def search(
     if is_address(index):
         if rerank or facet:
             raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
-        hits = Server(index, token).search(text, k, where or (), mode, unique=unique)
+        hits, good_match = Server(index, token).search(text, k, where or (), mode, unique=unique)
     else:
         with Index.open(index) as opened:
             options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
             hits = opened.search(text, k, conditions, cast("SearchMode", mode), **options)
+            good_match = opened.good_match(text, hits, conditions, cast("SearchMode", mode))
             facets = opened.facets(facet or [], conditions)
     if as_json:
         counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
-        print_json({"query": text, "hits": [hit.as_dict(text) for hit in hits], "facets": counted})
+        shown = [hit.as_dict(text) for hit in hits]
+        print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
         return
+    if good_match is False:
+        out.print("nothing here is a good match; the nearest:")
     for hit in hits:
         out.print(_line(hit, text), soft_wrap=True)
     if not hits:
         reason = "no document shares a word with it" if mode == "words" else "the index is empty"
         out.print("no document fulfils the conditions" if conditions else reason)
     for field, counts in facets.items():
-        shown = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
-        out.print(f"{field}: {shown or 'no values'}", soft_wrap=True)
+        values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
+        out.print(f"{field}: {values or 'no values'}", soft_wrap=True)
 
 
 def status(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, overload
 
@@ -18,8 +19,9 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check
 from hce.errors import InputError
-from hce.files import held_alone
+from hce.files import checked_fields, held_alone
 from hce.index.arguments import check_id, check_k, check_mode, checked_ids, checked_queries, checked_vectors
+from hce.index.confidence import Calibration, calibrate, closeness
 from hce.index.derived import Derived
 from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
@@ -105,7 +107,7 @@ class Index:
         Stopped when only the engine was missing, it leaves the whole index, and the first search builds the engine.
 
         >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
-        >>> with Index.create("my-index", [shoes], Encoder.load("static")) as index:
+        >>> with Index.create("my-index", [shoes], "static") as index:
         ...     _ = index.add([hats])
         ...     [hit.id for hit in index.search("blue hats")], [hit.id for hit in index.search("red shoes", k=1)]
         (['b', 'a'], ['a'])
@@ -343,7 +345,7 @@ class Index:
         """Find the k best documents for a text, best first, or for each of several texts.
 
         >>> index = Index.create("shop", [Document(str(year), f"shoes {year}", metadata={"year": year}) for year in
-        ...     (2022, 2023, 2024)], Encoder.load("static"))
+        ...     (2022, 2023, 2024)], "static")
         >>> sorted(hit.id for hit in index.search("shoes", filter={"year": {"gte": 2023}}))
         ['2023', '2024']
         >>> len(index.search(["shoes", "shoes of 2022"], k=1))
@@ -456,6 +458,44 @@ class Index:
                     return hits
             # Else another thread has brought a part to a later moment than this reader sees: look again.
 
+    def good_match(
+        self,
+        query: str,
+        hits: Sequence[Hit],
+        filter: Filter | None = None,  # noqa: A002
+        mode: SearchMode = "hybrid",
+        *,
+        vector: np.ndarray | None = None,
+    ) -> bool | None:
+        """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
+
+        That is judged by its cosine and by the words of the query that it has: see `hce.index.confidence`.
+
+        Args:
+            query: what was searched for.
+            hits: what `search` found.
+            filter: what `search` was given, as `mode`.
+            mode: see above.
+            vector: of the query, of shape (n,), where that is there already.
+
+        Returns:
+            None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
+            index has few documents or an engine that lives elsewhere; or it was made by an earlier version, or has got
+            another encoder since, which `rebuild` makes up for.
+        """
+        known = self.manifest.calibration
+        if known is None or not hits or filter is not None or mode == "words":
+            return None
+        calibration = checked_fields(Calibration, known)
+        if calibration.fingerprint != self.manifest.fingerprint:
+            return None
+        vector = self.encode_queries([query])[0] if vector is None else vector
+        with self.reading() as reader:
+            if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([hits[0].number]):
+                return None  # it has another encoder by now, or the document is gone
+            measured = closeness(reader, self.derived, query, vector, hits[:1])
+        return None if measured is None else calibration.is_good(measured[0])
+
     def facets(
         self,
         fields: Sequence[str],
@@ -468,7 +508,7 @@ class Index:
         is found, sooner or later. Of a list each element counts; documents without the field do not.
 
         >>> documents = [Document(str(n), "shoes", metadata={"year": n // 10 * 10}) for n in (2009, 2012, 2015)]
-        >>> Index.create("years", documents, Encoder.load("static")).facets(["year"])
+        >>> Index.create("years", documents, "static").facets(["year"])
         {'year': [FacetCount(value=2010, documents=2), FacetCount(value=2000, documents=1)]}
 
         Args:
@@ -500,6 +540,7 @@ class Index:
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
             self._keeps_up(writer)
             self.derived.rebuild(writer)
+            self._calibrate(writer)
 
     @property
     def encoder(self) -> Encoder:
@@ -604,6 +645,7 @@ class Index:
             manifest.write(self.path)
             self._adopt(manifest)
             self.derived.rebuild(writer, manifest)
+            self._calibrate(writer)
             writer.forget(manifest.documents)
             delete_other_folders(self.path, manifest)
         if before.engine_at not in (None, at):
@@ -619,6 +661,7 @@ class Index:
         before and after. Interrupted, even by a kill, the same call goes on. What was in force is kept for
         `undo_reindex` until `rebuild`.
 
+        >>> from hce.encoding.encoder import Encoder
         >>> with Index.create("shoes", [Document("a", "red shoes"), Document("b", "blue hats")], "static") as index:
         ...     index.reindex(Encoder.load("static")), index.search("hats", 1)[0].id
         (True, 'b')
@@ -696,6 +739,19 @@ class Index:
         return self._for_queries
 
     # ------------------------------------------------------------------------------------------------- internals
+
+    def _calibrate(self, writer: Writer) -> None:
+        """Find out from where on a hit is a good match, and note it in the manifest."""
+        known = replace(Manifest.read(self.path, writer), switch=None)
+        found = None
+        if self.derived.mirror is None:
+            encode = partial(self._for_queries.encode, kind="query")
+            found = calibrate(writer, self.derived, encode, known.fingerprint, known.words_share)
+        calibration = None if found is None else asdict(found)
+        if calibration != known.calibration:
+            manifest = replace(known, calibration=calibration)
+            manifest.write(self.path)
+            self._adopt(manifest)
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:

@@ -92,6 +92,7 @@ class Manifest:
         switch: change and token of a write of the store. In a store that knows of it, what is in force and what is
             beside have changed places: so the commit of that write decides, and a manifest that names both encoders is
             right before it and after.
+        calibration: from where on a hit is a good match, see `hce.index.confidence`; None where that is not known.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -117,6 +118,7 @@ class Manifest:
     familiar: int | None = None
     beside: dict[str, Any] | None = None
     switch: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
     format: int = FORMAT
     hce: str = __version__
 

@@ -10,6 +10,7 @@ whole where that is better. What is common and how long a text usually is, BM25 
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -210,6 +211,18 @@ class Words:
             for number in self._having(word, long):
                 found[number].append(word)
         return [tuple(found[number]) for number in numbers]
+
+    def rarity(self, query: str) -> dict[str, float]:
+        """Return how much each word of a query counts, by how few texts have it: BM25's idf of its rarest term.
+
+        The words are those that `matched` looks for, as the query spells them.
+        """
+        rarity = {}
+        for word in islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD):
+            having = [self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)]
+            count = min(having, default=0)
+            rarity[word] = math.log1p((self._searcher.num_docs - count + 0.5) / (count + 0.5))
+        return rarity
 
     def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
         """Return which of these documents have a word in any form."""

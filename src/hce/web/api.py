@@ -280,7 +280,9 @@ def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
     words = QueryWords(query, k)
     counted = site.index.facets(fields, conditions).items()
     facets = {field: [Facet(*each) for each in counts] for field, counts in counted}
-    answer = SearchAnswer(query, k, took, [_shown(hit, words) for hit in found], facets=facets)
+    good_match = site.index.good_match(query, found, conditions, mode, vector=vector)
+    shown = [_shown(hit, words) for hit in found]
+    answer = SearchAnswer(query, k, took, shown, facets=facets, good_match=good_match)
     if not compare:
         return answer
     check()

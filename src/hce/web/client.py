@@ -55,7 +55,7 @@ class Server:
 
     def search(
         self, text: str, k: int = 10, where: Sequence[str] = (), mode: str = "hybrid", *, unique: bool = False
-    ) -> list[Hit]:
+    ) -> Answer:
         """Find the k best documents for a text, best first; the arguments are those of `hce search`.
 
         Raises:
@@ -67,7 +67,8 @@ class Server:
             try:
                 found = [checked_fields(_Found, each) for each in answer["hits"]]
                 hits = [(each, self._get(f"/api/documents/{quote(each.id, safe='')}", gone=True)) for each in found]
-                return [_hit(each, checked_fields(_Text, text)) for each, text in hits if text is not None]
+                there = [_hit(each, checked_fields(_Text, text)) for each, text in hits if text is not None]
+                return Answer(there, checked_fields(_Judgment, answer).good_match)
             except (FormatError, LookupError, TypeError, ValueError) as error:
                 raise self._no_server(one_line(error)) from error
 
@@ -106,6 +107,19 @@ class Server:
 
     def _no_server(self, reason: str) -> InputError:
         return InputError(f"{self.address}: no hce server ({reason}); give the address that `hce serve` printed")
+
+
+class Answer(NamedTuple):
+    """What a server found: hits, best first, and whether the first one is a good match, where that is known."""
+
+    hits: list[Hit]
+    good_match: bool | None
+
+
+class _Judgment(NamedTuple):
+    """What the API says of all hits together."""
+
+    good_match: bool | None = None  # an earlier version does not tell
 
 
 class _Found(NamedTuple):

@@ -112,6 +112,8 @@ class SearchAnswer:
     Attributes:
         facets: for each field asked for its most frequent values, counted over all documents that fulfil the
             conditions, whatever was searched for.
+        good_match: whether the first hit is a good match; false: nothing in the index is one; null: not known, as with
+            conditions, by words alone, or in an index that is older than this judgment.
     """
 
     query: str
@@ -120,6 +122,7 @@ class SearchAnswer:
     hits: list[Shown]
     before: Before | None = None
     facets: dict[str, list[Facet]] = field(default_factory=dict)
+    good_match: bool | None = None
 
 
 @dataclass(frozen=True)

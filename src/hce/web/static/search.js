@@ -116,7 +116,8 @@ function showAnswer(answer) {
   for (const id of ["before", "sides", "now-title"]) $(id).hidden = !before;
   if (before) showBefore(answer, ready);
   const moves = ready && answer.hits.length ? summaryOf(answer) : "";
-  $("summary").textContent = `${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
+  const judged = answer.good_match === false ? "Nothing here is a good match; the nearest: " : "";
+  $("summary").textContent = `${judged}${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
   if (!answer.hits.length) {
     const why = $("where").value.trim() ? "No document fulfils the conditions." : "There are no documents yet.";
     fill($("start"), el("p", {}, why));

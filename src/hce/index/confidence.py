@@ -1,0 +1,160 @@
+"""Confidence: whether the best hit of a query is a good match, by what the index's own documents find of each other.
+
+Spans of some documents are searched for as if these documents were not there. The best hit is then near the subject of
+the span, as most hits of real queries are. Where the best hit of a query is farther off than `FARTHEST` of those, by
+its cosine and also by the words that it shares with the query, nothing in the index is a good match.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hce.data.text import cut_span
+from hce.index.derived import Derived
+from hce.index.ranking import SAME_MEANING, Hit, Queries, find_hits
+from hce.index.store import Reader
+from hce.search.words import Words
+
+BETWEEN_SPACES = re.compile(r"\S+")
+SPANS = 240  # that are searched for
+LENGTHS = (3, 8, 20)  # of the spans, in words
+LEAST = 60  # spans to judge by
+SECONDS = 10.0  # after which no further spans are searched for
+AT_ONCE = 24  # spans
+DEPTH = 10  # hits, among which there is one that is not near-equal to the span's own document
+FARTHEST = 0.2  # of the hits without the own document; measured in docs/LOG.md
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the best hits of spans have, from which on a hit is a good match.
+
+    Attributes:
+        fingerprint: of the encoder whose cosines these are.
+        spans: how many were searched for.
+        cosine: a hit that has less, and also a lower coverage than below, is no good match.
+        coverage: see `Closeness`.
+        cosines_without: of the best hits without the spans' own documents, at the shares `SHARES` of them.
+        cosines_with: the same with these documents.
+        coverages_without: see above.
+        coverages_with: see above.
+    """
+
+    fingerprint: str
+    spans: int
+    cosine: float
+    coverage: float
+    cosines_without: list[float]
+    cosines_with: list[float]
+    coverages_without: list[float]
+    coverages_with: list[float]
+
+    @classmethod
+    def of(cls, fingerprint: str, without: Sequence[Closeness], own: Sequence[Closeness]) -> Calibration:
+        """Sum up what the best hits of spans had, without the own documents and with them."""
+        cosine, coverage = np.quantile(np.array(without), FARTHEST, axis=0).tolist()
+        columns = (np.quantile(np.array(each), SHARES, axis=0).round(4).T.tolist() for each in (without, own))
+        (cosines, coverages), (own_cosines, own_coverages) = columns
+        return cls(fingerprint, len(without), cosine, coverage, cosines, own_cosines, coverages, own_coverages)
+
+    def is_good(self, found: Closeness) -> bool:
+        """Tell whether a best hit is a good match."""
+        return found.cosine >= self.cosine or found.coverage >= self.coverage
+
+
+class Closeness(NamedTuple):
+    """How close a hit is to a query.
+
+    Attributes:
+        cosine: of their vectors, of a long document that of its nearest passage.
+        coverage: the share of the query's words that the hit has, a rare word counting for more.
+    """
+
+    cosine: float
+    coverage: float
+
+
+def closeness(
+    reader: Reader, derived: Derived, query: str, vector: np.ndarray, hits: Sequence[Hit]
+) -> list[Closeness] | None:
+    """Measure how close hits, which are there at the reader's moment, are to a query with a vector of shape (n,).
+
+    None where the words have gone on to a later moment.
+    """
+    return derived.words.use(reader, lambda words: [_closeness(reader, words, query, vector, hit) for hit in hits])
+
+
+def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit: Hit) -> Closeness:
+    vectors = reader.vectors_at(np.array([hit.number], np.int64))
+    if reader.has_passages():
+        vectors = np.concatenate([vectors, reader.passages_of([hit.number]).vectors])
+    rarity = words.rarity(query)
+    (matched,) = [hit.matched] if hit.matched else words.matched(query, [hit.number])
+    whole = sum(rarity.values())
+    shared = sum(rarity[word] for word in matched)
+    return Closeness(float((vectors @ vector).max()), shared / whole if whole else 0.0)
+
+
+def calibrate(
+    reader: Reader,
+    derived: Derived,
+    encode: Callable[[list[str]], np.ndarray],
+    fingerprint: str,
+    words_share: float,
+) -> Calibration | None:
+    """Search for spans of documents; None where there are too few to judge by.
+
+    Args:
+        reader: of the moment.
+        derived: what is searched.
+        encode: from queries to unit vectors of shape (queries, n).
+        fingerprint: of the encoder.
+        words_share: of words in a hybrid search.
+    """
+    numbers = reader.numbers()
+    if len(numbers) < LEAST:
+        return None
+    rng = np.random.default_rng(0)
+    chosen = rng.permutation(numbers)[:SPANS].tolist()
+    documents = reader.documents(chosen)
+    lengths = (LENGTHS[place % len(LENGTHS)] for place in range(len(chosen)))
+    spans = [
+        _span(documents[number].full_text, length, rng.random()) for number, length in zip(chosen, lengths, strict=True)
+    ]
+    without, own = [], []
+    until = time.monotonic() + SECONDS
+    for start in range(0, len(chosen), AT_ONCE):
+        if time.monotonic() > until:
+            break
+        texts = spans[start : start + AT_ONCE]
+        vectors = encode(texts)
+        found = find_hits(reader, derived, Queries(texts, vectors, DEPTH, None, "hybrid", words_share))
+        if found is None:
+            return None
+        for number, text, vector, hits in zip(chosen[start:], texts, vectors, found, strict=False):
+            if others := _others(reader, number, hits):
+                measured = closeness(reader, derived, text, vector, [others[0], hits[0]])
+                if measured is None:
+                    return None
+                without.append(measured[0])
+                own.append(measured[1])
+    return Calibration.of(fingerprint, without, own) if len(without) >= LEAST else None
+
+
+def _span(text: str, length: int, place: float) -> str:
+    """Cut a span as long as a query; in code, where marks are many, words and marks would make it shorter than one."""
+    return cut_span(text, length, place, [match.span() for match in BETWEEN_SPACES.finditer(text)]).inside
+
+
+def _others(reader: Reader, number: int, hits: list[Hit]) -> list[Hit]:
+    """Leave out a document and those that are near-equal to it."""
+    vectors = reader.vectors_at(np.array([number, *(hit.number for hit in hits)], np.int64))
+    is_near = vectors[1:] @ vectors[0] >= SAME_MEANING
+    return [hit for hit, near in zip(hits, is_near.tolist(), strict=True) if hit.number != number and not near]
