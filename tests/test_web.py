@@ -952,7 +952,7 @@ class Search:
         self.begun, self.ended = threading.Event(), threading.Event()
         monkeypatch.setattr(Index, name, self)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **options):
         self.begun.set()
         try:
             while True:
@@ -974,7 +974,7 @@ def test_an_answer_that_takes_too_long_is_given_up(served, monkeypatch):
 def test_a_search_that_does_not_look_is_not_waited_for_and_keeps_its_thread(index, monkeypatch):
     monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 1.0)
     release, begun = threading.Event(), []
-    monkeypatch.setattr(Index, "search_encoded", lambda *arguments: begun.append(1) or release.wait(20))
+    monkeypatch.setattr(Index, "search_encoded", lambda *arguments, **options: begun.append(1) or release.wait(20))
     with serving(index) as (url, server), httpx.Client(base_url=url, timeout=30) as http:
         lane = server.config.app.state.site.searches
         with ThreadPoolExecutor(8) as pool:
