@@ -167,7 +167,7 @@ def test_train_with_labels_as_json(concepts_file, encoder_folder, tmp_path):
     run = hce("train", str(concepts_file), "-o", str(tmp_path / "model"), "--json", *options)
     assert run.returncode == 0, run.stderr
     answer = json.loads(run.stdout)
-    assert set(answer) == {"model", "before", "after", "mix", "shares"}
+    assert set(answer) == {"model", "before", "after", "mix", "shares", "stages"}
     facts = json.loads((tmp_path / "model" / "hce.json").read_text())
     assert facts["recipe"]["mode"] == "joint"
     qrels.write_text("q0\tnowhere\t1")

@@ -155,7 +155,7 @@ def test_training_says_so_too(static_encoder, monkeypatch, caplog):
 @pytest.mark.parametrize(("base", "said"), [("minilm", True), (MULTILINGUAL_ENCODER, False)])
 def test_indexing_goes_by_what_a_model_was_trained_from(base, said, static_encoder, monkeypatch, caplog, tmp_path):
     start = Start(static_encoder, "0" * 64, tmp_path, SimpleNamespace(base_encoder=base))
-    monkeypatch.setattr("hce.index.create.start_from", lambda encoder, corpus: start)
+    monkeypatch.setattr("hce.index.create.start_from", lambda encoder, corpus, **options: start)
     monkeypatch.setattr("hce.index.create.encode_corpus", stop)
     with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
         create_index(

@@ -13,7 +13,6 @@ from hce.errors import FormatError
 from hce.files import read_json, write_json
 from hce.training.co_training import TrainResult
 from hce.training.model_folder import (
-    IN_AN_INDEX,
     DevQuery,
     ModelFacts,
     ModelFolder,
@@ -112,12 +111,11 @@ def test_the_tree_is_of_its_corpus_and_no_other(folder, planted_corpus):
 
 
 def test_an_index_keeps_the_facts_and_the_history(folder, tmp_path):
-    index = tmp_path / "index"
-    index.mkdir()
-    keep_facts(folder, index)
+    kept = tmp_path / "kept"
+    keep_facts(folder, kept)
     names = ["checksums.json", "hce.json", "history.jsonl"]
-    assert sorted(path.name for path in (index / IN_AN_INDEX).iterdir()) == names
-    training = read_training(index)
+    assert sorted(path.name for path in kept.iterdir()) == names
+    training = read_training(kept)
     assert (training.metric, training.before, training.after, training.mix) == (
         *("NDCG@10", {"titles": 0.25}, {"titles": 0.5}, 1.0),
     )
@@ -126,8 +124,8 @@ def test_an_index_keeps_the_facts_and_the_history(folder, tmp_path):
     assert [{**json.loads(line), "metric": epoch.metric} for line, epoch in zip(lines, HISTORY, strict=True)] == (
         training.epochs
     )
-    (index / IN_AN_INDEX / "history.jsonl").write_text("{")
-    assert read_training(index) is None
+    (kept / "history.jsonl").write_text("{")
+    assert read_training(kept) is None
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_paper_to_the_letter_with_an_encoder_of_gtrs_shape(concept_corpus, g
             self.steps_seen.append((len(each.batch.queries), each.drawn.shape[1]))
             return super()._step(batches)
 
-    monkeypatch.setattr("hce.tree.hierarchy.spherical_kmeans", clustering)
+    monkeypatch.setattr("hce.tree.kmeans.spherical_kmeans", clustering)
     monkeypatch.setattr(hce.training.co_training, "Trainer", Watched)
     encoder = Encoder.load(gtr_folder, device="cpu")
     before = weights_of(encoder)

@@ -236,7 +236,7 @@ def test_no_answer_tells_where_things_are_on_this_machine(index, monkeypatch):
     index.status()  # reads the manifest, which is then taken as it is until it changes on disk
     index.manifest = replace(index.manifest, encoder=f"table of {here}/a b/model", base_encoder=f"{here}/a b/start")
 
-    def damaged(*arguments):
+    def damaged(*arguments, **options):
         raise FormatError(f"{here}/words/meta.json: damaged; /var/lib/x y; see https://a.example/b/c")
 
     monkeypatch.setattr(Index, "search_encoded", damaged)
@@ -791,6 +791,10 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
         "/api/documents/{doc_id}",
         "/api/tree",
         "/api/tree/path",
+        "/api/map",
+        "/api/map/places",
+        "/api/map/points",
+        "/api/map/documents",
         "/api/status",
         "/health",
     }
@@ -814,7 +818,7 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
 
 
 def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
-    def broken(*arguments):
+    def broken(*arguments, **options):
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(Index, "search_encoded", broken)
@@ -1107,7 +1111,11 @@ def test_connections_that_say_nothing_lock_nobody_out(index, monkeypatch):
 def test_requests_under_way_are_not_given_up_for_new_ones(index, monkeypatch, limit):
     monkeypatch.setattr(hce.web.connection, limit, 2)
     release, search = threading.Event(), Index.search_encoded
-    monkeypatch.setattr(Index, "search_encoded", lambda *arguments: release.wait(20) and search(*arguments))
+
+    def waits(*arguments, **options):
+        return release.wait(20) and search(*arguments, **options)
+
+    monkeypatch.setattr(Index, "search_encoded", waits)
     with serving(index) as (url, server), ThreadPoolExecutor(2) as pool:
         busy = [pool.submit(httpx.get, f"{url}/api/search", params={"q": "w1"}, timeout=30) for _ in range(2)]
         becomes(lambda: sum(each.waiting_since is None for each in list(server.server_state.connections)) == 2)
@@ -1202,7 +1210,7 @@ def test_connections_are_counted_by_address_or_network():
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
     monkeypatch.setattr("hce.web.app.SECONDS_TO_END", 0.2)
     release = threading.Event()
-    monkeypatch.setattr(Index, "search_encoded", lambda *arguments: release.wait(20))
+    monkeypatch.setattr(Index, "search_encoded", lambda *arguments, **options: release.wait(20))
     listener, listens = listen("127.0.0.1", 0), threading.Event()
     url, server = url_of("127.0.0.1", listener), Server(create_app(index), listener, listens.set)
     thread = threading.Thread(target=server.serve_until_stopped)

@@ -171,6 +171,34 @@ def test_conditions_and_nothing_found(site, visit):
     expect(page.locator("#start")).to_contain_text("write field=value")
 
 
+def test_values_of_metadata_are_counted_and_chosen(site, visit):
+    page = visit(site.url)
+    search(page, "w0")
+    expect(page.locator("#facets")).to_be_hidden()  # no document has metadata
+    rows = [{"year": 2000 + n % 2, "meta": {"open": n < 4}, "url": f"u{n}", 'a"b': "c; d"} for n in range(6)]
+    site.index.add([Document(f"m{n}", "w0 w0 w0", metadata=row) for n, row in enumerate(rows)])
+    page.reload()
+    buttons = page.locator("#facets button")
+    expect(page.locator("#facets .facet > span")).to_have_text(["year", "meta.open"])  # each url is another one
+    expect(buttons).to_have_text(["20003", "20013", "true4", "false2"])
+    page.fill("#where", "year>=1999")
+    expect(page).to_have_url(re.compile("where=year"))
+    buttons.nth(1).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#where")).to_have_value("year=2001")  # a field has one condition
+    expect(buttons).to_have_text(["20013", "true2", "false1"])
+    expect(buttons.first).to_be_focused()
+    expect(buttons.first).to_have_attribute("aria-pressed", "true")
+    buttons.nth(2).click()
+    expect(page.locator("#where")).to_have_value("year=2001; meta.open=false")
+    expect(page.locator("#hits .hit")).to_have_count(1)
+    assert ids(page) == ["m5"]
+    expect(buttons).to_have_text(["20011", "false1"])
+    buttons.first.click()
+    expect(page.locator("#where")).to_have_value("meta.open=false")
+    expect(page.locator("#hits .hit")).to_have_count(2)
+
+
 def test_the_way_follows_query_and_conditions(site, visit):
     site.index.add([Document("m1", "star red", metadata={"year": 1999})])
     page = visit(site.url, refused=(400,))
@@ -487,6 +515,19 @@ def test_status_in_light_and_dark(site, visit, monkeypatch):
         expect(page.locator(".verdict")).to_be_visible()
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(backgrounds) == 2
+
+
+def test_status_names_the_regions_that_grew(site, visit):
+    first, *_ = site.index
+    site.index.add([Document(f"new-{n}", f"{first.text} canal canal tariff") for n in range(40)])
+    (region,) = site.index.drift().grown
+    page = visit(f"{site.url}/#status")
+    line = page.locator(".grown li")
+    expect(line).to_have_count(1)
+    expect(line).to_contain_text(f"{region.before} documents and {region.added} later ones")
+    expect(line.locator("b")).to_have_text(", ".join(region.words))
+    line.get_by_role("button", name=" · ".join(region.name)).click()
+    expect(page.locator("#crumbs [aria-current]")).to_have_text(" · ".join(region.name))
 
 
 def test_an_index_without_tree_and_training(tmp_path, planted_corpus, module_static_encoder, visit):
