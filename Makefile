@@ -12,7 +12,7 @@ demo: $(STAMP)   ## the main job, on the docstrings of your own Python
 	$(BIN)/hce demo
 
 test: $(STAMP)   ## all tests, on two cores, and which took longest
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=10
 
 coverage: $(STAMP)   ## all tests, and which lines they leave out; the figure is in CONTRIBUTING.md
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
