@@ -36,6 +36,11 @@ export function breakable(text) {
   return text.split(/(?<=[./_])/).flatMap((part, place) => (place ? [el("wbr"), part] : [part]));
 }
 
+export function spelled(value) {
+  const text = typeof value === "string" ? value : JSON.stringify(value);
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+}
+
 export const count = (number) => number.toLocaleString("en");
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 export const nameOf = (node) => (node.name.length ? node.name.join(" · ") : node.level === 0 ? "all documents" : `node ${node.node}`);

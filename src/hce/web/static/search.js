@@ -1,7 +1,8 @@
 // Search as you type: debounced, answers that came too late dropped, before and after side by side.
 
 import { get } from "./api.js";
-import { $, bar, breakable, count, el, fill, marked, plural, treeIcon } from "./dom.js";
+import { $, bar, breakable, count, el, fill, marked, plural, spelled, treeIcon } from "./dom.js";
+import { clausesOf, forgetFacets, hideFacets, showFacets } from "./facets.js";
 import { stepsOf } from "./way.js";
 
 const WAIT = 160; // milliseconds after the last key
@@ -25,6 +26,7 @@ export function start(owner) {
 
 export function show(parameters) {
   const facts = page.facts;
+  forgetFacets();
   $("compare-option").hidden = !facts || facts.untrained.state === "off";
   const q = parameters.get("q") || "";
   if (document.activeElement !== $("q")) $("q").value = q;
@@ -53,12 +55,14 @@ async function run() {
   if (shown !== q) hideWay();
   asking = new AbortController();
   const compare = !$("compare-option").hidden && $("compare").checked;
-  const where = $("where").value.split(";").map((each) => each.trim()).filter(Boolean);
+  const where = clausesOf($("where").value);
+  const { signal } = asking;
   try {
-    const answer = await get("/api/search", { q, k: $("k").value, where, compare }, asking.signal);
+    const answer = await get("/api/search", { q, k: $("k").value, where, compare }, signal);
     if (number !== asked) return; // a later question is under way
     showAnswer(answer);
     if (answer.before && answer.before.readiness.state === "preparing") again = setTimeout(run, AGAIN);
+    showFacets(q, answer.hits, signal, setWhere).catch(() => { if (!signal.aborted) hideFacets(); });
     if (!answer.hits.length) hideWay(); // it would lead to documents that the conditions leave out
     else if (page.facts && page.facts.index.tree_levels && shown !== q) await showWay(q, number);
   } catch (error) {
@@ -67,11 +71,17 @@ async function run() {
   }
 }
 
+function setWhere(text) {
+  $("where").value = text;
+  later(0);
+}
+
 function clear() {
   fill($("hits"));
   fill($("before-hits"));
   for (const id of ["before", "now-title", "sides"]) $(id).hidden = true;
   hideWay();
+  hideFacets();
   $("results").classList.remove("two");
   $("summary").textContent = "";
 }
@@ -200,11 +210,6 @@ function told(hit) {
 
 function why(hit) {
   return hit.from_words ? "what meaning gave to the score, and what the words that the document shares with the query gave" : "closeness in meaning";
-}
-
-function spelled(value) {
-  const text = typeof value === "string" ? value : JSON.stringify(value);
-  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
 // The same document in the other column.

@@ -1,6 +1,6 @@
 // Status: what is in the index, whether it is time to retrain, and how the training went.
 
-import { $, count, el, fill, plural } from "./dom.js";
+import { $, count, el, fill, nameOf, plural } from "./dom.js";
 import { colour, config, font, onTheme, plain, plotly } from "./plots.js";
 
 const ADVICE = {
@@ -28,7 +28,8 @@ export async function show() {
       card("Tree", index.tree_levels ? plural(index.tree_levels, "level") : "none",
         index.tree_levels ? `${facts.tree_nodes.map(count).join(" → ")} nodes above the documents` : ""),
       card("On disk", size(index.bytes), day(index.created) === day(index.changed) ? `made ${day(index.created)}` : `made ${day(index.created)}, changed ${day(index.changed)}`),
-      driftCard(facts.drift)),
+      driftCard(facts.drift),
+      grownCard(facts.drift.grown)),
     training ? trainingOf(training, index) : notTrained(index));
   if (training) await draw(training);
   if (facts.drift.state === "measuring" || facts.untrained.state === "preparing") {
@@ -46,6 +47,18 @@ function driftCard(drift) {
   const reasons = drift.reasons.map((reason) => el("p", {}, sentence(reason)));
   const advice = ADVICE[drift.verdict] ? el("p", {}, ADVICE[drift.verdict]) : null;
   return el("div", { class: "card" }, el("h3", {}, "Time to retrain?"), verdict, reasons, advice);
+}
+
+// The regions of the tree that grew, and the words that set their later documents apart.
+function grownCard(grown) {
+  if (!grown.length) return null;
+  const items = grown.map((region) => {
+    const look = () => page.go("tree", { level: region.level, node: region.node });
+    return el("li", {}, el("button", { class: "link", onclick: look }, nameOf(region)),
+      `${plural(region.before, "document")} and ${count(region.added)} later ones`,
+      ...(region.words.length ? [" · new words: ", el("b", {}, region.words.join(", "))] : []));
+  });
+  return el("div", { class: "card grown" }, el("h3", {}, "Regions of the tree that grew"), el("ul", {}, items));
 }
 
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
