@@ -21,8 +21,8 @@ ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
 Each is trained on each collection by itself, then asked that collection's test queries. Look at hce-hybrid, which is
 what `hce train` and `hce search` do, beside hybrid, the best that can be had without training; at hce, the same by
-vectors alone, beside no-tree, which is trained without the tree; and at BM25, which an encoder that knows nothing of the
-subject does not easily beat.
+vectors alone, beside no-tree, which is trained without the tree; and at BM25, which an encoder that knows nothing of
+the subject does not easily beat.
 """
 DEFAULT = ["bm25", "untrained", "hybrid", "rrf", "fitted", "no-tree", "hce", "hce-hybrid"]
 MARKS = (

@@ -303,12 +303,12 @@ def test_the_way_of_a_query_is_lit_level_by_level(site, visit):
 
 def test_something_turns_while_the_treemap_loads(site, visit):
     page = visit(site.url)
-    held = []
-    page.route(re.compile("plotly"), lambda route: held.append(route))
-    page.get_by_role("link", name="Tree").click()
+    plotly = re.compile("plotly")
+    page.route(plotly, lambda route: None)  # held back
+    with page.expect_request(plotly):
+        page.get_by_role("link", name="Tree").click()
     expect(page.locator("#picture-loading")).to_be_visible()
-    for route in held:
-        route.continue_()
+    page.unroute(plotly)  # which lets go of what was held back
     expect(page.locator("#treemap .slice").first).to_be_attached()
     expect(page.locator("#picture-loading")).to_be_hidden()
     named = page.evaluate("document.getElementById('treemap').data[0].hovertext")
