@@ -166,7 +166,7 @@ def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
     catch_up = _CatchUp(store, lambda texts: carried.encode(texts, "document"), cutter)
     catch_up.all(progress)
     other = _with_tree(store, other)
-    _keep_snapshots(store, other)
+    _keep_snapshots(store, other, catch_up)
     for left in reversed(range(ROUNDS)):
         catch_up.all(progress=False)
         if _patiently(partial(_switch, store, other, catch_up, whatever_is_left=not left)):
@@ -235,12 +235,19 @@ def _with_tree(store: Store, other: Beside) -> Beside:
         return replace(other, hierarchy=grow_tree(index, name, reader))
 
 
-def _keep_snapshots(store: Store, other: Beside) -> None:
-    """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load."""
-    index = store.path.parent
-    derived = Derived(store, Manifest.read(index).with_in_force(other))
-    with store.reading_beside(other.dim) as reader:
-        derived.keep(reader)
+def _keep_snapshots(store: Store, other: Beside, catch_up: _CatchUp) -> None:
+    """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load.
+
+    A snapshot is of a moment at which every document has such a vector; where others write all the time there may be
+    none such, and then the parts are made when they are first needed.
+    """
+    derived = Derived(store, Manifest.read(store.path.parent).with_in_force(other))
+    for _ in range(ROUNDS):
+        with store.reading_beside(other.dim) as reader:
+            if reader.count_after(0) == reader.moment().documents:  # of vectors beside those in force, and of documents
+                derived.keep(reader)
+                return
+        catch_up.all(progress=False)
 
 
 def _switch(store: Store, other: Beside, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
