@@ -15,9 +15,8 @@ from hce.cli import app
 from hce.data.documents import Document
 from hce.errors import InputError
 from hce.index.index import Index
-from hce.web.app import Server as Serving
-from hce.web.app import create_app, listen, url_of
-from hce.web.client import Server, is_address
+from hce.web.app import Server, create_app, listen, url_of
+from hce.web.client import Client, is_url
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def served(tmp_path_factory, concept_corpus, module_static_encoder):
     Index.create(path, [*concept_corpus, odd], module_static_encoder).close()
     listener, started = listen("127.0.0.1", 0), threading.Event()
     with Index.open(path) as index:
-        server = Serving(create_app(index), listener, started.set)
+        server = Server(create_app(index), listener, started.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         assert started.wait(60)
@@ -86,16 +85,16 @@ def test_hits_are_those_of_the_index(served, query, options):
 
 
 def test_an_odd_id_comes_back(served):
-    (hit,) = Server(served[1] + "/").search("w1", where=["year=2024"]).hits
+    (hit,) = Client(served[1] + "/").search("w1", where=["year=2024"]).hits
     assert (hit.id, hit.metadata, len(hit.text)) == ("a/b ?#%", {"year": 2024}, len("w1 w2 " * 700))
     assert hit.passage is not None
 
 
 def test_what_the_server_refuses_is_said(served):
     with pytest.raises(InputError, match=r"^http://127.0.0.1:\d+: .*nowhere.* \(4\d\d\)$"):
-        Server(served[1]).search("w1", where=["nowhere=1"])
+        Client(served[1]).search("w1", where=["nowhere=1"])
     with pytest.raises(InputError, match="422"):
-        Server(served[1]).search("w1", mode="none")
+        Client(served[1]).search("w1", mode="none")
 
 
 @pytest.mark.parametrize(
@@ -115,15 +114,15 @@ def test_what_the_server_refuses_is_said(served):
 )
 def test_any_other_answer_is_one_line(status, body, line):
     with answering(status, body) as (address, _), pytest.raises(InputError) as error:
-        Server(address).search("anything")
+        Client(address).search("anything")
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_token_is_brought_where_there_is_one():
     with answering(200, json.dumps({"hits": []}).encode()) as (address, asked):
-        assert Server(address, "secret").search("anything").hits == []
-        assert Server(address).search("anything").hits == []
+        assert Client(address, "secret").search("anything").hits == []
+        assert Client(address).search("anything").hits == []
     assert [each.headers.get("Authorization") for each in asked] == ["Bearer secret", None]
 
 
@@ -131,24 +130,24 @@ def test_nobody_there(monkeypatch):
     with answering(200, b"") as (address, _):
         pass
     with pytest.raises(InputError, match=r"nobody answers \(Connection refused\); is `hce serve` running there"):
-        Server(address).search("anything")
+        Client(address).search("anything")
     monkeypatch.setattr(hce.web.client, "SECONDS", 0.2)
     with listen("127.0.0.1", 0) as silent, pytest.raises(InputError, match="no answer within"):
         silent.listen()
-        Server(url_of("127.0.0.1", silent)).search("anything")
+        Client(url_of("127.0.0.1", silent)).search("anything")
 
 
 @pytest.mark.parametrize("address", ["http://", "http://[::1", "http://localhost:port", "ftp://localhost"])
 def test_an_address_has_a_host(address):
     with pytest.raises(InputError, match="no address"):
-        Server(address)
+        Client(address)
 
 
 def test_addresses_and_paths():
-    assert is_address("http://127.0.0.1:8080")
-    assert is_address("HTTPS://search.example.org/hce")
-    assert not is_address("http")
-    assert not is_address("./http:/index")
+    assert is_url("http://127.0.0.1:8080")
+    assert is_url("HTTPS://search.example.org/hce")
+    assert not is_url("http")
+    assert not is_url("./http:/index")
     for option in ("--rerank", "--facet"):
         done = CliRunner().invoke(app, ["search", "http://127.0.0.1:9", "x", option, "some"])
         assert "need the folder of an index" in str(done.exception)

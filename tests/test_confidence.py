@@ -17,7 +17,7 @@ from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.search.words import Words
 from hce.web.app import create_app
-from hce.web.client import Server
+from hce.web.client import Client
 
 LINE = "nothing here is a good match"
 FOREIGN = ("zzyzx qwfp arst", "parliament ratified treaties yesterday")
@@ -113,7 +113,7 @@ def test_the_api_says_so(index):
 @pytest.mark.parametrize(("said", "known"), [({}, None), ({"good_match": False}, False)])
 def test_a_server_passes_it_on_if_it_knows(said, known):
     with answering(200, json.dumps({"hits": [], **said}).encode()) as (address, _):
-        assert Server(address).search("anything").good_match is known
+        assert Client(address).search("anything").good_match is known
 
 
 def test_a_hit_is_good_by_its_cosine_or_by_its_words():

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from hce.data.documents import Document
-from hce.deadline import Deadline, DeadlineError, check
+from hce.deadline import Deadline, DeadlineError, check_deadline
 from hce.index.index import Index
 from hce.index.store import Store
 from hce.search.words import Words
 
 
 def test_without_a_deadline_work_goes_on():
-    check()
+    check_deadline()
     with Deadline(60).around():
-        check()
+        check_deadline()
     with pytest.raises(DeadlineError), Deadline(-1).around():
-        check()
-    check()
+        check_deadline()
+    check_deadline()
 
 
 def test_it_is_called_off_from_another_thread():
@@ -31,7 +31,7 @@ def test_it_is_called_off_from_another_thread():
     def work():
         try:
             while True:
-                looks.append(check())
+                looks.append(check_deadline())
                 time.sleep(0.001)
         except DeadlineError:
             ended.append(True)

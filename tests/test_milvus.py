@@ -33,7 +33,7 @@ from hce.index import mirror, replica
 from hce.index.index import Index
 from hce.index.mirror import POINTER_FILE, Pointer
 from hce.search import milvus
-from hce.search.milvus import LOG, Address, Collection, Row, Server, is_address, pieces_of
+from hce.search.milvus import LOG, Address, Collection, Milvus, Row, is_address, pieces_of
 from hce.web.app import create_app
 from hce.web.guard import rules_for
 
@@ -57,7 +57,7 @@ def free_port() -> int:
 def wait_for(uri: str) -> None:
     end = time.monotonic() + 120
     while True:
-        server = Server(Address(uri, "nothing"))
+        server = Milvus(Address(uri, "nothing"))
         try:
             server.current()
             return
@@ -233,7 +233,7 @@ def test_limits_of_milvus_cut_nothing_off(tmp_path, documents, module_static_enc
 
 def test_large_requests_are_cut_up(real_server):
     """70 MB in one call of `put`: a server takes 64 MB, what wraps them included; the embedded engine takes any."""
-    server = Server(Address.parse(f"{real_server.uri}#large"))
+    server = Milvus(Address.parse(f"{real_server.uri}#large"))
     server.create("large_1", 1024)
     collection = Collection(server, "large_1", 1024)
     vector = np.full(1024, 1 / 32, np.float32)
@@ -322,7 +322,7 @@ def test_whatever_is_interrupted_is_caught_up(tmp_path, documents, module_static
 
 def test_a_lost_answer_writes_nothing_twice(tmp_path, documents, module_static_encoder, embedded, monkeypatch):
     """The rows were inserted, and the server went away before it said so."""
-    ask, lost = Server.ask, []
+    ask, lost = Milvus.ask, []
 
     def losing(self, what, *, again=True):
         answer = ask(self, what, again=again)
@@ -331,7 +331,7 @@ def test_a_lost_answer_writes_nothing_twice(tmp_path, documents, module_static_e
             raise AwayError("gone before it answered")
         return answer
 
-    monkeypatch.setattr(Server, "ask", losing)
+    monkeypatch.setattr(Milvus, "ask", losing)
     with index_at(tmp_path / "there", documents[:20], module_static_encoder, embedded, "lost") as index:
         monkeypatch.undo()
         assert lost and len({hit.id for hit in index.search("star", 100, mode="dense")}) == 20
@@ -472,7 +472,7 @@ def test_a_file_is_open_in_one_process_at_a_time(tmp_path, documents, module_sta
 
 
 def test_collections_of_others_are_refused(tmp_path, documents, module_static_encoder, static_encoder, embedded):
-    server = Server(Address.parse(f"{embedded}#theirs"))
+    server = Milvus(Address.parse(f"{embedded}#theirs"))
     server.create("theirs", 8)
     with pytest.raises(InputError, match="the collection 'theirs' is not of hce; choose another name"):
         Index.open(f"{embedded}#theirs")

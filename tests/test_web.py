@@ -36,7 +36,7 @@ import hce.web.connection
 import hce.web.guard
 from hce.data.documents import Document
 from hce.data.snippets import MOST_WORDS, QueryWords, _best_start, best_snippet
-from hce.deadline import Deadline, DeadlineError, check
+from hce.deadline import Deadline, DeadlineError, check_deadline
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.index.drift import Drift
@@ -960,7 +960,7 @@ class Search:
         self.begun.set()
         try:
             while True:
-                check()
+                check_deadline()
                 time.sleep(0.005)
         finally:
             self.ended.set()
@@ -1005,7 +1005,7 @@ def test_a_write_is_carried_out_whole_even_if_nobody_waits(index, monkeypatch):
     def slowly(self, *batches):
         begun.set()
         release.wait(20)
-        check()
+        check_deadline()
         return add(self, *batches)
 
     monkeypatch.setattr(Index, "add", slowly)
@@ -1064,7 +1064,7 @@ def test_who_stops_waiting_leaves_the_queue():
 def test_a_deadline_reaches_the_threads_of_a_lane():
     async def ask():
         with Deadline(-1).around():
-            await Lane(1, 0).run(check)
+            await Lane(1, 0).run(check_deadline)
 
     with pytest.raises(DeadlineError):
         asyncio.run(ask())

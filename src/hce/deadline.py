@@ -1,7 +1,8 @@
 """Deadlines: long work looks in between whether anyone still waits for it.
 
 A thread cannot be ended from outside. Whoever has work done in one sets a deadline around it, and the loops of that
-work call `check`, which raises once the time is over or the work was called off. Where none is set, nothing happens.
+work call `check_deadline`, which raises once the time is over or the work was called off. Where none is set, nothing
+happens.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Deadline:
             _current.reset(before)
 
 
-def check() -> None:
+def check_deadline() -> None:
     """Go on, if someone still waits.
 
     Raises:

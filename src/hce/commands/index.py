@@ -212,16 +212,16 @@ def search(
     from hce.data.records import STDIN, read_lines
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
-    from hce.web.client import Server, is_address
+    from hce.web.client import Client, is_url
 
     if text == STDIN:
         text = "\n".join(line.text for line in read_lines(STDIN))
     conditions = parse_clauses(where) if where else None
     facets: dict[str, Any] = {}
-    if is_address(index):
+    if is_url(index):
         if rerank or facet:
             raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
-        hits, good_match = Server(index, token).search(text, k, where or (), mode, unique=unique)
+        hits, good_match = Client(index, token).search(text, k, where or (), mode, unique=unique)
     else:
         with Index.open(index) as opened:
             options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.schema import check_schema
 
@@ -251,12 +251,12 @@ def heeding_deadlines(connection: Connection) -> Iterator[None]:
     Raises:
         DeadlineError: nobody did.
     """
-    connection.set_progress_handler(check, STEPS_BETWEEN_LOOKS)
+    connection.set_progress_handler(check_deadline, STEPS_BETWEEN_LOOKS)
     try:
         yield
     except sqlite3.OperationalError as error:
         if "interrupted" in str(error):
-            check()
+            check_deadline()
         raise
     finally:
         connection.set_progress_handler(None, 0)

@@ -91,7 +91,7 @@ class Drift:
     def as_dict(self) -> dict[str, Any]:
         """Return verdict and numbers as JSON has them."""
         kinds = {name: each._asdict() if each else None for name, each in (("old", self.old), ("new", self.new))}
-        return {**asdict(self), **kinds, "grown": [region._asdict() for region in self.grown]}
+        return {**asdict(self), **kinds}
 
 
 def drift_of(

@@ -7,7 +7,7 @@ words that set its later documents apart from its earlier ones.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,8 +22,9 @@ WORDS = 4
 EXAMPLES = 3
 
 
-class Region(NamedTuple):
-    """A region of the tree that has grown.
+@dataclass(frozen=True)
+class Region:
+    """A region of the tree that has grown since the tree was made.
 
     Attributes:
         level: of the node.

@@ -17,7 +17,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.files import checked_fields, held_alone
 from hce.index.arguments import check_id, check_k, check_mode, checked_ids, checked_queries, checked_vectors
@@ -445,7 +445,7 @@ class Index:
         check_k(k)
         fingerprint = fingerprint or self._for_queries.manifest.fingerprint
         while True:
-            check()
+            check_deadline()
             with self.reading() as reader:
                 if vectors is not None and self.manifest.fingerprint != fingerprint:
                     raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")

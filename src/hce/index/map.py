@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.errors import HceError
 from hce.files import open_atomically
 from hce.index.before import Worker
@@ -291,7 +291,7 @@ def _beside(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) ->
     site = hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, sheet.level]
     result = sheet.kept.sites[site].astype(np.float32)
     for leaf in np.unique(leaves).tolist():
-        check()
+        check_deadline()
         members = sheet.tree.numbers[hierarchy.children(hierarchy.depth - 1, leaf)]
         there = np.flatnonzero(np.isin(drawn.numbers, members))[:MOST_OF_A_LEAF]
         if len(there):

@@ -40,9 +40,9 @@ from hce.search.milvus import (
     Address,
     Collection,
     GoneOnError,
+    Milvus,
     MilvusEngine,
     Row,
-    Server,
     pieces_of,
 )
 from hce.search.passages import PassageEngine
@@ -209,7 +209,7 @@ class Mirror:
         self.store = store
         self.index = store.path.parent
         self._lock = Lock()
-        self._server: Server | None = None
+        self._server: Milvus | None = None
         self._known: tuple[Collection, int] | None = None  # and the change up to which it is told
         heed_forks(self)
 
@@ -290,10 +290,10 @@ class Mirror:
         with self.store.writing() as writer:  # nothing is written to it; it keeps others from writing
             return self._push(writer)
 
-    def _server_at(self, manifest: Manifest) -> Server:
+    def _server_at(self, manifest: Manifest) -> Milvus:
         address = Address.parse(manifest.engine_at or "")
         if self._server is None or self._server.address != address:
-            self._server = Server(address)
+            self._server = Milvus(address)
         return self._server
 
     def _push(self, reader: Reader, *, anew: bool = False) -> tuple[Collection, int]:
@@ -325,7 +325,7 @@ class Mirror:
         return collection, moment.change
 
     def _known_moment(
-        self, server: Server, manifest: Manifest, pointer: Pointer | None, reader: Reader
+        self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
         """Return the moment from which on the collection has to be told; None where it has to be begun anew."""
         if pointer is None or not _fits(pointer, manifest):
@@ -333,7 +333,7 @@ class Mirror:
         is_there = server.current() == pointer.collection if pointer.is_whole else server.exists(pointer.collection)
         return reader.moment_at(pointer.change, pointer.token) if is_there else None
 
-    def _begin(self, server: Server, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
+    def _begin(self, server: Milvus, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
         """Make an empty collection, of this index alone; readers see the one before until it is whole.
 
         Raises:
@@ -397,7 +397,7 @@ def check_place(at: str, index: Path) -> None:
         InputError: it is no address, or the collection there is of another index.
         AwayError: Milvus does not answer.
     """
-    server = Server(Address.parse(at))
+    server = Milvus(Address.parse(at))
     try:
         _check_owner(server, Pointer.of(index))
     finally:
@@ -422,7 +422,7 @@ def _refuse_copy(index: Path, manifest: Manifest) -> None:
         )
 
 
-def _check_owner(server: Server, pointer: Pointer | None) -> None:
+def _check_owner(server: Milvus, pointer: Pointer | None) -> None:
     current = server.current()
     if current is None:
         return
@@ -436,7 +436,7 @@ def _check_owner(server: Server, pointer: Pointer | None) -> None:
 
 def withdraw(at: str, index: Path) -> None:
     """Drop the collection that an index had at an address before it moved elsewhere."""
-    server, pointer = Server(Address.parse(at)), Pointer.of(index)
+    server, pointer = Milvus(Address.parse(at)), Pointer.of(index)
     if pointer is None:  # a copy leaves the original's alone
         (index / POINTER_FILE).unlink(missing_ok=True)
         return

@@ -14,7 +14,7 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.data.snippets import ANY_WORD, QueryWords, Snippet, snippet_of
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.index.derived import Derived
 from hce.index.live import Live
 from hce.index.mirror import MirroredPart
@@ -313,7 +313,7 @@ def _find_unique(reader: Reader, derived: Derived, queries: Queries) -> list[lis
     """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
     most, depth = max(1, reader.moment().documents), 2 * queries.k
     while True:
-        check()
+        check_deadline()
         depth = min(depth, most)
         hits = find_hits(reader, derived, queries._replace(k=depth, unique=False))
         if hits is None:

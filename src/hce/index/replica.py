@@ -42,8 +42,8 @@ from hce.search.milvus import (
     Address,
     Collection,
     GoneOnError,
+    Milvus,
     Row,
-    Server,
     checked_format,
 )
 
@@ -114,7 +114,7 @@ class ReplicaStore(Store):
         has: the fingerprint of an encoder that need not be fetched.
     """
 
-    def __init__(self, folder: Path, dim: int, server: Server, has: str | None) -> None:
+    def __init__(self, folder: Path, dim: int, server: Milvus, has: str | None) -> None:
         super().__init__(folder, dim)
         self.server = server
         self.collection = Collection(server, "", dim)
@@ -124,7 +124,7 @@ class ReplicaStore(Store):
         self._fills = 0  # how often everything was fetched
 
     @classmethod
-    def open(cls, server: Server, folder: Path, has: str | None) -> ReplicaStore:
+    def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
         """Fetch all there is into an empty folder.
 
         Raises:
@@ -269,7 +269,7 @@ class ReplicaIndex(Index):
         self._scratch = ScratchFolder("hce-reader-")  # deleted along with this object
         folder = self._scratch.path / self.address.name
         folder.mkdir()
-        server = Server(self.address)
+        server = Milvus(self.address)
         try:
             store = ReplicaStore.open(server, folder, encoder.fingerprint if encoder else None)
         except BaseException:
@@ -308,7 +308,7 @@ class ReplicaIndex(Index):
 # ------------------------------------------------------------------------------------------------- what is fetched
 
 
-def _current(server: Server) -> Collection:
+def _current(server: Milvus) -> Collection:
     name = server.current()
     if name is None:
         raise FormatError(

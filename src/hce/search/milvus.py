@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.errors import AwayError, FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.search.engine import Found
 from hce.search.exact import SLACK, ranked, search_exactly
@@ -128,7 +128,7 @@ PARTITIONS = (DOCUMENTS, PIECES, PASSAGES, FILES, LOG)
 # ----------------------------------------------------------------------------------------- the server
 
 
-class Server:
+class Milvus:
     """Milvus at an address, asked with bounded patience."""
 
     def __init__(self, address: Address) -> None:
@@ -155,7 +155,7 @@ class Server:
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
-            check()
+            check_deadline()
             try:
                 return what(self._connected())
             except HceError:
@@ -288,7 +288,7 @@ class Collection:
         dim: the length of a vector.
     """
 
-    def __init__(self, server: Server, name: str, dim: int) -> None:
+    def __init__(self, server: Milvus, name: str, dim: int) -> None:
         self.server = server
         self.name = name
         self.dim = dim

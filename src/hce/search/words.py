@@ -25,7 +25,7 @@ import tantivy
 
 from hce.checksums import CHECKSUMS, damage_in, write_checksums
 from hce.data.terms import analyzer, checked_language, spelled_out, terms
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.errors import FormatError
 from hce.files import ScratchFolder
 
@@ -203,11 +203,11 @@ class Words:
         found: dict[int, list[str]] = {number: [] for number in numbers}
         forms = {word: set(terms(word, self.language)) for word in words}
         for number in short:
-            check()  # documents may be many
+            check_deadline()  # documents may be many
             there = set(terms(texts[number], self.language))
             found[number] = [word for word in words if not forms[word].isdisjoint(there)]
         for word in words if long else ():
-            check()
+            check_deadline()
             for number in self._having(word, long):
                 found[number].append(word)
         return [tuple(found[number]) for number in numbers]

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.data.snippets import QueryWords, snippet_of
-from hce.deadline import check
+from hce.deadline import check_deadline
 from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
@@ -271,7 +271,7 @@ class _Asked(NamedTuple):
 
 def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
     """Search by a query's vector; compare with the untrained encoder's ranking once that is ready."""
-    check()  # it may have waited for long
+    check_deadline()  # it may have waited for long
     start = time.perf_counter()
     query, vector, fingerprint, k, where, mode, unique, fields = asked
     conditions = parse_clauses(where) if where else None
@@ -285,7 +285,7 @@ def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
     answer = SearchAnswer(query, k, took, shown, facets=facets, good_match=good_match)
     if not compare:
         return answer
-    check()
+    check_deadline()
     readiness = _readiness(site)
     if readiness.state != "ready":
         return replace(answer, before=Before(readiness, []))
@@ -298,7 +298,7 @@ def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
 
 def _shown(hit: Hit, words: QueryWords) -> Shown:
     """Show a hit by the passage that was found, or else by a snippet."""
-    check()
+    check_deadline()
     snippet = snippet_of(hit.text, hit.passage, words)
     return Shown(
         rank=hit.rank,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock, Thread
 from typing import Any, Literal, TypeVar
@@ -21,6 +21,7 @@ import anyio.to_thread
 import numpy as np
 
 from hce.errors import HceError
+from hce.index.growth import Region
 from hce.index.index import Index
 
 logger = logging.getLogger(__name__)
@@ -121,19 +122,6 @@ class Together:
 
 
 @dataclass(frozen=True)
-class GrownRegion:
-    """A region of the tree that has grown since the tree was made: see `hce.index.growth.Region`."""
-
-    level: int
-    node: int
-    name: tuple[str, ...]
-    before: int
-    added: int
-    words: tuple[str, ...]
-    examples: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class DriftState:
     """The last measurement of the drift.
 
@@ -149,7 +137,7 @@ class DriftState:
     verdict: str = "unknown"
     reasons: tuple[str, ...] = ()
     outdated: bool = False
-    grown: list[GrownRegion] = field(default_factory=list)
+    grown: tuple[Region, ...] = ()
 
 
 class DriftWatch:
@@ -183,8 +171,7 @@ class DriftWatch:
     def _measure(self, change: int) -> None:
         try:
             drift = self.index.drift()
-            grown = [GrownRegion(**region._asdict()) for region in drift.grown]
-            found = DriftState("done", drift.verdict, tuple(drift.reasons), grown=grown)
+            found = DriftState("done", drift.verdict, drift.reasons, grown=drift.grown)
         except HceError as error:
             found = DriftState("done", reasons=(str(error),))
         except Exception:

@@ -18,16 +18,16 @@ SECONDS = 40.0  # to wait for an answer, which the server gives or calls off aft
 MOST_BYTES = 1 << 28  # of an answer
 
 
-def is_address(text: str) -> bool:
+def is_url(text: str) -> bool:
     """Tell whether a text is the address of a server, and not a path."""
     return text.lower().startswith(("http://", "https://"))
 
 
-class Server:
-    """A running `hce serve`.
+class Client:
+    """What asks a running `hce serve`.
 
     Attributes:
-        address: as it was given.
+        address: of the server, as it was given.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
@@ -46,7 +46,7 @@ class Server:
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise InputError(f"{address}: no address ({error}); give one such as http://127.0.0.1:8080") from error
-        if not host or not is_address(address):
+        if not host or not is_url(address):
             raise InputError(f"{address}: no address; give one such as http://127.0.0.1:8080")
         connection = HTTPSConnection if parts.scheme.lower() == "https" else HTTPConnection
         self._connection = connection(host, port, timeout=SECONDS)
