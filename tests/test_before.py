@@ -13,9 +13,10 @@ import pytest
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.index import before
-from hce.index.before import Ranking, Untrained, VectorsByNumber, Worker
+from hce.index.before import Ranking, Untrained, VectorsByNumber
 from hce.index.index import Index
 from hce.index.store import STORE_FILE, content_key
+from hce.index.threads import Worker
 
 
 def test_ranks_by_hand():

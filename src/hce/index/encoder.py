@@ -11,8 +11,8 @@ import numpy as np
 
 from hce.encoding.tables import Kind, Tables, TextEncoder
 from hce.errors import FormatError, InputError
-from hce.index.connections import heed_forks
 from hce.index.manifest import Beside, Manifest
+from hce.index.threads import heed_forks
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder

@@ -10,10 +10,8 @@ import logging
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from threading import Condition
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -21,9 +19,9 @@ import numpy as np
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
-from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
 from hce.index.store import Moment, Reader, Store
+from hce.index.threads import SharedLock, heed_forks
 from hce.search.engine import ENGINES, Engine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
@@ -290,46 +288,6 @@ class Live(Generic[Part]):
                 snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
         for leftover in self.folder.glob(".*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-class SharedLock:
-    """A lock shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
-
-    def __init__(self) -> None:
-        self._condition = Condition()
-        self._sharing = 0
-        self._alone = False
-        self._waiting = 0
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the lock together with others."""
-        with self._condition:
-            self._condition.wait_for(lambda: not self._alone and not self._waiting)
-            self._sharing += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._sharing -= 1
-                self._condition.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the lock with no one else."""
-        with self._condition:
-            self._waiting += 1
-            try:
-                self._condition.wait_for(lambda: not self._alone and not self._sharing)
-                self._alone = True
-            finally:
-                self._waiting -= 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._alone = False
-                self._condition.notify_all()
 
 
 def _damage_of_label(folder: Path) -> str | None:

@@ -8,24 +8,20 @@ tree are put beside their nearest neighbours in the leaf that a walk leads them 
 from __future__ import annotations
 
 import logging
-import zlib
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
+from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
 from hce.deadline import check_deadline
 from hce.errors import HceError
-from hce.files import open_atomically
-from hce.index.before import Worker
 from hce.index.browse import LiveTree, NotThereError, Places
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.store import Moment, Reader
+from hce.index.threads import Worker
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
 
 logger = logging.getLogger(__name__)
@@ -81,38 +77,19 @@ class Kept(NamedTuple):
     @classmethod
     def read(cls, path: Path, tree: str) -> Kept | None:
         """Read what `write` wrote of the tree of this fingerprint; None where there is no such thing, whole."""
-        try:
-            with safe_open(path, "numpy") as file:
-                facts = file.metadata() or {}
-                if (facts.get("format"), facts.get("tree")) == (FORMAT, tree):
-                    kept = cls(*map(file.get_tensor, cls._fields))
-                    return kept if facts.get("checksum") == kept.checksum() else None
-        except (OSError, SafetensorError):
-            pass
-        return None
+        kept = kept_arrays(path, cls._fields)
+        if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (FORMAT, tree):
+            return None
+        return cls(*kept.arrays)
 
     def write(self, path: Path, tree: str) -> None:
         """Keep the map for the next server; where that is impossible, it is made anew then."""
-        try:
-            with open_atomically(path, "wb") as file:
-                file.write(save(self._asdict(), {"format": FORMAT, "tree": tree, "checksum": self.checksum()}))
-        except (HceError, OSError) as error:
-            logger.debug("the map is not kept: %s", error)
-
-    def checksum(self) -> str:
-        """Return the checksum of all that there is."""
-        return str(reduce(lambda checksum, each: zlib.crc32(each.tobytes(), checksum), self, 0))
+        keep_arrays(path, self._asdict(), {"format": FORMAT, "tree": tree})
 
 
 def is_damaged_map(path: Path) -> bool:
     """Tell whether there is a file of a map that is not as it was written."""
-    if not path.exists():
-        return False
-    try:
-        with safe_open(path, "numpy") as file:
-            return bool((file.metadata() or {}).get("checksum") != Kept(*map(file.get_tensor, Kept._fields)).checksum())
-    except (OSError, SafetensorError):
-        return True
+    return path.exists() and kept_arrays(path, Kept._fields) is None
 
 
 class _Sheet(NamedTuple):
@@ -306,4 +283,4 @@ def _fingerprint(tree: NumberedHierarchy) -> str:
     parts = [tree.numbers, tree.hierarchy.document_parent]
     for level in tree.hierarchy.levels:
         parts += [level.parent, level.centroids]
-    return f"{reduce(lambda value, part: zlib.crc32(np.ascontiguousarray(part).tobytes(), value), parts, 0):08x}"
+    return f"{checksum_of_arrays(parts):08x}"

@@ -11,7 +11,6 @@ then the removed ones are deleted. So a reader that goes by the log sees one mom
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import logging
 import secrets
@@ -22,13 +21,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
-from hce.checksums import sealed, unsealed
+from hce.checksums import file_sha256, sealed, unsealed
 from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
-from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Entry, Moment, Reader, Store
+from hce.index.threads import heed_forks
 from hce.progress import progress_bar
 from hce.search.engine import Engine
 from hce.search.milvus import (
@@ -174,7 +173,7 @@ def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[Row]]:
     number = 1
     for path in paths:
         size, pieces = path.stat().st_size, -(-path.stat().st_size // FILE_PIECE)
-        files[path.relative_to(folder).as_posix()] = [size, file_hash(path), number, number + pieces - 1]
+        files[path.relative_to(folder).as_posix()] = [size, file_sha256(path), number, number + pieces - 1]
         number += pieces
 
     def rows() -> Iterator[Row]:
@@ -188,15 +187,6 @@ def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[Row]]:
                     yield Row(number, 0, 0, base64.b64encode(piece).decode())
 
     return files, rows()
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------- the mirror

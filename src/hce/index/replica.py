@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
+from hce.checksums import file_sha256
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError, InputError
@@ -30,7 +31,7 @@ from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
 from hce.index.index import Index
 from hce.index.manifest import IndexStatus, Manifest
-from hce.index.mirror import FORMAT, LogEntry, Mirror, document_of, file_hash, read_facts, read_log
+from hce.index.mirror import FORMAT, LogEntry, Mirror, document_of, read_facts, read_log
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
 from hce.progress import progress_bar
 from hce.search.milvus import (
@@ -351,7 +352,7 @@ def _fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Pa
         with path.open("wb") as file:
             for row in collection.rows_between(FILES, first, last):
                 file.write(base64.b64decode(row.content))
-        if path.stat().st_size != size or file_hash(path) != known:
+        if path.stat().st_size != size or file_sha256(path) != known:
             raise FormatError(f"{address}: {name} of the encoder is not as it was written; rebuild the index there")
 
 
