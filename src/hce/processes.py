@@ -5,10 +5,12 @@ Alone, everything here returns what it was given, so one code path serves one pr
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,27 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hce.errors import InputError
+from hce.files import other_identity, writing_to
+
 T = TypeVar("T")
 R = TypeVar("R")
 _working_together: ContextVar[bool] = ContextVar("working_together", default=False)
-
-WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
-
-
-def join_processes() -> torch.device | None:
-    """Meet the processes that accelerate, torchrun or MPI started, and return this one's device; None when alone."""
-    if max(int(os.environ.get(name, "1")) for name in WORLD_SIZES) == 1:
-        return None
-    from accelerate import PartialState  # it takes seconds to import, and one process does without it
-
-    return torch.device(PartialState(cpu=not torch.cuda.is_available()).device)
-
-
-def leave_processes() -> None:
-    """Part from the other processes when all have come this far: one that ends early can tear the others down."""
-    if process_count() > 1:
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 def process_count() -> int:
@@ -47,6 +34,51 @@ def process_count() -> int:
 def process_rank() -> int:
     """Return this process's rank, from 0 on; 0 when alone."""
     return dist.get_rank() if process_count() > 1 else 0
+
+
+def require_alike(facts: Mapping[str, Any]) -> None:
+    """Refuse to work with processes of which other facts hold; all of them then say the same.
+
+    Args:
+        facts: what has to be the same everywhere, by names that a user knows.
+
+    Raises:
+        InputError: something is not; the line names the two hosts.
+    """
+    if process_count() == 1:
+        return
+    everyones: list[Any] = [None] * process_count()
+    dist.all_gather_object(everyones, (socket.gethostname(), dict(facts)))
+    (first, wanted), *others = everyones
+    for host, found in others:
+        name = other_identity(wanted, found)
+        if name is not None:
+            raise InputError(
+                f"the {name} is {wanted[name]!r} on {first} and {found.get(name)!r} on {host}; give all hosts the same"
+            )
+
+
+def require_shared(folder: Path) -> None:
+    """Refuse a folder that is not the same one for all processes.
+
+    Raises:
+        InputError: what the first process writes there, this one does not see, or nobody can write there.
+    """
+    if process_count() == 1:
+        return
+    notes = [f".hce-{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(notes, src=0)
+    note = folder / notes[0]
+    if is_first_process():
+        with writing_to(note):
+            note.touch()
+    wait_for_all()
+    sees = note.exists()
+    wait_for_all()
+    if is_first_process():
+        note.unlink(missing_ok=True)
+    if not sees:
+        raise InputError(f"{folder} of {socket.gethostname()} is not that of the first host; give one that all share")
 
 
 class _Gather(torch.autograd.Function):
@@ -160,6 +192,13 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
     dist.all_reduce(packed)
     return dict(zip(values, (packed / process_count()).tolist(), strict=True))
+
+
+def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
+    """Give all processes the first one's weights: what was computed on processors of two kinds may differ a little."""
+    if process_count() > 1:
+        for parameter in parameters:
+            dist.broadcast(parameter.data, src=0)
 
 
 def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:

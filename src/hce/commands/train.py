@@ -24,6 +24,7 @@ from hce.commands.common import (
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
+from hce.hosts import together
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 RecipeName = Literal["measured", "paper"]
+GO_ON = "the same command with --resume goes on from the last checkpoint, with as many processes as there are then"
 
 
 class LabelFiles(NamedTuple):
@@ -82,35 +84,31 @@ def train(
 
     require_parent(output)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
-    documents = Corpus.load(corpus, reading)
+    with interruptible(GO_ON), together(GO_ON) as device:
+        documents = Corpus.load(corpus, reading)
 
-    # With torch, which takes seconds to import: after all that can be wrong without it.
-    from hce.encoding.encoder import Encoder
-    from hce.processes import is_first_process, join_processes, leave_processes
-    from hce.training.train import improvement
-    from hce.training.train import train as run
+        # With torch, which takes seconds to import: after all that can be wrong without it.
+        from hce.encoding.encoder import Encoder
+        from hce.processes import is_first_process
+        from hce.training.train import improvement
+        from hce.training.train import train as run
 
-    start = Encoder.load(encoder, device=join_processes())
-    if recipe == "paper":
-        how = Recipe.paper(documents=len(documents), **chosen)
-    else:
-        how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
-    labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
-    first = is_first_process()
-    with (
-        _tracked(tracker, how, output.parent) as log,
-        interruptible("the same command with --resume goes on from the last checkpoint"),
-    ):
+        start, first = Encoder.load(encoder, device=device), is_first_process()
+        if recipe == "paper":
+            how = Recipe.paper(documents=len(documents), **chosen)
+        else:
+            how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
+        labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
+        with _tracked(tracker, how, output.parent) as log:
 
-        def on_epoch(epoch: Epoch) -> None:
-            log(epoch)
-            if first:
-                err.print(str(epoch), soft_wrap=True)
+            def on_epoch(epoch: Epoch) -> None:
+                log(epoch)
+                if first:
+                    err.print(str(epoch), soft_wrap=True)
 
-        result = run(
-            documents, start, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
-        )
-    leave_processes()
+            result = run(
+                documents, start, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
+            )
     if not first:
         return
     if as_json:

@@ -22,7 +22,14 @@ from hce.data.text import TOKEN
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
 from hce.files import delete_whole, require_new, unfinished
-from hce.processes import is_first_process, process_count
+from hce.processes import (
+    is_first_process,
+    of_the_first,
+    process_count,
+    require_alike,
+    require_shared,
+    take_weights_of_the_first,
+)
 from hce.training.co_training import Learnt, TrainResult, co_train
 from hce.training.companion import recipe_of_table, with_companions
 from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
@@ -78,6 +85,10 @@ def train(
     warn_of_language(corpus, encoder.name)
     place = None if output is None else unfinished(output)
     labels = LabelledData(pairs, generated, dev)
+    if process_count() > 1:
+        require_alike(_identity(corpus, encoder, labels, recipe))
+        if output is not None:
+            require_shared(Path(output).absolute().parent)
     table = None if recipe.train == "encoder" or encoder.is_static else encoder.token_table()  # of the first weights
     learner = table if table is not None and recipe.train == "companion" else encoder
     learnt = _learn(corpus, learner, labels, recipe, place, progress=progress, on_epoch=on_epoch)
@@ -138,7 +149,13 @@ def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str
     """Return F0: the encoder as given, or, of a static one, its table fitted to the corpus where dev prefers that."""
     if not recipe.fit_static:
         return encoder
-    return encoder.fitted_where(corpus, lambda fitted: mean_over_kinds(dev.measure(fitted)) > mean_over_kinds(given))
+
+    def is_better(fitted: Encoder) -> bool:
+        take_weights_of_the_first(fitted.model.parameters())
+        gain = mean_over_kinds(dev.measure(fitted)) - mean_over_kinds(given)
+        return of_the_first({"gain": gain}, encoder.device)["gain"] > 0
+
+    return encoder.fitted_where(corpus, is_better)
 
 
 def improvement(result: TrainResult) -> str:
@@ -243,7 +260,6 @@ def _identity(corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Re
         "set of labelled pairs": labels.pairs and labels.pairs.digest,
         "set of generated queries": labels.generated and labels.generated.digest,
         "set of dev queries": labels.dev and labels.dev.digest,
-        "number of processes": process_count(),
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
 
