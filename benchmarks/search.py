@@ -1,36 +1,45 @@
-"""Engines beside bare faiss: vectors scored, queries a second, and what an encoder trained with the tree changes.
+"""Engines beside others' indexes: queries a second, what building takes, and what training with the tree changes.
 
-python benchmarks/search.py engines DATASET MODEL [--page PAGE]   our engines beside faiss's IVF and HNSW
+python benchmarks/search.py engines DATASET MODEL [--page PAGE]   ours beside faiss's IVF and HNSW, hnswlib and ScaNN
 python benchmarks/search.py aware DATASET WITH WITHOUT             a model trained with the tree, and one without
 python benchmarks/search.py flat DATASET MODEL                     flat beside IndexFlatIP; float16 and int8
+python benchmarks/search.py trees DATASET MODEL                    a tree grown bottom-up, and one grown top-down
 
-DATASET is a BEIR folder, MODEL a folder written by `hce train`. Real documents, real queries, one thread. Recall is
-the share of the exact ten best that is found; rivals are compared where they reach `--target`. Of IVF and tree the
-centroids are counted as vectors too. Times are of the processor, so that other programs count little; rivals take
-turns, and the ratio is taken in each turn.
+DATASET is a BEIR folder, MODEL a folder written by `hce train` or the name of an encoder. Real documents, real
+queries, one thread; `--documents` puts others in the place of the collection's documents, such as a million by
+benchmarks/large_corpus.py. Recall is the share of the exact ten best that is found; rivals are compared where they
+reach `--target`. Of IVF and tree the centroids are counted as vectors too. Times are of the processor, so that other
+programs count little; rivals take turns, and the ratio is taken in each turn. Bytes are those of the index written to
+disk. hnswlib and scann are packages of PyPI; without one of them, a line says so.
 """
 
 import argparse
+import importlib.util
+import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import faiss
 import numpy as np
 import torch
 
+from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import evaluate
 from hce.evaluation.runs import Scored
 from hce.search.engine import CODECS, ENGINES, new_engine
+from hce.search.tree_engine import LEAF
 from hce.tree.hierarchy import Hierarchy
 
 K = 10
-NEIGHBOURS = 32  # of a node in HNSW's graph
+NEIGHBOURS = 32  # of a node in the graph of HNSW, twice as many at its bottom
 TURNS = 7
 ALONE = 200  # queries asked one at a time
+REORDERED = (100, 400)  # candidates that ScaNN scores anew by their whole vectors
 
 
 class Task(NamedTuple):
@@ -61,12 +70,21 @@ class Rival(NamedTuple):
         search: (queries, setting) → scores of shape (Q, 10).
         settings: of the dial, rising.
         counted: vectors scored for one query since the counters were reset, given the number of queries.
+        size: bytes of the index.
     """
 
     name: str
     search: Callable[[np.ndarray, float], np.ndarray]
     settings: Sequence[float]
     counted: Callable[[int], float]
+    size: Callable[[], int]
+
+
+class Built(NamedTuple):
+    """A rival, and what building it took in seconds of the processor."""
+
+    rival: Rival
+    seconds: float
 
 
 class Point(NamedTuple):
@@ -78,19 +96,27 @@ class Point(NamedTuple):
     scored: float
 
 
-def load(dataset: str, model: str, split: str, most: int) -> Task:
-    """Encode a collection and up to so many of its queries."""
+def load(dataset: str, model: str, split: str, most: int, others: str | None) -> Task:
+    """Encode a collection, or other documents, and up to so many of the collection's queries."""
     data, encoder = Dataset.load(Path(dataset), split), Encoder.load(model, device="cpu")
     names = list(data.qrels)
     chosen = np.random.default_rng(0).permutation(len(names))[:most]
-    documents = encoder.encode(list(data.corpus.texts()))
+    documents = vectors_of(others, encoder) if others else encoder.encode(list(data.corpus.texts()))
     queries = encoder.encode([data.queries[names[number]].text for number in chosen], "query")
     flat = faiss.IndexFlatIP(documents.shape[1])
     flat.add(documents)
     tree = Path(model) / "hierarchy"
     hierarchy = Hierarchy.load(tree) if tree.is_dir() else None
-    print(f"{Path(dataset).name}: {len(documents):,} documents, {len(queries):,} queries, by {model}", flush=True)
+    name = Path(others or dataset).name
+    print(f"{name}: {len(documents):,} documents, {len(queries):,} queries, by {model}", flush=True)
     return Task(data, encoder, documents, queries, flat.search(queries, K)[0][:, -1], hierarchy)
+
+
+def vectors_of(source: str, encoder: Encoder) -> np.ndarray:
+    """Read the vectors of an .npy file, or encode a corpus."""
+    if source.endswith(".npy"):
+        return np.load(source).astype(np.float32, copy=False)
+    return encoder.encode(list(Corpus.load(source).texts()))
 
 
 # ---------------------------------------------------------------------------------------------------- rivals
@@ -108,11 +134,11 @@ def tree_rival(task: Task, hierarchy: Hierarchy | None, name: str) -> Rival:
         # faiss does not count the nodes that the beam starts from.
         return engine._descent().whole + faiss.cvar.indexIVF_stats.ndis / queries
 
-    return Rival(name, search, np.geomspace(0.5, 96, 81), counted)
+    return Rival(name, search, np.geomspace(0.5, 96, 81), counted, lambda: bytes_written(engine.save))
 
 
 def ivf_rival(task: Task, lists: int) -> Rival:
-    """IVF, trained by faiss on all vectors; the dial is nprobe."""
+    """IVF, trained by faiss on all vectors up to 256 a list; the dial is nprobe."""
     quantizer = faiss.IndexFlatIP(task.documents.shape[1])
     index = faiss.IndexIVFFlat(quantizer, task.documents.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
     index.train(task.documents)
@@ -121,26 +147,130 @@ def ivf_rival(task: Task, lists: int) -> Rival:
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
         return index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(setting)))[0]
 
+    def counted(queries: int) -> float:
+        return lists + faiss.cvar.indexIVF_stats.ndis / queries
+
     probes = np.unique(np.geomspace(1, lists, 80).round())
-    return Rival(f"ivf {lists}", search, probes, lambda count: lists + faiss.cvar.indexIVF_stats.ndis / count)
+    return Rival(f"ivf {lists}", search, probes, counted, lambda: faiss_bytes(index))
 
 
-def hnsw_rival(task: Task) -> Rival:
-    """HNSW; the dial is efSearch."""
+def hnsw_rival(task: Task, construction: int) -> Rival:
+    """HNSW by faiss; the dial is efSearch."""
     index = faiss.IndexHNSWFlat(task.documents.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = construction
     index.add(task.documents)
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
         return index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(setting)))[0]
 
-    settings = np.unique(np.geomspace(K, 4000, 48).round())
-    return Rival("hnsw", search, settings, lambda count: faiss.cvar.hnsw_stats.ndis / count)
+    def counted(queries: int) -> float:
+        return faiss.cvar.hnsw_stats.ndis / queries
+
+    return Rival("hnsw, faiss", search, BREADTHS, counted, lambda: faiss_bytes(index))
+
+
+def hnswlib_rival(task: Task, construction: int) -> Rival:
+    """HNSW by hnswlib; the dial is ef."""
+    import hnswlib
+
+    index = hnswlib.Index("ip", task.documents.shape[1])
+    index.init_index(len(task.documents), ef_construction=construction, M=NEIGHBOURS)
+    index.set_num_threads(1)
+    index.add_items(task.documents)
+
+    def search(queries: np.ndarray, setting: float) -> np.ndarray:
+        index.set_ef(int(setting))
+        return 1 - index.knn_query(queries, K)[1]
+
+    return Rival("hnsw, hnswlib", search, BREADTHS, uncounted, index.index_file_size)
+
+
+def scann_rivals(task: Task) -> list[Rival]:
+    """ScaNN as its authors advise, by leaves of codes and then whole vectors; the dial is the leaves searched."""
+    import scann
+
+    leaves = int(2 * len(task.documents) ** 0.5)
+    builder = scann.scann_ops_pybind.builder(task.documents, K, "dot_product").set_n_training_threads(1)
+    builder = builder.tree(num_leaves=leaves, num_leaves_to_search=100, training_sample_size=len(task.documents))
+    builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(REORDERED[0])
+    index = builder.build()
+    index.set_num_threads(1)
+
+    def rival(candidates: int) -> Rival:
+        def search(queries: np.ndarray, setting: float) -> np.ndarray:
+            options = {"leaves_to_search": int(setting), "pre_reorder_num_neighbors": candidates}
+            if len(queries) == 1:
+                return index.search(queries[0], K, **options)[1][None]
+            return index.search_batched(queries, K, **options)[1]
+
+        def written(folder: Path) -> None:
+            index.serialize(str(folder))
+
+        probes = np.unique(np.geomspace(1, leaves, 60).round())
+        return Rival(f"scann, best {candidates}", search, probes, uncounted, lambda: bytes_written(written))
+
+    return [rival(candidates) for candidates in REORDERED]
 
 
 def flat_rival(task: Task) -> Rival:
     """Every vector; no dial."""
     engine = task.engine("flat")
-    return Rival("flat", lambda queries, _: engine.search(queries, K).scores, [0.0], lambda _: len(task.documents))
+
+    def search(queries: np.ndarray, _: float) -> np.ndarray:
+        return engine.search(queries, K).scores
+
+    return Rival("flat", search, [0.0], lambda _: len(task.documents), lambda: bytes_written(engine.save))
+
+
+BREADTHS = np.unique(np.geomspace(K, 4000, 48).round())  # of the search in a graph
+
+
+def uncounted(_: int) -> float:
+    """Say that a rival does not count the vectors that it scores."""
+    return float("nan")
+
+
+def faiss_bytes(index: faiss.Index) -> int:
+    """Return the bytes of an index of faiss."""
+    return len(faiss.serialize_index(index))
+
+
+def bytes_written(write: Callable[[Path], None]) -> int:
+    """Return the bytes of what is written to a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+def build(task: Task, kinds: Sequence[str], construction: int) -> list[Built]:
+    """Build the rivals of these kinds, and print what each took."""
+    root = len(task.documents) ** 0.5
+    makers: dict[str, list[Callable[[], Rival | list[Rival]]]] = {
+        "tree": [lambda: tree_rival(task, task.hierarchy, "tree")],
+        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists) for times in (1, 4, 16)],
+        "hnsw": [lambda: hnsw_rival(task, construction)],
+        "hnswlib": [lambda: hnswlib_rival(task, construction)],
+        "scann": [lambda: scann_rivals(task)],
+        "flat": [lambda: flat_rival(task)],
+    }
+    found = []
+    print(f"{'':16} {'build':>9} {'bytes a vector':>14}")
+    for kind in kinds:
+        if kind in OPTIONAL and not importlib.util.find_spec(kind):
+            print(f"{kind} is left out: not installed (pip install {kind})")
+            continue
+        for make in makers[kind]:
+            start = time.process_time()
+            made = make()
+            taken = time.process_time() - start
+            for rival in made if isinstance(made, list) else [made]:
+                found.append(Built(rival, taken))
+                print(f"{rival.name:16} {taken:7.1f} s {rival.size() / len(task.documents):14.0f}", flush=True)
+    return found
+
+
+KINDS = ("tree", "ivf", "hnsw", "hnswlib", "scann", "flat")
+OPTIONAL = ("hnswlib", "scann")
 
 
 def at(task: Task, rival: Rival, setting: float) -> Point:
@@ -201,26 +331,32 @@ def query_times(task: Task, points: Sequence[Point]) -> tuple[np.ndarray, np.nda
 # ---------------------------------------------------------------------------------------------------- commands
 
 
-def engines(task: Task, target: float, page: str | None) -> None:
-    """Print every rival at its least effort for the target, then the ratios of tree to the best IVF."""
-    root = len(task.documents) ** 0.5
-    rivals = [tree_rival(task, task.hierarchy, "tree")]
-    rivals += [ivf_rival(task, int(times * root)) for times in (1, 4, 16)]
-    rivals += [hnsw_rival(task), flat_rival(task)]
+def engines(task: Task, kinds: Sequence[str], construction: int, targets: Sequence[float], page: str | None) -> None:
+    """Print what every rival took to build, and each at its least effort for the targets."""
+    rivals = [built.rival for built in build(task, kinds, construction)]
+    for target in targets:
+        at_target(task, rivals, target)
+    if page is not None:
+        draw(task, rivals, Path(page))
+
+
+def at_target(task: Task, rivals: Sequence[Rival], target: float) -> None:
+    """Print the rivals that reach the target, then the queries/s of the first, ours, by those of the fastest other."""
     points = [least_effort(task, rival, target) for rival in rivals]
+    for point in points:
+        if point.recall < target:
+            print(f"{point.rival.name} does not reach {target}: {point.recall:.4f} at {point.setting:.4g}")
+    points = [point for point in points if point.recall >= target]
     alone, batch = query_times(task, points)
     print(f"{'at recall >= ' + str(target):16} {'setting':>8} {'recall':>7} {'scored':>8} {'alone':>9} {'batch':>9}")
     for point, *times in zip(points, np.median(alone, axis=0), np.median(batch, axis=0), strict=True):
         speeds = " ".join(f"{1 / each:7.0f}/s" for each in times)
         print(f"{point.rival.name:16} {point.setting:8.4g} {point.recall:7.4f} {point.scored:8.0f} {speeds}")
-    fewest = min(point.scored for point in points[1:4])
-    faster = [np.median(times[:, 1:4].min(axis=1) / times[:, 0]) for times in (alone, batch)]
-    print(
-        f"tree / best ivf: {points[0].scored / fewest:.2f}x the vectors scored, "
-        f"{faster[0]:.2f}x the queries/s alone, {faster[1]:.2f}x in a batch"
-    )
-    if page is not None:
-        draw(task, rivals, Path(page))
+    for asked, times in (("alone", alone), ("in a batch", batch)):
+        ratios = np.median(times[:, 1:] / times[:, :1], axis=0)
+        if len(ratios):
+            first, fastest = points[0].rival.name, points[1 + int(ratios.argmin())].rival.name
+            print(f"{first} / {fastest}: {ratios.min():.2f}x the queries/s {asked}", flush=True)
 
 
 def draw(task: Task, rivals: Sequence[Rival], page: Path) -> None:
@@ -248,7 +384,7 @@ def draw(task: Task, rivals: Sequence[Rival], page: Path) -> None:
     figure.write_html(page, include_plotlyjs=True)
 
 
-COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#f0b8b0", "#2e8b57", "#777777")
+COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#f0b8b0", "#2e8b57", "#8fbc8f", "#8e44ad", "#c39bd3", "#777777")
 
 
 def aware(with_tree: Task, without: Task, target: float) -> None:
@@ -264,6 +400,42 @@ def aware(with_tree: Task, without: Task, target: float) -> None:
     print(f"vectors scored at recall {target}: {points[0].scored:.0f} with, {points[1].scored:.0f} without the tree")
     for task, name in ((with_tree, "with"), (without, "without")):
         print(f"exact search, {name}: {ndcg(task, task.engine('flat')):.4f} nDCG@10")
+
+
+def trees(task: Task) -> None:
+    """Print what growing a tree bottom-up and top-down takes, how tight both are, and what searching them finds."""
+    print(f"{'':14} {'CPU s':>7} {'peak GB':>8} {'to leaf':>8} {'siblings':>9} {'recall at effort':>16} 1, 2, 4, 8")
+    for method in ("agglomerative", "divisive"):
+        context = multiprocessing.get_context("fork")  # a process each, so that each has a peak of its own
+        process = context.Process(target=_tree_line, args=(task, method))
+        process.start()
+        process.join()
+
+
+def _tree_line(task: Task, method: Literal["agglomerative", "divisive"]) -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+    before, start = _resident("VmRSS"), time.process_time()
+    tree = Hierarchy.build(task.documents, LEAF, method=method)
+    taken, peak = time.process_time() - start, (_resident("VmHWM") - before) / 2**20
+    leaves = tree.levels[-1]
+    tight = float(own_cosines(task.documents, leaves.centroids, tree.document_parent).mean())
+    above = tree.levels[-2]
+    siblings = float(own_cosines(leaves.centroids, above.centroids, leaves.parent).mean())
+    rival = tree_rival(task, tree, method)
+    points = [at(task, rival, effort) for effort in (1, 2, 4, 8)]
+    found = "  ".join(f"{point.recall:.4f} ({point.scored:.0f})" for point in points)
+    print(f"{method:14} {taken:7.1f} {peak:8.2f} {tight:8.4f} {siblings:9.4f} {found}", flush=True)
+
+
+def _resident(field: str) -> int:
+    """Memory of this process in kB (Linux)."""
+    return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0])
+
+
+def own_cosines(rows: np.ndarray, centroids: np.ndarray, home: np.ndarray) -> np.ndarray:
+    """Cosine of each unit row to its own centroid, a part of the rows at a time."""
+    parts = [slice(start, start + 50_000) for start in range(0, len(rows), 50_000)]
+    return np.concatenate([np.einsum("ij,ij->i", rows[part], centroids[home[part]]) for part in parts])
 
 
 def flat(task: Task) -> None:
@@ -320,26 +492,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", default="test", help="whose queries")
     parser.add_argument("--queries", type=int, default=1000, help="how many of them at most")
-    parser.add_argument("--target", type=float, default=0.95, help="the recall at which rivals are compared")
+    parser.add_argument("--target", type=float, nargs="+", default=[0.95], help="recalls at which rivals are compared")
+    parser.add_argument("--documents", help="a corpus, or an .npy file of vectors, in place of the collection's")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, models in (("engines", ["model"]), ("aware", ["with_tree", "without"]), ("flat", ["model"])):
+    commands_of = {"engines": ["model"], "aware": ["with_tree", "without"], "flat": ["model"], "trees": ["model"]}
+    for name, models in commands_of.items():
         command = commands.add_parser(name)
         command.add_argument("dataset")
         for model in models:
             command.add_argument(model)
         if name == "engines":
             command.add_argument("--page", help="write the curves to this HTML file")
+            command.add_argument("--rivals", nargs="+", choices=KINDS, default=KINDS, help="ours first")
+            command.add_argument("--construction", type=int, default=100, help="breadth in building a graph")
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
     torch.set_num_threads(1)
 
     def task(model: str) -> Task:
-        return load(options.dataset, model, options.split, options.queries)
+        return load(options.dataset, model, options.split, options.queries, options.documents)
 
     if options.command == "engines":
-        engines(task(options.model), options.target, options.page)
+        engines(task(options.model), options.rivals, options.construction, options.target, options.page)
     elif options.command == "aware":
-        aware(task(options.with_tree), task(options.without), options.target)
+        aware(task(options.with_tree), task(options.without), options.target[0])
+    elif options.command == "trees":
+        trees(task(options.model))
     else:
         flat(task(options.model))
 

@@ -383,6 +383,23 @@ def test_screened_assignment_equals_the_plain_one(noise):
     np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("enough", [0.94, 2.0])  # by heads, and by whole rows
+def test_of_very_many_pairs_a_row_looks_among_the_nearest_groups(enough, monkeypatch):
+    vectors, _ = planted(1200, 6, dim=128, noise=0.3)
+    vectors = vectors / np.sqrt(1 + np.arange(128))
+    monkeypatch.setattr(kmeans_fast, "_ENOUGH", enough)
+    whole = spherical_kmeans(vectors, 900, mode="fast")
+    monkeypatch.setattr(kmeans_fast, "_MANY_PAIRS", 0)
+    monkeypatch.setattr(kmeans_fast, "_PROBED_ROWS", 1000)
+    near = spherical_kmeans(vectors, 900, mode="fast")
+    np.testing.assert_array_equal(near.centroids, whole.centroids)
+    assert np.array_equal(np.unique(near.assignment), np.arange(900))
+    assert (near.assignment == whole.assignment).mean() > 0.98
+    assert near.objective[-2] - 1e-6 < near.objective[-1] < whole.objective[-1] + 1e-6
+    own = (unit(vectors) * near.centroids[near.assignment]).sum(axis=1)
+    assert near.objective[-1] == pytest.approx(own.mean(), abs=1e-6)
+
+
 def test_screen_is_used_where_it_pays():
     vectors, truth = planted(300, 6, dim=128, noise=0.02)
     rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)

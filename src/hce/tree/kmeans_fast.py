@@ -9,12 +9,13 @@ head (`_Heads`). Choices are made by heads, and what was chosen is then measured
    rises although the nearest centroid is their own: a row pulls its own centroid towards itself, which in clusters
    of 8 keeps it there for no good reason (Hartigan's rule: every optimum under it is one under Alg. 2, not the other
    way round).
-3. Finish: every row against every centroid, with the products that cannot win ruled out by a bound.
+3. Finish: every row against every centroid, with the products that cannot win ruled out by a bound; from `_MANY_PAIRS`
+   of a row and a centroid on, against the centroids of the groups nearest to the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,6 +56,9 @@ _FEW = 32  # a row with more centroids than this, or than k/64, within its bound
 _SLACK = 4e-6  # float noise of a bound
 _NOISE = 1e-6  # float noise of a squared length
 _SCREENED = 4096  # centroids bounded at a time
+_PROBES = 8  # groups nearest to a row, among whose centroids the row's is looked for
+_PROBED_ROWS = 2**15  # rows that look at a time
+_MANY_PAIRS = 2**28  # of a row and a centroid: more are not bounded, for their number grows with the square of the rows
 
 
 @dataclass
@@ -71,6 +75,14 @@ class _State:
     def objective(self) -> float:
         """The mean cosine of rows to their centroids."""
         return float(self.lengths.sum(dtype=torch.float64)) / len(self.assignment)
+
+
+class _Groups(NamedTuple):
+    """Clusters in groups of near ones."""
+
+    of: np.ndarray  # (k,) the group of each cluster
+    centres: torch.Tensor  # (groups, n or a head's width)
+    near: np.ndarray  # (groups, near) the centroids nearest to each centre
 
 
 class _Moves(NamedTuple):
@@ -93,13 +105,17 @@ def fast_kmeans(
     objective: list[float] = []
     converged = False
     while not converged and len(objective) < max_rounds:
-        state = _refine(rows, heads, state, *_group_clusters(heads, state.centroids, rng))
+        groups = _group_clusters(heads, state.centroids, rng)
+        state = _refine(rows, heads, state, groups.of, groups.near)
         objective.append(state.objective)
         report(len(objective), objective[-1])
         little = max((_LITTLE_BY_HEADS if heads.enough else _LITTLE) * (1 - objective[-1]), TIE)
         converged = len(objective) > 1 and objective[-1] - objective[-2] <= little
     state = _state_of(rows, state.assignment, k)
-    assignment, best = _assign_screened(rows, heads, state.centroids, state.assignment)
+    if len(rows) * k > _MANY_PAIRS:
+        assignment, best = _assign_nearby(rows, heads, state, _group_clusters(heads, state.centroids, rng))
+    else:
+        assignment, best = _assign_screened(rows, heads, state.centroids, state.assignment)
     fill_empty(rows, state.centroids, assignment, best)
     objective.append(float(best.mean(dtype=np.float64)))
     return state.centroids.cpu().numpy(), assignment, tuple(objective), converged
@@ -223,8 +239,8 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
 
 
 # --- refinement ---
-def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Each cluster's group, of shape (k,), and each group's nearest centroids, of shape (groups, near)."""
+def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Generator) -> _Groups:
+    """Put near clusters together, `_GROUP` of them in a group."""
     k, near = len(centroids), _NEAR_BY_HEADS if heads.enough else _NEAR
     if heads.enough:
         centroids = torch.nn.functional.normalize(heads.of(centroids)[:, : heads.width])
@@ -235,7 +251,7 @@ def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Gener
         block = scores(centres[slice(*limits)], centroids)
         return block.topk(min(near, k), dim=1, sorted=False).indices.cpu().numpy()
 
-    return group_of, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device))
+    return _Groups(group_of, centres, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device)))
 
 
 def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
@@ -280,7 +296,32 @@ def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
 
 def _propose(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _Moves:
     """Find each row's best move among its group's centroids."""
-    row_group = group_of[state.assignment]
+    seen = _seen(heads, state.centroids)
+
+    def of_group(group: int, members: np.ndarray) -> _Moves:
+        block = rows.take(members)
+        looks = heads.take(members, block) if heads.enough else block
+        return _best_moves(block, state.assignment[members], state, near[group], looks, seen)
+
+    return _Moves(*_by_group(of_group, group_of[state.assignment], near, rows.device))
+
+
+def _seen(heads: _Heads, centroids: torch.Tensor) -> torch.Tensor:
+    """Centroids as rows are scored against them in choosing: their heads, where these are enough."""
+    if not heads.enough:
+        return centroids
+    seen = heads.of(centroids)
+    seen[:, -1] *= _TAILS_AGREE
+    return seen
+
+
+def _by_group(
+    task: Callable[[int, np.ndarray], Sequence[np.ndarray]],
+    row_group: np.ndarray,
+    near: np.ndarray,
+    device: torch.device,
+) -> tuple[np.ndarray, ...]:
+    """Run the task on each group and its rows, some at a time, and put the results in the order of the rows."""
     order = np.argsort(row_group, kind="stable")
     bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1)).tolist()
     pieces = [
@@ -288,18 +329,8 @@ def _propose(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, nea
         for group, (begin, end) in enumerate(pairwise(bounds))
         for start, stop in chunk_ranges(end - begin, near.shape[1])
     ]
-
-    seen = heads.of(state.centroids) if heads.enough else state.centroids
-    if heads.enough:
-        seen[:, -1] *= _TAILS_AGREE
-
-    def one_piece(piece: tuple[int, np.ndarray]) -> _Moves:
-        group, members = piece
-        block = rows.take(members)
-        looks = heads.take(members, block) if heads.enough else block
-        return _best_moves(block, state.assignment[members], state, near[group], looks, seen)
-
-    return _Moves(*(_scattered(column, order) for column in end_to_end(run_all(one_piece, pieces, rows.device))))
+    columns = end_to_end(run_all(lambda piece: task(*piece), pieces, device))
+    return tuple(_scattered(column, order) for column in columns)
 
 
 def _best_moves(
@@ -456,6 +487,51 @@ def _assign_screened(
     if len(rest):
         new[rest], best[rest] = assign(rows.subset(rest), centroids, assignment[rest])
     return new, best
+
+
+def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) -> tuple[np.ndarray, np.ndarray]:
+    """Return about what `_assign_screened` does, at a cost that grows with N·k/32 and not with N·k.
+
+    A row is scored against the centroids of the groups nearest to the row, by heads where these are enough.
+    """
+    seen = _seen(heads, state.centroids)
+    clusters = np.split(np.argsort(groups.of, kind="stable"), np.cumsum(np.bincount(groups.of))[:-1])
+
+    def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
+        block = rows.span(*limits)
+        present = torch.from_numpy(state.assignment[slice(*limits)]).to(block.device)
+        found = _nearest_of_groups(heads.span(*limits) if heads.enough else block, seen, groups.centres, clusters)
+        value, own = (own_scores(block, state.centroids, cluster) for cluster in (found, present))
+        moves = value > own + TIE
+        return as_arrays(torch.where(moves, found, present), torch.where(moves, value, own))
+
+    starts = range(0, len(rows), _PROBED_ROWS)
+    chunks = [(start, min(start + _PROBED_ROWS, len(rows))) for start in starts]
+    new, best = end_to_end(run_all(one_chunk, chunks, rows.device))
+    return new, best
+
+
+def _nearest_of_groups(
+    looks: torch.Tensor, seen: torch.Tensor, centres: torch.Tensor, clusters: list[np.ndarray]
+) -> torch.Tensor:
+    """Each row's nearest centroid among those of its nearest groups: rows of shape (m, width), result (m,)."""
+    probes = min(_PROBES, len(centres))
+    parts = [
+        scores(looks[slice(*limits), : centres.shape[1]], centres).topk(probes, sorted=False).indices
+        for limits in chunk_ranges(len(looks), len(centres))
+    ]
+    probed = torch.cat(parts).flatten()
+    order = torch.argsort(probed, stable=True)
+    ends = torch.bincount(probed, minlength=len(centres)).cumsum(0).tolist()
+    value = torch.empty(len(probed), device=looks.device)
+    found = torch.empty_like(probed)
+    for members, begin, end in zip(clusters, [0, *ends], ends, strict=False):
+        if end > begin:
+            pairs, columns = order[begin:end], torch.from_numpy(members).to(looks.device)
+            column, value[pairs] = row_argmax(scores(take_rows(looks, pairs // probes), take_rows(seen, columns)))
+            found[pairs] = columns[column]
+    best = value.view(-1, probes).argmax(dim=1, keepdim=True)
+    return found.view(-1, probes).gather(1, best)[:, 0]
 
 
 def _narrowed(heads: torch.Tensor, width: int) -> torch.Tensor:
