@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hce import progress
-from hce.progress import progress_bar
+from hce.progress import bars_shown, progress_bar, told
 
 
 class Terminal(io.StringIO):
@@ -53,13 +53,14 @@ def test_plain_lines_on_stderr_without_a_terminal(capfd, monkeypatch, clock):
     ]
 
 
-def test_a_line_every_ten_seconds_and_one_at_the_end(capfd, clock):
+def test_a_line_after_two_seconds_then_every_ten_and_one_at_the_end(capfd, clock):
     with progress_bar("encoding", 30, "texts", show=True) as advance:
         for _ in range(30):
             clock.now += 0.5
             advance(1)
     assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == [
-        "encoding: 20/30 texts",
+        "encoding: 4/30 texts",
+        "encoding: 24/30 texts",
         "encoding: 30/30 texts",
     ]
 
@@ -124,3 +125,25 @@ def test_an_exception_passes_through(monkeypatch, make):
     with pytest.raises(KeyboardInterrupt), progress_bar("x", 2, "items", show=True) as advance:
         advance(1)
         raise KeyboardInterrupt
+
+
+def test_work_without_a_known_end_tells_how_much_is_done_and_how_fast(capfd, clock):
+    with progress_bar("reading", None, "documents", show=True) as advance:
+        clock.now += 4
+        assert list(told("ab", advance)) == ["a", "b"]
+    assert capfd.readouterr().err.splitlines() == ["reading: 1 documents, 0 documents/s"]
+
+
+def test_deep_work_is_shown_where_someone_asked_for_it(capfd, clock):
+    def deep(**show):
+        with progress_bar("building", 2, "vectors", **show) as advance:
+            clock.now += 4
+            advance(1)
+        return len(capfd.readouterr().err.splitlines())
+
+    assert deep() == 0
+    with bars_shown():
+        assert (deep(), deep(show=False), deep(show=True)) == (1, 0, 1)
+        with bars_shown(False):
+            assert deep() == 0
+    assert deep() == 0

@@ -26,6 +26,7 @@ from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
 from hce.errors import HceError, InputError, system_reason
+from hce.progress import bars_shown
 
 REPORT_BUGS = "this is a bug in hce; please report it with the lines above and the command you ran"
 
@@ -60,7 +61,8 @@ def main() -> None:
     try:
         _refuse_broken_arguments(sys.argv[1:])
         try:
-            app(prog_name="hce")
+            with bars_shown(os.environ.get("RANK", "0") == "0"):  # of processes that work together, by the first
+                app(prog_name="hce")
         finally:
             sys.stdout.flush()  # here and not when Python ends: the disk it goes to may be full
     except HceError as error:

@@ -1,7 +1,8 @@
 """Corpus: a collection of documents, checked once when it is read, then accessed in any order.
 
-A corpus costs 16 bytes of memory a document, however long the documents are: the texts stay in a JSONL file (the
-user's own, or a temporary one that other formats are written to) and are fetched by their position in it.
+A corpus costs 16 bytes of memory a document, however long the documents are: the texts stay in JSONL files (the user's
+own, or temporary ones that other formats are written to) and are fetched by their position there. Of a folder of parts
+each of several processes reads some, and tells the others where the documents are.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import os
 import tempfile
 import threading
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from hce.data.records import (
     Reading,
     Record,
     decode_line,
+    format_suffix,
     open_bytes,
     parse_json_line,
     raw_lines,
@@ -39,14 +43,21 @@ from hce.data.records import (
     read_text_folder,
     refuse,
     shown,
+    text_suffix,
     unreadable,
 )
 from hce.errors import InputError
+from hce.files import ScratchFolder, open_atomically
+from hce.progress import progress_bar, told
 
 logger = logging.getLogger(__name__)
 
 DEEPEST = 100  # levels of metadata
 BEIR_CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
+PART_FORMATS = (*JSONL_SUFFIXES, ".parquet")
+OPEN_PARTS = 64  # files of a corpus that are open at once
+
+ShareOut = Callable[[Callable[[Sequence[Path]], list["_Part"]], Sequence[Path]], list["_Part"]]
 
 
 class Corpus(Sequence[Document]):
@@ -67,21 +78,34 @@ class Corpus(Sequence[Document]):
         self.left_out = frozenset(left_out)
 
     @classmethod
-    def load(cls, path: str | Path, reading: Reading = USUAL) -> Corpus:
+    def load(
+        cls,
+        path: str | Path,
+        reading: Reading = USUAL,
+        *,
+        share_out: ShareOut = lambda work, parts: work(parts),
+        copies: Path | None = None,
+    ) -> Corpus:
         """Read and check a whole collection: a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, text files, or "-".
+
+        A folder of JSONL or Parquet files and nothing else to read is one collection, in the order of their names.
 
         Args:
             path: where the documents are.
             reading: which fields hold what, and other things that are usually found out.
+            share_out: has the parts of such a folder read, by one process or several, and returns what was found.
+            copies: a folder that all of these processes share, for parts that cannot be read at any position in their
+                place: Parquet, and .gz. By default a temporary one.
 
         Raises:
             InputError: at the first fault, with file and line; nothing is kept then.
         """
         source, skipped = _documents_source(path), _Skipped()
         bad = skipped.take if reading.skip_bad else refuse
-        in_its_place = source.is_file() and source.suffix.lower() in JSONL_SUFFIXES
-        if in_its_place and reading.is_utf8 and not reading.row_ids:
+        if source.is_file() and _lies_open(source, reading) and not reading.row_ids:
             corpus = cls._scan_jsonl(source, reading, bad)
+        elif paths := _find_parts(source):
+            corpus = cls._join_parts(source, paths, reading, bad, share_out, copies)
         else:
             records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
             corpus = cls._spool(records, shown(path), reading, bad)
@@ -132,42 +156,95 @@ class Corpus(Sequence[Document]):
     @classmethod
     def _scan_jsonl(cls, path: Path, reading: Reading, bad: Bad) -> Corpus:
         """Check the user's own file and remember where each document's line is."""
-        check, lines, position = _Checker(str(path)), _Extents(), 0
-        parse = DocumentParser(str(path), reading)
-        documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
-        for where, raw in raw_lines(path):
-            try:
-                line = decode_line(raw, where)
-                if line.strip() and check.add(parse(parse_json_line(line, where)), where):
-                    lines.add(position, len(raw))
-            except InputError as error:
-                bad(error)
-            position += len(raw)
-        documents.fields = parse.fields
+        documents, check = cls._scanned(path, reading, bad)
         return cls(documents, check.finish(documents, documents.line), str(path), check.empty)
 
     @classmethod
+    def _join_parts(
+        cls, folder: Path, paths: list[Path], reading: Reading, bad: Bad, share_out: ShareOut, copies: Path | None
+    ) -> Corpus:
+        """Read the parts of a folder and put what was found of each, by whichever process, together."""
+        if reading.row_ids:
+            raise InputError(f"{folder}: the numbers of rows begin anew in each part; name the field of the ids")
+        scratch = None
+        if copies is None and not all(_lies_open(path, reading) for path in paths):
+            scratch = ScratchFolder("hce-parts-")
+            copies = scratch.path
+
+        def read(own: Sequence[Path]) -> list[_Part]:
+            return [cls._read_part(path, copies, reading, bad) for path in own]
+
+        documents = _Parts(share_out(read, paths), scratch)
+        check = _Checker(str(folder))
+        for part in documents.parts:
+            check.join(part)
+        return cls(documents, check.finish(documents, documents.place), str(folder), check.empty)
+
+    @classmethod
+    def _read_part(cls, path: Path, copies: Path | None, reading: Reading, bad: Bad) -> _Part:
+        """Check a part, and copy it where its documents cannot be fetched from it by position."""
+        if copies is None or _lies_open(path, reading):
+            documents, check = cls._scanned(path, reading, bad)
+        else:
+            copies.mkdir(parents=True, exist_ok=True)
+            copy = copies / f"{path.name}.jsonl"
+            with open_atomically(copy, "wb") as file:
+                documents, check = cls._spooled(read_records(path, reading, bad), str(path), reading, bad, file)
+            documents = _JsonlFile(copy, documents.lines, open_bytes(copy))
+        found = check.id_hashes, check.digest.digest(), check.empty
+        return _Part(path, documents.path, documents.lines, documents.fields, documents.state, *found)
+
+    @staticmethod
+    def _scanned(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Checker]:
+        """Return a file's documents, by where their lines are, and what was found when they were looked through."""
+        check, lines, position = _Checker(str(path)), _Extents(), 0
+        parse = DocumentParser(str(path), reading)
+        documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
+        size = path.stat().st_size >> 20
+        with progress_bar("reading", size, "MiB", show=None if size else False) as advance:
+            for where, raw in raw_lines(path):
+                try:
+                    line = decode_line(raw, where)
+                    if line.strip() and check.add(parse(parse_json_line(line, where)), where):
+                        lines.add(position, len(raw))
+                except InputError as error:
+                    bad(error)
+                before, position = position, position + len(raw)
+                if before >> 20 < position >> 20:
+                    advance((position >> 20) - (before >> 20))
+        documents.fields = parse.fields
+        return documents, check
+
+    @classmethod
     def _spool(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
-        """Copy documents of any other format to a temporary file, each followed by a line that says where it was."""
+        """Copy documents of any other format to a temporary file, which is read in its place."""
+        documents, check = cls._spooled(records, name, reading, bad, _temporary_file())
+        return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
+
+    @staticmethod
+    def _spooled(
+        records: Iterable[Record], name: str, reading: Reading, bad: Bad, spool: IO[bytes]
+    ) -> tuple[_JsonlFile, _Checker]:
+        """Write documents to a file, each followed by a line that says where it was."""
+        spooling = _spooling if isinstance(spool.name, int) else nullcontext  # who opened a file of a name guards it
         check, lines, position = _Checker(name), _Extents(), 0
         parse = DocumentParser(name, reading)
-        spool = _temporary_file()
-        for record in records:
-            try:
-                document = parse(record)
-                sound = check.add(document, record.where)
-            except InputError as error:
-                bad(error)
-                continue
-            if sound:
-                with _spooling():
-                    size = spool.write(document.to_json().encode() + b"\n")
-                    lines.add(position, size)
-                    position += size + spool.write(os.fsencode(record.where) + b"\n")
-        with _spooling():
+        with progress_bar("reading", None, "documents") as advance:
+            for record in told(records, advance):
+                try:
+                    document = parse(record)
+                    sound = check.add(document, record.where)
+                except InputError as error:
+                    bad(error)
+                    continue
+                if sound:
+                    with spooling():
+                        size = spool.write(document.to_json().encode() + b"\n")
+                        lines.add(position, size)
+                        position += size + spool.write(os.fsencode(record.where) + b"\n")
+        with spooling():
             spool.flush()
-        documents = _JsonlFile(Path(name), lines, spool)
-        return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
+        return _JsonlFile(Path(name), lines, spool), check
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -195,6 +272,33 @@ class Corpus(Sequence[Document]):
     def texts(self) -> Iterator[str]:
         """Stream what an encoder reads of each document."""
         return (document.full_text for document in self)
+
+    def only(self, positions: np.ndarray) -> Corpus:
+        """Return some of the documents as a corpus of their own, which reads them where this one does.
+
+        >>> Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")]).only(np.array([1])).ids
+        ['b']
+
+        Args:
+            positions: of shape (m,), rising.
+        """
+        digest = hashlib.sha256(self.fingerprint.encode() + np.ascontiguousarray(positions, dtype="<i8").tobytes())
+        name = f"{self.name}, {len(positions):,} of {len(self):,} documents"
+        return Corpus(_Some(self._documents, positions), digest.hexdigest(), name, self.left_out)
+
+
+class _Some(Sequence[Document]):
+    """Some of the documents of a sequence, by position."""
+
+    def __init__(self, documents: Sequence[Document], positions: np.ndarray) -> None:
+        self._documents = documents
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: int) -> Document:  # type: ignore[override]
+        return self._documents[int(self._positions[index])]
 
 
 class _Skipped:
@@ -253,11 +357,21 @@ class _Checker:
                 raise _duplicate(document.id, self.empty[document.id], where)
             self.empty[document.id] = where
             return False
-        for part in (document.id, document.title, document.text, _canonical_json(document.metadata, where)):
-            data = part.encode()
-            self.digest.update(len(data).to_bytes(8, "little") + data)
+        metadata = _canonical_json(document.metadata, where) if document.metadata else "{}"
+        parts = [part.encode() for part in (document.id, document.title, document.text, metadata)]
+        self.digest.update(b"".join([data for part in parts for data in (len(part).to_bytes(8, "little"), part)]))
         self.id_hashes.append(_hash_id(document.id))
         return True
+
+    def join(self, part: _Part) -> None:
+        """Take note of what was found of a part of the corpus."""
+        for doc_id, where in part.empty.items():
+            if doc_id in self.empty:
+                raise _duplicate(doc_id, self.empty[doc_id], where)
+            self.empty[doc_id] = where
+        if part.id_hashes:
+            self.digest.update(part.digest)
+            self.id_hashes.extend(part.id_hashes)
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
         """Return the fingerprint if all is well; `place` tells where the i-th document stands."""
@@ -378,6 +492,57 @@ class _JsonlFile(Sequence[Document]):
         return status.st_mtime_ns, status.st_size
 
 
+class _Part(NamedTuple):
+    """What the process that read a part of a corpus has to tell the others; `path` is the part itself, or its copy."""
+
+    source: Path
+    path: Path
+    lines: _Extents
+    fields: Fields | None
+    state: tuple[int, int]
+    id_hashes: array[int]
+    digest: bytes
+    empty: dict[str, str]
+
+
+class _Parts(Sequence[Document]):
+    """The documents of several files, one after another; a file is opened when one of its documents is asked for."""
+
+    def __init__(self, parts: list[_Part], scratch: ScratchFolder | None) -> None:
+        self.parts = parts
+        self._scratch = scratch  # deleted along with this
+        self._starts = np.cumsum([0, *(len(part.lines.starts) for part in parts)]).tolist()
+        self._file = lru_cache(OPEN_PARTS)(self._opened)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Document:  # type: ignore[override]
+        number, place = self._locate(index)
+        return self._file(number)[place]
+
+    def place(self, index: int) -> str:
+        """The file and the line or row that hold a document."""
+        number, place = self._locate(index)
+        part, file = self.parts[number], self._file(number)
+        return file.line(place) if part.path == part.source else file.next_line(place)
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        index = index + len(self) if index < 0 else index
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._starts, index) - 1
+        return number, index - self._starts[number]
+
+    def _opened(self, number: int) -> _JsonlFile:
+        part = self.parts[number]
+        file = _JsonlFile(part.path, part.lines, open_bytes(part.path))
+        file.fields = part.fields
+        if file.state != part.state:
+            raise InputError(f"{part.path}: changed since it was read; load it again")
+        return file
+
+
 def _hash_id(doc_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(doc_id.encode(), digest_size=8).digest(), "little")
 
@@ -393,3 +558,27 @@ def _documents_source(path: str | Path) -> Path:
         return next((path / name for name in BEIR_CORPUS if (path / name).is_file()), path)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _lies_open(path: Path, reading: Reading) -> bool:
+    """Tell whether documents can be fetched from a file by their position in it."""
+    return path.suffix.lower() in JSONL_SUFFIXES and reading.is_utf8
+
+
+def _find_parts(folder: Path) -> list[Path]:
+    """List the JSONL or Parquet files that a folder holds in the place of texts; none where it holds something else.
+
+    Raises:
+        InputError: they are of several formats.
+    """
+    if not folder.is_dir() or (folder / "qrels").is_dir():
+        return []
+    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")) and path.is_file()]
+    parts = [path for path in files if format_suffix(path) in PART_FORMATS]
+    texts = [path for path in files if text_suffix(path) and not path.name.upper().startswith(("README", "LICENSE"))]
+    if texts or not parts:
+        return []
+    formats = sorted({format_suffix(path) for path in parts})
+    if len(formats) > 1:
+        raise InputError(f"{folder}: holds {' and '.join(formats)} files; parts of one corpus are of one format")
+    return parts

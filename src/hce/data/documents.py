@@ -146,12 +146,11 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     """
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
-    found = list_names(rest)
     doc_id = take_id(rest, where, ids) if ids else str(row)
     text = take_string(rest, text_field, where)
     if text is None:
         raise InputError(
-            f"{where}: document {doc_id!r} has no text (found: {found}); "
+            f"{where}: document {doc_id!r} has no text (found: {list_names(record.fields)}); "
             f"name the field {text_field!r}, or say --text-field NAME"
         )
     title = take_string(rest, title_field, where) or ""
@@ -171,7 +170,7 @@ def list_names(fields: Iterable[Any]) -> str:
 
 def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS, remedy: str = NO_ID) -> str:
     """Remove and return the id; whole numbers are taken as their digits."""
-    found = list_names(fields)
+    found = dict.fromkeys(fields)
     for name in names:
         value = fields.pop(name, None)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -181,7 +180,7 @@ def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS
         if not isinstance(value, str):
             raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
         return _unicode(value, name, where)
-    raise InputError(f"{where}: no id (found: {found}); {remedy}")
+    raise InputError(f"{where}: no id (found: {list_names(found)}); {remedy}")
 
 
 def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:

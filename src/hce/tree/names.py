@@ -8,17 +8,14 @@ ancestors' names are left to the ancestors, so that going down the tree says som
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
-from hce.progress import Advance, progress_bar
+from hce.progress import progress_bar, told
 from hce.tree.hierarchy import Hierarchy, Names
-
-T = TypeVar("T")
 
 WORDS_IN_A_NAME = 3
 LARGEST_VOCABULARY = 50_000
@@ -41,7 +38,7 @@ def name_nodes(
     try:
         counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
         with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
-            counts = counter.fit_transform(_told(texts, advance))  # (N, vocabulary)
+            counts = counter.fit_transform(told(texts, advance))  # (N, vocabulary)
     except ValueError:  # not one word in all texts
         return [[[] for _ in level.parent] for level in hierarchy.levels]
     vocabulary = counter.get_feature_names_out()
@@ -54,10 +51,7 @@ def name_nodes(
             weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), len(nodes)))
             above = hierarchy.ancestors(level, nodes)[:, 1:-1]
             names.append(
-                [
-                    _best(weights[node], singular, _inherited(names, above[node]), words)
-                    for node in _told(nodes, advance)
-                ]
+                [_best(weights[node], singular, _inherited(names, above[node]), words) for node in told(nodes, advance)]
             )
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
@@ -80,13 +74,6 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
     weights = weights.multiply(weights > 0).tocsr()
     weights.eliminate_zeros()
     return list(map(str, vocabulary[_best(weights, singular, np.empty(0, np.int64), words)]))
-
-
-def _told(items: Iterable[T], advance: Advance) -> Iterator[T]:
-    """Pass items on, and tell of each."""
-    for item in items:
-        yield item
-        advance(1)
 
 
 def _sum_rows(counts: sparse.csr_matrix, members: np.ndarray, nodes: int) -> sparse.csr_matrix:
