@@ -39,14 +39,14 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree of the corpus as this encoder sees it.
+        hierarchy: the tree, as this encoder sees it, of the documents that were learnt from: all, or some of many.
         history: an entry for each epoch, the start included.
         mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
         before: dev measures at the start.
         after: dev measures of the encoder returned.
         metric: what the dev measure is, in words.
         recipe: the settings used.
-        held_out: positions of the documents that were kept for measuring and not trained on.
+        held_out: positions, among these, of the documents that were kept for measuring and not trained on.
         words_share: how much words should count in a hybrid search, where labelled queries have told.
         stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
     """

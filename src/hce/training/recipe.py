@@ -46,6 +46,11 @@ class Recipe:
         "both; auto: both for a static encoder, whose companion is the words, companion for a transformer",
     )
     language: str = _option("english", "whose word endings are cut off in the table of the corpus's words, or none")
+    most_documents: int = _option(
+        131_072,
+        "documents that are learnt from; of more, a random sample with all that labels name, so that a larger corpus "
+        "takes no longer; 0: all",
+    )
     epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
@@ -268,6 +273,7 @@ TRANSFORMER: dict[str, Any] = {
 # returns the last weights.
 PAPER: dict[str, Any] = {
     "train": "encoder",
+    "most_documents": 0,
     "batch_size": 512,
     "chunk_size": 32,
     "precision": "bfloat16",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,20 @@ class Sources:
         fewest = min(len(source) for source in (self.supervised, self.unsupervised) if source is not None)
         if fewest < process_count():
             raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
+
+
+def learnt_from(corpus: Corpus, recipe: Recipe, labels: Iterable[Labels | None] = ()) -> Corpus:
+    """Return the documents that are learnt from: all, or a random sample of many, and with it all that labels name."""
+    if not recipe.most_documents or len(corpus) <= recipe.most_documents:
+        return corpus
+    named = {judgment.document_id for each in labels if each for judgment in each.qrels.judgments()}
+    wanted = [position for position, document in enumerate(corpus) if document.id in named] if named else []
+    others = np.setdiff1d(np.arange(len(corpus)), np.array(wanted, dtype=np.int64))
+    count = min(len(others), max(0, recipe.most_documents - len(wanted)))
+    drawn = np.random.default_rng([recipe.seed, 13]).choice(others, count, replace=False)
+    sample = corpus.only(np.sort(np.concatenate([np.array(wanted, dtype=np.int64), drawn])))
+    logger.info("learning from %s", sample.name)
+    return sample
 
 
 def sources_and_devset(

@@ -36,7 +36,7 @@ from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
 from hce.training.model_folder import DevQuery, gains, save_model
 from hce.training.recipe import Learner, Precision, Recipe, Supervision
 from hce.training.run import CheckpointFolder, Epoch
-from hce.training.sources import sources_and_devset
+from hce.training.sources import learnt_from, sources_and_devset
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ def train(
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     encoder = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, encoder, pairs or generated)
+    corpus = learnt_from(corpus, recipe, (pairs, generated, dev))
     _refuse_impossible(corpus, encoder, recipe)
     _warn_of_poor_data(corpus, recipe)
     warn_of_language(corpus, encoder.name)
