@@ -24,7 +24,8 @@ from hce.commands.common import (
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.hosts import together
+from hce.files import delete_whole, unfinished
+from hce.hosts import is_alone, together
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -79,13 +80,12 @@ def train(
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
       torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
-    from hce.data.corpus import Corpus
     from hce.training.recipe import Recipe
 
     require_parent(output)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
     with interruptible(GO_ON), together(GO_ON) as device:
-        documents = Corpus.load(corpus, reading)
+        documents = _corpus(corpus, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         from hce.encoding.encoder import Encoder
@@ -109,6 +109,8 @@ def train(
             result = run(
                 documents, start, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
             )
+        if first:
+            delete_whole(_copies(output))
     if not first:
         return
     if as_json:
@@ -233,6 +235,24 @@ def _read(name: str, value: Any) -> Any:
     from hce.training.recipe import Recipe
 
     return Recipe.parsed(name, value) if isinstance(value, str) else value
+
+
+def _corpus(source: Path, reading: Reading, output: Path) -> Corpus:
+    """Read the documents; of a folder of parts, each of several processes reads some."""
+    from hce.data.corpus import Corpus
+
+    if is_alone():
+        return Corpus.load(source, reading)
+    from hce.processes import require_shared, share_out, working_together
+
+    require_shared(output.absolute().parent)
+    with working_together():
+        return Corpus.load(source, reading, share_out=share_out, copies=_copies(output))
+
+
+def _copies(output: Path) -> Path:
+    """Name the place of parts of the corpus that have to be copied for other hosts to read them."""
+    return unfinished(f"{output}.corpus")
 
 
 def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str, *, strict: bool) -> dict[str, Labels | None]:

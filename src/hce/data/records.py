@@ -416,7 +416,7 @@ def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = re
         left_out.folders += [name for name in subfolders if name.startswith(".")]
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for path in (Path(directory) / name for name in sorted(names)):
-            if _text_suffix(path) is None or left_out.take(path):
+            if text_suffix(path) is None or left_out.take(path):
                 continue
             try:
                 yield _text_record(path, path.relative_to(folder).as_posix(), reading)
@@ -425,7 +425,7 @@ def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = re
     left_out.tell()
 
 
-def _text_suffix(path: Path) -> str | None:
+def text_suffix(path: Path) -> str | None:
     """Return the suffix of a text, a page or a PDF file; None for every other file."""
     suffix = path.suffix.lower() if path.suffix.lower() in LIBRARIES else format_suffix(path)
     return suffix if suffix in (*TEXT_SUFFIXES, *LIBRARIES) else None
