@@ -24,6 +24,7 @@ from hce.files import delete_whole, new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
 from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.manifest import Manifest
+from hce.index.mapped import released
 from hce.index.mirror import check_place
 from hce.index.passages import Cutter, LongDocuments
 from hce.index.store import Store, Writer, now
@@ -113,8 +114,9 @@ def create_index(
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress)
-    tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], progress)
-    with new_folder(path) as folder:
+    with released(vectors):
+        tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], progress)
+    with released(vectors), new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
         if start.folder is not None:
             keep_facts(start.folder, folder / IN_AN_INDEX)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from hce.index.hierarchy import NumberedHierarchy, load_tree
+from hce.index.hierarchy import load_tree
 from hce.index.live import Live
 from hce.index.manifest import Manifest
+from hce.index.mapped import all_vectors
 from hce.index.mirror import Mirror, MirroredPart, engine_part, passages_part
 from hce.index.passages import passage_texts
 from hce.index.store import Reader, Store
+from hce.progress import progress_bar, told
 from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
 from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
@@ -117,28 +117,25 @@ def _engine_in_use(store: Store, named: str) -> str:
 
 def _builders(index: Path, manifest: Manifest, engine: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
     return (
-        EngineBuilder(engine, manifest.dtype, manifest.dim, partial(load_tree, index, manifest.suffix)),
+        EngineBuilder(engine, manifest.dtype, manifest.dim, index, manifest.suffix),
         PassagesBuilder(engine, manifest.dtype, manifest.dim),
         WordsBuilder(manifest.language),
     )
 
 
 @dataclass(frozen=True)
-class EngineBuilder:
-    """Makes the engine of an index.
+class VectorsBuilder:
+    """What makes an engine of vectors.
 
     Attributes:
         engine: the name of the engine.
         dtype: what it keeps vectors in.
         dim: the length of a vector.
-        tree: loads the tree of the index, where there is one.
     """
 
     engine: str
     dtype: str
     dim: int
-    tree: Callable[[], NumberedHierarchy | None]
-    folder: ClassVar[str] = "engine"
     in_memory: ClassVar[bool] = True
 
     @property
@@ -146,14 +143,29 @@ class EngineBuilder:
         """See `Builder`."""
         return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
 
+
+@dataclass(frozen=True)
+class EngineBuilder(VectorsBuilder):
+    """Makes the engine of an index.
+
+    Attributes:
+        index: the folder of the index.
+        suffix: of the folders of the encoder whose vectors they are.
+    """
+
+    index: Path
+    suffix: str
+    folder: ClassVar[str] = "engine"
+
     def build(self, reader: Reader) -> Engine:
         """Build the engine of all vectors."""
-        numbers, vectors = reader.vectors()
-        tree = self.tree() if self.engine == "tree" else None  # flat has no use for it
-        hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
-        return new_engine(
-            self.engine, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
-        )
+        tree = load_tree(self.index, self.suffix) if self.engine == "tree" else None  # flat has no use for it
+        kept_in = "float32" if self.dtype == "float32" else "float16"
+        with all_vectors(reader, self.index, kept_in) as (numbers, vectors):
+            hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
+            return new_engine(
+                self.engine, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
+            )
 
     def load(self, folder: Path) -> Engine:
         """Read a snapshot of an engine."""
@@ -171,26 +183,10 @@ class EngineBuilder:
         return len(numbers)
 
 
-@dataclass(frozen=True)
-class PassagesBuilder:
-    """Makes the engine of the passages of an index's long documents.
+class PassagesBuilder(VectorsBuilder):
+    """Makes the engine of the passages of an index's long documents."""
 
-    Attributes:
-        engine: the name of the engine.
-        dtype: what it keeps vectors in.
-        dim: the length of a vector.
-    """
-
-    engine: str
-    dtype: str
-    dim: int
     folder: ClassVar[str] = "passages"
-    in_memory: ClassVar[bool] = True
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """See `Builder`."""
-        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
 
     def build(self, reader: Reader) -> PassageEngine:
         """Build the engine of all passages."""
@@ -241,4 +237,5 @@ class WordsBuilder:
 
     def add(self, part: Words, reader: Reader, after: int) -> int:
         """Add the words of the texts above a number, and of the passages of the long ones."""
-        return part.add(reader.texts(after), passage_texts(reader, after))
+        with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
+            return part.add(told(reader.texts(after), advance), passage_texts(reader, after))

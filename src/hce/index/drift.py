@@ -20,6 +20,7 @@ from hce.index.encoder import CarriedEncoder
 from hce.index.growth import Region, growth_of
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import Manifest
+from hce.index.mapped import ROWS_AT_ONCE, StoredVectors, vectors_by_row
 from hce.index.store import Reader
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy
@@ -108,7 +109,7 @@ def drift_of(
     """
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
-    numbers, vectors = reader.vectors()
+    numbers, vectors = vectors_by_row(reader)
     trained = ModelFacts.find(encoder.index / f"{IN_AN_INDEX}{manifest.suffix}")
     held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values()]
 
@@ -139,7 +140,7 @@ def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 def measure_drift(
     hierarchy: Hierarchy,
     tree_rows: np.ndarray,
-    vectors: np.ndarray,
+    vectors: np.ndarray | StoredVectors,
     is_new: np.ndarray,
     held_out: np.ndarray,
     texts: Callable[[np.ndarray], Sequence[str]],
@@ -185,14 +186,16 @@ def measure_drift(
 class _Leaves:
     """The leaves of a tree as sums of their members, so that a member can be taken out."""
 
-    def __init__(self, hierarchy: Hierarchy, tree_rows: np.ndarray, vectors: np.ndarray) -> None:
+    def __init__(self, hierarchy: Hierarchy, tree_rows: np.ndarray, vectors: np.ndarray | StoredVectors) -> None:
         self.hierarchy = hierarchy
         present = tree_rows >= 0
         rows, leaf = tree_rows[present], hierarchy.document_parent[present]
         self.leaf_of = np.full(len(vectors), -1, dtype=np.int64)
         self.leaf_of[rows] = leaf
         self.sums = np.zeros((hierarchy.node_count(hierarchy.depth - 1), vectors.shape[1]), dtype=np.float32)
-        np.add.at(self.sums, leaf, vectors[rows])
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            np.add.at(self.sums, leaf[some], vectors[rows[some]])
         lengths = np.linalg.norm(self.sums, axis=1, keepdims=True)
         self.centroids = self.sums / np.maximum(lengths, 1e-12)  # a leaf whose documents are all gone attracts nothing
 
@@ -213,7 +216,7 @@ class _Leaves:
 def _found(
     rows: np.ndarray,
     texts: Sequence[str],
-    vectors: np.ndarray,
+    vectors: np.ndarray | StoredVectors,
     pool: np.ndarray,
     encode: Callable[[Sequence[str], Kind], np.ndarray],
     rng: np.random.Generator,

@@ -17,12 +17,14 @@ import numpy as np
 
 from hce.errors import FormatError
 from hce.index.manifest import Manifest
+from hce.index.mapped import all_vectors
 from hce.index.store import STORE_FILE, Reader
 from hce.tree.hierarchy import NUMBERS, Hierarchy
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
+MOST_READ = 1 << 20  # documents, from all over, that nodes are named after; of more, the words would take much memory
 
 
 class NumberedHierarchy(NamedTuple):
@@ -97,7 +99,9 @@ def grow_named_tree(
     tree = Hierarchy.build(vectors, device=device, progress=progress)
     if not tree.levels:
         return None
-    tree.names = name_nodes(tree, texts, progress=progress)
+    every = -(-len(vectors) // MOST_READ)
+    some = (text if position % every == 0 else "" for position, text in enumerate(texts))
+    tree.names = name_nodes(tree, some, progress=progress)
     return tree
 
 
@@ -110,9 +114,8 @@ def regrow_tree(index: Path, name: str, reader: Reader, *, progress: bool = Fals
 
 def grow_tree(index: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
     """Grow a tree of the documents there are now in a folder of this name; None where they are too few for one."""
-    numbers, vectors = reader.vectors()
-    texts = (entry.document.full_text for entry in reader.entries())
-    tree = grow_named_tree(vectors, texts, progress=progress)
+    with all_vectors(reader, index) as (numbers, vectors):
+        tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
         return None
     shutil.rmtree(index / name, ignore_errors=True)

@@ -14,11 +14,13 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
+from hce.progress import progress_bar
 from hce.search.engine import VECTORS_AT_ONCE, Found, codec_of, dtype_of, range_sample, require, set_code_ranges
 from hce.search.exact import search_exactly, selector
 
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
 QUANTIZERS = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
+MANY = 1 << 18  # vectors, of which it is shown how they are put into lists
 LISTS_AT_ONCE = 1 << 22  # pairs of a query and a list in one call
 
 
@@ -223,9 +225,11 @@ class Lists:
         self.file.reserve(int(home.max()) + 1)
         # List by list: each then lies in one piece of memory, beside its neighbours.
         order = np.argsort(home, kind="stable")
-        for start in range(0, len(order), VECTORS_AT_ONCE):
-            rows = order[start : start + VECTORS_AT_ONCE]
-            self.file.append(Members(ids[rows], vectors[rows]), home[rows])
+        with progress_bar("filling lists", len(order), "vectors", show=None if len(order) > MANY else False) as advance:
+            for start in range(0, len(order), VECTORS_AT_ONCE):
+                rows = order[start : start + VECTORS_AT_ONCE]
+                self.file.append(Members(ids[rows], vectors[rows]), home[rows])
+                advance(len(rows))
         ids, home = np.concatenate([self.ids, ids]), np.concatenate([self.home, home])
         order = np.argsort(ids, kind="stable")
         self.ids, self.home = ids[order], home[order]

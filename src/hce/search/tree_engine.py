@@ -35,6 +35,7 @@ from hce.tree.hierarchy import Hierarchy
 LEAF = 8  # documents in a leaf, on average
 EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
+BYTES_WHILE_GROWING, MOST_BYTES = 20, 2 << 30  # for each number of a centroid, and in all
 LISTS = ("stored", "sizes", "ids", "home", "ranges")  # arrays of a layer on disk
 KEPT = 64  # settings of searches; making one takes as long as searching a few lists
 
@@ -141,7 +142,7 @@ class TreeEngine:
             lists = [_read_lists(files, name, dim) for name in names]
             layers = Layers(lists, branching.tolist())
             for number, each in enumerate(lists):
-                require(set(each.home.tolist()) <= set(layers.nodes(number).tolist()), "a list without a node")
+                require(bool(np.isin(each.home, layers.nodes(number)).all()), "a list without a node")
             seed = int(files.arrays["seed"][0])
         return cls(layers, seed)
 
@@ -227,13 +228,19 @@ def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) ->
     """Return the levels of a tree with small leaves: those of `hierarchy` if it has them, else of one grown anew.
 
     A trained tree is broad: its leaves hold dozens of documents, which is good for training and too coarse for
-    searching. Finer leaves under its nodes were tried, and a tree grown anew finds more at less work (docs/LOG.md).
+    searching. Finer leaves under its nodes were tried, and a tree grown anew finds more at less work (docs/LOG.md); but
+    growing one anew takes some 20 bytes for each dimension of each leaf, and of very many vectors the broad one's
+    leaves are split after all.
     """
     if not len(vectors):
         return Grown((), np.empty(0, np.int64))
-    if hierarchy is None or len(vectors) > 2 * LEAF * len(np.unique(hierarchy.document_parent)):
-        hierarchy = Hierarchy.build(vectors, LEAF, seed=seed)
-    return Grown(hierarchy.levels, hierarchy.document_parent)
+    if hierarchy is not None and len(vectors) <= 2 * LEAF * len(np.unique(hierarchy.document_parent)):
+        return Grown(hierarchy.levels, hierarchy.document_parent)
+    if vectors.size // LEAF * BYTES_WHILE_GROWING <= MOST_BYTES:
+        grown = Hierarchy.build(vectors, LEAF, seed=seed, progress=None)
+        return Grown(grown.levels, grown.document_parent)
+    broad = hierarchy or Hierarchy.build(vectors, seed=seed, progress=None)
+    return broad.with_leaves_of(vectors, LEAF, seed)
 
 
 def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:

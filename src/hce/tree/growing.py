@@ -106,6 +106,20 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
     return Grown(tuple(levels), assigned)
 
 
+def split_leaves(vectors: np.ndarray, grown: Grown, size: int, seed: int, cluster: Cluster) -> Grown:
+    """Split each node of a tree's last inner level into nodes of about `size` documents, a level below it."""
+    count = len(grown.levels[-1].parent)
+    order = np.argsort(grown.document_parent, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(grown.document_parent, minlength=count))[:-1])
+    sizes = [-(-len(group) // size) for group in groups]
+    results = _split_all(vectors, groups, sizes, (seed, 1), cluster)
+    level = Level(np.repeat(np.arange(count), sizes), np.concatenate([each.centroids for each in results]))
+    leaf = np.empty(len(vectors), dtype=np.int64)
+    for group, first, result in zip(groups, np.cumsum([0, *sizes[:-1]]), results, strict=True):
+        leaf[group] = first + result.assignment
+    return Grown((*grown.levels, level), leaf)
+
+
 def _split_all(
     vectors: np.ndarray, groups: list[np.ndarray], sizes: list[int], seed: tuple[int, int], cluster: Cluster
 ) -> list[KMeansResult]:

@@ -17,7 +17,16 @@ from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.progress import progress_bar
-from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape, divisive, level_sizes
+from hce.tree.growing import (
+    Grown,
+    Level,
+    agglomerative,
+    branching_for_depth,
+    check_shape,
+    divisive,
+    level_sizes,
+    split_leaves,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +99,7 @@ class Hierarchy:
         mode: KMeansMode = "auto",
         init: Init = "points",
         device: torch.device | str | None = None,
-        progress: bool = False,
+        progress: bool | None = False,
     ) -> Hierarchy:
         """Grow the tree of `vectors`.
 
@@ -111,7 +120,7 @@ class Hierarchy:
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
             init: how k-means starts, see there.
             device: where inner products are computed; the CPU by default.
-            progress: show a bar, of the vectors that rounds of k-means have gone through.
+            progress: show a bar, of the vectors that rounds of k-means have gone through; None: within `bars_shown`.
 
         Raises:
             InputError: vectors or options from which no tree can be grown.
@@ -135,6 +144,27 @@ class Hierarchy:
             advance(rounds * len(vectors))  # or rather fewer rounds than expected
         facts = {"branching": b, "method": method, "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
+
+    def with_leaves_of(self, vectors: np.ndarray, size: int, seed: int = 0) -> Grown:
+        """Split the nodes of the last inner level into leaves of about so many documents, each node by itself.
+
+        Takes memory for one node at a time, where k-means over all documents would hold all centroids several times.
+
+        Args:
+            vectors: of the documents, unit rows of shape (N, n), a memory map included.
+            size: documents in a leaf, on average.
+            seed: same seed, same leaves.
+        """
+        from hce.tree.kmeans import spherical_kmeans
+
+        with progress_bar("splitting leaves", len(vectors), "vectors") as advance:
+
+            def cluster(vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
+                result = spherical_kmeans(vectors, k, seed=seed, mode="exact")
+                advance(len(vectors))
+                return result
+
+            return split_leaves(np.asarray(vectors), Grown(self.levels, self.document_parent), size, seed, cluster)
 
     @property
     def depth(self) -> int:

@@ -1,0 +1,99 @@
+"""All vectors of a store as one array: in memory as long as they are few, in a temporary file mapped into it if not."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hce.index.store import Reader
+from hce.progress import progress_bar
+
+HELD_BYTES = 1 << 30  # of vectors that are kept in memory
+ROWS_AT_ONCE = 16_384
+SECONDS_BETWEEN_RELEASES = 0.5
+
+
+@contextmanager
+def all_vectors(reader: Reader, folder: Path, dtype: str = "float32") -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
+
+    Args:
+        reader: of the moment.
+        folder: where there is room for a temporary file; a kill leaves nothing of it.
+        dtype: what many vectors are kept in; few are float32.
+    """
+    numbers = reader.numbers()
+    if _are_few(reader, numbers):
+        yield reader.vectors()
+        return
+    with tempfile.TemporaryFile(dir=folder, prefix=".vectors-") as file:
+        with progress_bar("fetching vectors", len(numbers), "vectors") as advance:
+            for start in range(0, len(numbers), ROWS_AT_ONCE):
+                some = numbers[start : start + ROWS_AT_ONCE]
+                file.write(reader.vectors_at(some).astype(dtype).data)
+                advance(len(some))
+        file.flush()
+        vectors = np.memmap(file, dtype=dtype, mode="r", shape=(len(numbers), reader.dim))
+        with released(vectors):
+            yield numbers, vectors
+
+
+def _are_few(reader: Reader, numbers: np.ndarray) -> bool:
+    return 4 * reader.dim * len(numbers) <= HELD_BYTES
+
+
+@contextmanager
+def released(vectors: np.ndarray) -> Iterator[None]:
+    """Give the pages of a mapped file back again and again, of which nothing is changed: the system has them anyway.
+
+    Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
+    """
+    mapped = getattr(vectors, "_mmap", None)
+    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
+        yield
+        return
+    ended = threading.Event()
+
+    def release() -> None:
+        while not ended.wait(SECONDS_BETWEEN_RELEASES):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    thread = threading.Thread(target=release, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+class StoredVectors:
+    """The vectors of numbered documents, read from the store when they are asked for, by row.
+
+    Args:
+        reader: of the moment.
+        numbers: the document of each row, rising, of shape (N,).
+    """
+
+    def __init__(self, reader: Reader, numbers: np.ndarray) -> None:
+        self._reader = reader
+        self._numbers = numbers
+        self.shape = (len(numbers), reader.dim)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        return self._reader.vectors_at(self._numbers[rows])
+
+
+def vectors_by_row(reader: Reader) -> tuple[np.ndarray, np.ndarray | StoredVectors]:
+    """Return the numbers of all documents, rising, and their vectors: in memory, or of many those asked for."""
+    numbers = reader.numbers()
+    return reader.vectors() if _are_few(reader, numbers) else (numbers, StoredVectors(reader, numbers))
