@@ -37,7 +37,7 @@ from hce.tree.hierarchy import Hierarchy
 
 K = 10
 NEIGHBOURS = 32  # of a node in the graph of HNSW, twice as many at its bottom
-TURNS = 7
+TURNS = 5
 ALONE = 200  # queries asked one at a time
 REORDERED = (100, 400)  # candidates that ScaNN scores anew by their whole vectors
 
@@ -78,13 +78,6 @@ class Rival(NamedTuple):
     settings: Sequence[float]
     counted: Callable[[int], float]
     size: Callable[[], int]
-
-
-class Built(NamedTuple):
-    """A rival, and what building it took in seconds of the processor."""
-
-    rival: Rival
-    seconds: float
 
 
 class Point(NamedTuple):
@@ -242,12 +235,12 @@ def bytes_written(write: Callable[[Path], None]) -> int:
         return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
-def build(task: Task, kinds: Sequence[str], construction: int) -> list[Built]:
+def build(task: Task, kinds: Sequence[str], construction: int) -> list[Rival]:
     """Build the rivals of these kinds, and print what each took."""
     root = len(task.documents) ** 0.5
     makers: dict[str, list[Callable[[], Rival | list[Rival]]]] = {
         "tree": [lambda: tree_rival(task, task.hierarchy, "tree")],
-        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists) for times in (1, 4, 16)],
+        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists) for times in (4, 16)],
         "hnsw": [lambda: hnsw_rival(task, construction)],
         "hnswlib": [lambda: hnswlib_rival(task, construction)],
         "scann": [lambda: scann_rivals(task)],
@@ -264,7 +257,7 @@ def build(task: Task, kinds: Sequence[str], construction: int) -> list[Built]:
             made = make()
             taken = time.process_time() - start
             for rival in made if isinstance(made, list) else [made]:
-                found.append(Built(rival, taken))
+                found.append(rival)
                 print(f"{rival.name:16} {taken:7.1f} s {rival.size() / len(task.documents):14.0f}", flush=True)
     return found
 
@@ -333,7 +326,7 @@ def query_times(task: Task, points: Sequence[Point]) -> tuple[np.ndarray, np.nda
 
 def engines(task: Task, kinds: Sequence[str], construction: int, targets: Sequence[float], page: str | None) -> None:
     """Print what every rival took to build, and each at its least effort for the targets."""
-    rivals = [built.rival for built in build(task, kinds, construction)]
+    rivals = build(task, kinds, construction)
     for target in targets:
         at_target(task, rivals, target)
     if page is not None:
@@ -384,7 +377,7 @@ def draw(task: Task, rivals: Sequence[Rival], page: Path) -> None:
     figure.write_html(page, include_plotlyjs=True)
 
 
-COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#f0b8b0", "#2e8b57", "#8fbc8f", "#8e44ad", "#c39bd3", "#777777")
+COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#2e8b57", "#8fbc8f", "#8e44ad", "#c39bd3", "#777777")
 
 
 def aware(with_tree: Task, without: Task, target: float) -> None:

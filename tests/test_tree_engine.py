@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hce.search import balance
 from hce.search.balance import INNER, MOST, ROOT, bounds, parts
 from hce.search.engine import load_engine, new_engine
 from hce.search.lists import Lists
@@ -94,6 +95,18 @@ def test_still_a_tree_after_any_changes(first, steps):
     queries, k = unit(5, 1234), 7
     exact = engine.search(queries, k, allowed=np.arange(free))
     assert np.array_equal(engine.search(queries, k).scores, exact.scores)
+
+
+@pytest.mark.parametrize("beam", [1, 32])  # one node alone often leads to no list that is left
+def test_still_a_tree_where_not_all_lists_are_compared(beam, monkeypatch):
+    monkeypatch.setattr(balance, "MANY", 0)
+    monkeypatch.setattr(balance, "BEAM", beam)
+    vectors = np.concatenate([unit(1500, 0, spread=1.0), np.repeat(unit(1, 5), 60, axis=0)])
+    engine, numbers = built(vectors[:900]), np.arange(len(vectors))
+    engine.add(numbers[900:], vectors[900:])
+    assert_is_a_tree(engine, dict(enumerate(vectors)))
+    engine.remove(numbers[100:1300])
+    assert_is_a_tree(engine, {n: vectors[n] for n in (*range(100), *range(1300, len(vectors)))})
 
 
 def test_full_effort_is_exact_search():

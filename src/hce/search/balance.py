@@ -18,6 +18,7 @@ NEIGHBOURS = 8  # lists from which a new one may draw
 ROOT = 64  # children of the root, at most four times as many
 INNER = 16  # children of a node that stands where the root was
 ROUNDS = 16
+MANY, BEAM = 2**14, 32  # of more lists than this not all are compared: so many nodes lead down to them at each layer
 
 
 def balance(layers: Layers) -> None:
@@ -63,8 +64,7 @@ def _dissolve_short(layers: Layers, layer: int) -> None:
         return
     members = lists.members(short)
     above.drop(short)
-    home = above.search(members.vectors, 1, layers.nodes(layer - 1)).numbers[:, 0]
-    lists.spread(short, members, home)
+    lists.spread(short, members, _nearest(layers, layer, members.vectors, 1)[:, 0])
 
 
 def _split_long(layers: Layers, layer: int) -> None:
@@ -87,7 +87,7 @@ def _draw_from_neighbours(layers: Layers, layer: int, targets: np.ndarray, centr
     lists, above = layers.lists[layer], layers.lists[layer - 1]
     least, most = bounds(layers.branching[layer])
     depth = min(NEIGHBOURS + len(targets), len(above))
-    near = above.search(centroids.mean(axis=0, keepdims=True), depth, layers.nodes(layer - 1)).numbers[0]
+    near = _nearest(layers, layer, centroids.mean(axis=0, keepdims=True), depth)[0]
     near = near[~np.isin(near, targets)][:NEIGHBOURS]
     for donor, centroid in zip(near[:, None], above.vectors_of(near), strict=True):
         members = lists.members(donor)
@@ -98,6 +98,20 @@ def _draw_from_neighbours(layers: Layers, layer: int, targets: np.ndarray, centr
         home[movers] = targets[scores[movers].argmax(axis=1)]
         if len(movers) and _fits(lists, home[movers], most):
             lists.spread(donor, members, home)
+
+
+def _nearest(layers: Layers, layer: int, vectors: np.ndarray, count: int) -> np.ndarray:
+    """Find the lists of a layer with the nearest centroids, of shape (vectors, count): of very many about these."""
+    above, near = layers.lists[layer - 1], np.zeros((len(vectors), 1), np.int64)
+    if len(above) <= MANY:
+        return above.search(vectors, count, layers.nodes(layer - 1)).numbers
+    for lists in layers.lists[: layer - 1]:
+        near = lists.search(vectors, BEAM, near).numbers
+    near = above.search(vectors, count, near).numbers
+    lost = np.flatnonzero((near < 0).any(axis=1))  # under nodes that have few lists left
+    if len(lost):
+        near[lost] = above.search(vectors[lost], count, layers.nodes(layer - 1)).numbers
+    return near
 
 
 def _fits(lists: Lists, home: np.ndarray, most: int) -> bool:
@@ -140,7 +154,9 @@ def _centroids(vectors: np.ndarray, assignment: np.ndarray) -> np.ndarray:
 
 def _unused(used: np.ndarray, count: int) -> np.ndarray:
     """Return the least numbers that are not in use; `used` is rising."""
-    return np.setdiff1d(np.arange(len(used) + count), used)[:count]
+    free = np.ones(len(used) + count, dtype=bool)
+    free[used[used < len(free)]] = False
+    return np.flatnonzero(free)[:count]
 
 
 def _raise_root(layers: Layers) -> None:
