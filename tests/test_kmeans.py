@@ -446,8 +446,10 @@ def test_row_lengths_and_types_are_ignored(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_memory_mapped_file_is_read_in_chunks_and_left_alone(mode, tmp_path, monkeypatch):
+@pytest.mark.parametrize("length", [1.0, 3.0])  # unit rows are taken as they are
+def test_memory_mapped_file_is_read_in_chunks_and_left_alone(length, mode, tmp_path, monkeypatch):
     vectors, _ = planted(60, 10, noise=0.3)
+    vectors = (length * unit(vectors)).astype(np.float32)
     path = tmp_path / "vectors.npy"
     np.save(path, vectors)
     before = path.read_bytes()

@@ -62,24 +62,30 @@ class Rows:
 
 
 class _SourceRows(Rows):
-    """Rows of an array too large to copy, made unit as they are read; `index` picks some of them."""
+    """Rows of an array too large to copy, made unit by `made` as they are read; `index` picks some of them."""
 
-    def __init__(self, source: np.ndarray, device: torch.device, index: np.ndarray | None = None) -> None:
-        self._source, self._index = source, index
+    def __init__(
+        self,
+        source: np.ndarray,
+        device: torch.device,
+        made: Callable[[np.ndarray], torch.Tensor],
+        index: np.ndarray | None = None,
+    ) -> None:
+        self._source, self._made, self._index = source, made, index
         self.device = device
         self.shape = (len(source) if index is None else len(index), source.shape[1])
 
     def span(self, start: int, stop: int) -> torch.Tensor:
         picked = slice(start, stop) if self._index is None else self._index[start:stop]
-        return _unit(self._source[picked]).to(self.device)
+        return self._made(self._source[picked]).to(self.device)
 
     def take(self, index: np.ndarray) -> torch.Tensor:
-        return _unit(self._source[index if self._index is None else self._index[index]]).to(self.device)
+        return self._made(self._source[index if self._index is None else self._index[index]]).to(self.device)
 
     def subset(self, index: np.ndarray) -> Rows:
         if len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:  # several may be at work at once
             return Rows(self.take(index))
-        return _SourceRows(self._source, self.device, index if self._index is None else self._index[index])
+        return _SourceRows(self._source, self.device, self._made, index if self._index is None else self._index[index])
 
 
 def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
@@ -87,17 +93,27 @@ def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
     source = np.asarray(vectors)  # a plain view: indexing an np.memmap itself costs far more
     hold = source.size * 4 <= HOLD_BYTES
     held = torch.empty(source.shape, dtype=torch.float32, device=device) if hold else None
+    unit_already = source.dtype == np.float32
     for start, stop in chunk_ranges(*source.shape):
         _check_rows(source[start:stop], start)
         if held is not None:
             held[start:stop] = _unit(source[start:stop]).to(device)
-    return _SourceRows(source, device) if held is None else Rows(held)
+        elif unit_already:
+            squares = np.einsum("ij,ij->i", source[start:stop], source[start:stop])
+            unit_already = bool((np.abs(squares - 1) < 4 * TIE).all())
+    if held is not None:
+        return Rows(held)
+    return _SourceRows(source, device, _as_they_are if unit_already else _unit)
 
 
 def _unit(block: np.ndarray) -> torch.Tensor:
     # Divide by the largest entry first: squares of tiny or huge entries would under- or overflow.
     scaled = (block / np.abs(block).max(axis=1, keepdims=True)).astype(np.float32, copy=False)
     return torch.from_numpy(scaled / np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None])
+
+
+def _as_they_are(block: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(block, requirements="W"))  # a copy of what cannot be written: torch warns of it
 
 
 def _check_rows(block: np.ndarray, start: int) -> None:
