@@ -16,7 +16,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -189,7 +189,8 @@ class Corpus(Sequence[Document]):
             copies.mkdir(parents=True, exist_ok=True)
             copy = copies / f"{path.name}.jsonl"
             with open_atomically(copy, "wb") as file:
-                documents, check = cls._spooled(read_records(path, reading, bad), str(path), reading, bad, file)
+                records = read_records(path, reading, bad)
+                documents, check = cls._spooled(records, str(path), reading, bad, file, nullcontext)
             documents = _JsonlFile(copy, documents.lines, open_bytes(copy))
         found = check.id_hashes, check.digest.digest(), check.empty
         return _Part(path, documents.path, documents.lines, documents.fields, documents.state, *found)
@@ -218,15 +219,19 @@ class Corpus(Sequence[Document]):
     @classmethod
     def _spool(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
         """Copy documents of any other format to a temporary file, which is read in its place."""
-        documents, check = cls._spooled(records, name, reading, bad, _temporary_file())
+        documents, check = cls._spooled(records, name, reading, bad, _temporary_file(), _spooling)
         return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
 
     @staticmethod
     def _spooled(
-        records: Iterable[Record], name: str, reading: Reading, bad: Bad, spool: IO[bytes]
+        records: Iterable[Record],
+        name: str,
+        reading: Reading,
+        bad: Bad,
+        spool: IO[bytes],
+        guard: Callable[[], AbstractContextManager[None]],
     ) -> tuple[_JsonlFile, _Checker]:
         """Write documents to a file, each followed by a line that says where it was."""
-        spooling = _spooling if isinstance(spool.name, int) else nullcontext  # who opened a file of a name guards it
         check, lines, position = _Checker(name), _Extents(), 0
         parse = DocumentParser(name, reading)
         with progress_bar("reading", None, "documents") as advance:
@@ -238,11 +243,11 @@ class Corpus(Sequence[Document]):
                     bad(error)
                     continue
                 if sound:
-                    with spooling():
+                    with guard():
                         size = spool.write(document.to_json().encode() + b"\n")
                         lines.add(position, size)
                         position += size + spool.write(os.fsencode(record.where) + b"\n")
-        with spooling():
+        with guard():
             spool.flush()
         return _JsonlFile(Path(name), lines, spool), check
 
