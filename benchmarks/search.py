@@ -37,7 +37,6 @@ from hce.tree.hierarchy import Hierarchy
 
 K = 10
 NEIGHBOURS = 32  # of a node in the graph of HNSW, twice as many at its bottom
-TURNS = 5
 ALONE = 200  # queries asked one at a time
 REORDERED = (100, 400)  # candidates that ScaNN scores anew by their whole vectors
 
@@ -296,7 +295,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def in_turns(works: Sequence[Callable[[], object]], turns: int = TURNS) -> np.ndarray:
+def in_turns(works: Sequence[Callable[[], object]], turns: int) -> np.ndarray:
     """Times of shape (turns, works): each turn runs all, so that a busy moment hits all alike."""
     for work in works:
         work()
@@ -313,34 +312,33 @@ def one_by_one(search: Callable[[np.ndarray], object], queries: np.ndarray) -> C
     return work
 
 
-def query_times(task: Task, points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
+def query_times(task: Task, points: Sequence[Point], turns: int) -> tuple[np.ndarray, np.ndarray]:
     """Seconds a query, alone and in a batch, each of shape (turns, points)."""
     searches = [lambda queries, p=point: p.rival.search(queries, p.setting) for point in points]
-    alone = in_turns([one_by_one(search, task.queries) for search in searches])
-    batch = in_turns([lambda s=search: s(task.queries) for search in searches])
+    alone = in_turns([one_by_one(search, task.queries) for search in searches], turns)
+    batch = in_turns([lambda s=search: s(task.queries) for search in searches], turns)
     return alone / min(ALONE, len(task.queries)), batch / len(task.queries)
 
 
 # ---------------------------------------------------------------------------------------------------- commands
 
 
-def engines(task: Task, kinds: Sequence[str], construction: int, targets: Sequence[float], page: str | None) -> None:
-    """Print what every rival took to build, and each at its least effort for the targets."""
-    rivals = build(task, kinds, construction)
+def engines(task: Task, rivals: Sequence[Rival], targets: Sequence[float], turns: int, page: str | None) -> None:
+    """Print every rival at its least effort for the targets."""
     for target in targets:
-        at_target(task, rivals, target)
+        at_target(task, rivals, target, turns)
     if page is not None:
         draw(task, rivals, Path(page))
 
 
-def at_target(task: Task, rivals: Sequence[Rival], target: float) -> None:
+def at_target(task: Task, rivals: Sequence[Rival], target: float, turns: int) -> None:
     """Print the rivals that reach the target, then the queries/s of the first, ours, by those of the fastest other."""
     points = [least_effort(task, rival, target) for rival in rivals]
     for point in points:
         if point.recall < target:
             print(f"{point.rival.name} does not reach {target}: {point.recall:.4f} at {point.setting:.4g}")
     points = [point for point in points if point.recall >= target]
-    alone, batch = query_times(task, points)
+    alone, batch = query_times(task, points, turns)
     print(f"{'at recall >= ' + str(target):16} {'setting':>8} {'recall':>7} {'scored':>8} {'alone':>9} {'batch':>9}")
     for point, *times in zip(points, np.median(alone, axis=0), np.median(batch, axis=0), strict=True):
         speeds = " ".join(f"{1 / each:7.0f}/s" for each in times)
@@ -431,14 +429,14 @@ def own_cosines(rows: np.ndarray, centroids: np.ndarray, home: np.ndarray) -> np
     return np.concatenate([np.einsum("ij,ij->i", rows[part], centroids[home[part]]) for part in parts])
 
 
-def flat(task: Task) -> None:
+def flat(task: Task, turns: int) -> None:
     """Print the cost of our flat over faiss's own, and what each engine loses by smaller numbers."""
     index, engine = faiss.IndexFlatIP(task.documents.shape[1]), task.engine("flat")
     index.add(task.documents)
     few = task.queries[:ALONE]
     for k in (10, 100):
         searches = (lambda queries, k=k: engine.search(queries, k), lambda queries, k=k: index.search(queries, k))
-        alone = in_turns([one_by_one(search, few[:50]) for search in searches])
+        alone = in_turns([one_by_one(search, few[:50]) for search in searches], turns)
         batch = in_turns([lambda s=search: s(few) for search in searches], 3)
         ratios = [np.median(times[:, 0] / times[:, 1]) for times in (alone, batch)]
         milliseconds = 1000 * np.median(alone[:, 1]) / 50
@@ -480,12 +478,20 @@ def ndcg(task: Task, engine: Any) -> float:
     return report.means["nDCG@10"]
 
 
+def recalls(text: str) -> list[float]:
+    """Read numbers with commas between them."""
+    return [float(part) for part in text.split(",")]
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", default="test", help="whose queries")
     parser.add_argument("--queries", type=int, default=1000, help="how many of them at most")
-    parser.add_argument("--target", type=float, nargs="+", default=[0.95], help="recalls at which rivals are compared")
+    parser.add_argument(
+        "--target", type=recalls, default=[0.95], help="recalls at which rivals are compared: 0.95,0.99"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="in which rivals are timed")
     parser.add_argument("--documents", help="a corpus, or an .npy file of vectors, in place of the collection's")
     commands = parser.add_subparsers(dest="command", required=True)
     commands_of = {"engines": ["model"], "aware": ["with_tree", "without"], "flat": ["model"], "trees": ["model"]}
@@ -506,13 +512,15 @@ def main() -> None:
         return load(options.dataset, model, options.split, options.queries, options.documents)
 
     if options.command == "engines":
-        engines(task(options.model), options.rivals, options.construction, options.target, options.page)
+        asked = task(options.model)
+        rivals = build(asked, options.rivals, options.construction)
+        engines(asked, rivals, options.target, options.turns, options.page)
     elif options.command == "aware":
         aware(task(options.with_tree), task(options.without), options.target[0])
     elif options.command == "trees":
         trees(task(options.model))
     else:
-        flat(task(options.model))
+        flat(task(options.model), options.turns)
 
 
 if __name__ == "__main__":
