@@ -234,12 +234,12 @@ def bytes_written(write: Callable[[Path], None]) -> int:
         return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
-def build(task: Task, kinds: Sequence[str], construction: int) -> list[Rival]:
+def build(task: Task, kinds: Sequence[str], construction: int, lists_by_root: Sequence[float]) -> list[Rival]:
     """Build the rivals of these kinds, and print what each took."""
     root = len(task.documents) ** 0.5
     makers: dict[str, list[Callable[[], Rival | list[Rival]]]] = {
         "tree": [lambda: tree_rival(task, task.hierarchy, "tree")],
-        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists) for times in (4, 16)],
+        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists) for times in lists_by_root],
         "hnsw": [lambda: hnsw_rival(task, construction)],
         "hnswlib": [lambda: hnswlib_rival(task, construction)],
         "scann": [lambda: scann_rivals(task)],
@@ -478,7 +478,7 @@ def ndcg(task: Task, engine: Any) -> float:
     return report.means["nDCG@10"]
 
 
-def recalls(text: str) -> list[float]:
+def numbers(text: str) -> list[float]:
     """Read numbers with commas between them."""
     return [float(part) for part in text.split(",")]
 
@@ -489,7 +489,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="whose queries")
     parser.add_argument("--queries", type=int, default=1000, help="how many of them at most")
     parser.add_argument(
-        "--target", type=recalls, default=[0.95], help="recalls at which rivals are compared: 0.95,0.99"
+        "--target", type=numbers, default=[0.95], help="recalls at which rivals are compared: 0.95,0.99"
     )
     parser.add_argument("--turns", type=int, default=5, help="in which rivals are timed")
     parser.add_argument("--documents", help="a corpus, or an .npy file of vectors, in place of the collection's")
@@ -503,6 +503,7 @@ def main() -> None:
         if name == "engines":
             command.add_argument("--page", help="write the curves to this HTML file")
             command.add_argument("--rivals", nargs="+", choices=KINDS, default=KINDS, help="ours first")
+            command.add_argument("--lists", type=numbers, default=[1, 4, 16], help="of IVF, by √N: 1,4,16")
             command.add_argument("--construction", type=int, default=100, help="breadth in building a graph")
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
@@ -513,7 +514,7 @@ def main() -> None:
 
     if options.command == "engines":
         asked = task(options.model)
-        rivals = build(asked, options.rivals, options.construction)
+        rivals = build(asked, options.rivals, options.construction, options.lists)
         engines(asked, rivals, options.target, options.turns, options.page)
     elif options.command == "aware":
         aware(task(options.with_tree), task(options.without), options.target[0])
