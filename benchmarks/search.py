@@ -375,7 +375,7 @@ def draw(task: Task, rivals: Sequence[Rival], page: Path) -> None:
     figure.write_html(page, include_plotlyjs=True)
 
 
-COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#2e8b57", "#8fbc8f", "#8e44ad", "#c39bd3", "#777777")
+COLOURS = ("#1b6ca8", "#c0392b", "#e07b6f", "#f0b8b0", "#2e8b57", "#8fbc8f", "#8e44ad", "#c39bd3", "#777777")
 
 
 def aware(with_tree: Task, without: Task, target: float) -> None:
