@@ -407,7 +407,8 @@ class Encoder:
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_table:
             return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
         prompt = self.prompt(kind) or ""
-        limit = self.model.max_seq_length or tokenizer.model_max_length
+        given = self.model.max_seq_length or tokenizer.model_max_length
+        limit = given if given < NO_LIMIT else None
         encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
         return np.array([len(ids) for ids in encoded])
 
