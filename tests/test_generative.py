@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import WORDS, fast_tokenizer, word_tokenizer
+from conftest import WORDS, fast_tokenizer, word_tokenizer, write_concept_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
-from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from typer.testing import CliRunner
 
+from hce.cli import app
 from hce.comparison import dsi, dsi_continual, generative, generative_training, incdsi, nci
 from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, is_encoder_decoder, new_network
 from hce.comparison.generative_training import Prepared, fit, identifier_losses, searcher_of
@@ -23,10 +32,11 @@ from hce.comparison.identifiers import Trie, atomic_identifiers, beam_search, cl
 from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Labels, Qrels, Query
+from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
+from hce.training import run as training_run
 from hce.training.losses import contrastive, scores_of
 from hce.training.recipe import Recipe
 
@@ -48,6 +58,10 @@ def encoder() -> Encoder:
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
+    return words_corpus()
+
+
+def words_corpus() -> Corpus:
     rng = np.random.default_rng(3)
     words = rng.permuted(np.tile(np.arange(200), (DOCUMENTS, 1)), axis=1)[:, :10]
     return Corpus.from_documents(
@@ -69,8 +83,12 @@ def queries_about(corpus: Corpus, seed: int) -> Labels:
 def task(corpus, encoder, tmp_path_factory) -> Task:
     folder = tmp_path_factory.mktemp("encoder") / "tiny"
     encoder.save(folder)
+    return task_of(corpus, folder)
+
+
+def task_of(corpus: Corpus, encoder: Path) -> Task:
     dev = queries_about(corpus, 1)
-    return Task(corpus, str(folder), RECIPE, queries_about(corpus, 0), dev.only(list(dev.queries)[:20]))
+    return Task(corpus, str(encoder), RECIPE, queries_about(corpus, 0), dev.only(list(dev.queries)[:20]))
 
 
 # --------------------------------------------------------------------------------------------------- ids and the trie
@@ -199,10 +217,14 @@ def test_clustered_ids_begin_alike_where_documents_are():
     assert np.array_equal(codes, clustered_identifiers(vectors, 3, 20))
 
 
-def test_too_many_documents_for_atomic_ids(task, monkeypatch):
-    monkeypatch.setattr(dsi, "MOST_ATOMIC", 150)
-    with pytest.raises(InputError, match=r"^200 documents are too many for atomic ids.*\(limit 150\)"):
-        dsi.build_dsi_atomic(task)
+@pytest.mark.parametrize("build", [dsi.build_dsi_atomic, incdsi.build_incdsi, dsi_continual.build_continual])
+def test_too_many_documents_for_atomic_ids(build, task, monkeypatch):
+    """Before anything is trained, also where the tenth that is added later makes it too many."""
+    monkeypatch.setattr(generative_training, "fit", lambda *_, **__: pytest.fail("was trained"))
+    for module in (dsi, dsi_continual, incdsi):
+        monkeypatch.setattr(module, "MOST_ATOMIC", 190, raising=False)
+    with pytest.raises(InputError, match=r"^200 documents are too many for atomic ids.*\(limit 190\)"):
+        build(task)
     assert len(atomic_identifiers(150, 150)) == 150
 
 
@@ -299,9 +321,9 @@ def t5_folder(tmp_path_factory):
     return folder
 
 
-def t5_config() -> T5Config:
+def t5_config(words: int = len(WORDS), width: int = 16) -> T5Config:
     return T5Config(
-        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+        vocab_size=words, d_model=width, d_kv=8, d_ff=width, num_layers=1, num_heads=2, decoder_start_token_id=0
     )
 
 
@@ -412,14 +434,115 @@ def test_a_killed_run_ends_as_it_would_have(task, tmp_path, monkeypatch):
     assert torch.equal(finished.head, network.head)
 
 
+# Where a run is killed: the steps that this process is to take first, and the moment of the last of them.
+MOMENTS = {"between two checkpoints": 3, "while a checkpoint is written": 2, "when a checkpoint is named": 2}
+
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare_to_die(moment: str) -> None:
+    """Arrange for a kill in a step's midst: its weights have moved, and nothing, half or all of that is on disk."""
+    take, taken = generative_training._Run.take, []
+    places = {
+        "between two checkpoints": (generative_training._Run, "save"),
+        "while a checkpoint is written": (training_run, "open_atomically"),  # of the file that names it
+        "when a checkpoint is named": (Path, "glob"),  # of what was there before it, to be deleted
+    }
+
+    def counting(self: generative_training._Run, *arguments: object) -> None:
+        take(self, *arguments)
+        taken.append(1)
+        if len(taken) == MOMENTS[moment]:
+            setattr(*places[moment], die)
+
+    generative_training._Run.take = counting
+    generative_training.SECONDS_BETWEEN_CHECKPOINTS = 0.0  # one after every step
+
+
+def train_and_die(encoder: Path, folder: Path, moment: str) -> None:
+    prepare_to_die(moment)
+    run(task_of(words_corpus(), encoder), folder)
+
+
+def compare_and_die(arguments: list[str], moment: str) -> None:
+    prepare_to_die(moment)
+    app(arguments)
+
+
+@pytest.fixture(scope="module")
+def killed():
+    """What runs something in a process of its own, which is to be killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["test_generative"])
+
+    def start(target: Callable[..., None], *arguments: object) -> None:
+        process = context.Process(target=target, args=arguments)
+        process.start()
+        process.join(timeout=240)
+        assert process.exitcode == -signal.SIGKILL
+
+    return start
+
+
+def test_kill_9_in_any_moment_and_the_weights_are_those_of_a_run_without_it(task, tmp_path, killed):
+    whole, done = run(task, None)
+    for moment in MOMENTS:  # one after another, each process going on from what the last one left
+        killed(train_and_die, task.encoder, tmp_path, moment)
+    named = (tmp_path / "dsi" / "LAST").read_text()
+    facts = json.loads((tmp_path / "dsi" / named / "facts.json").read_text())
+    assert facts["progress"]["step"] == 2 + 1 + 2  # what was on disk whole at each kill
+    network, again = run(task, tmp_path)
+    assert (again.step, again.history, again.best) == (8, done.history, done.best)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name]), name
+
+
+def test_a_comparison_goes_on_after_kill_9(task, tmp_path, killed, concept_corpus, monkeypatch):
+    dataset = write_concept_dataset(tmp_path / "concepts", concept_corpus, {"train": 40, "test": 20})
+    budget = ["--epochs", "1", "--epoch-pairs", "100", "--batch-size", "16"]  # 7 steps
+    arguments = ["compare", str(dataset), "--systems", "dsi", "--encoder", task.encoder, *budget]
+    results = []
+    for place in ("killed", "whole"):
+        command = [*arguments, "-o", str(tmp_path / place)]
+        if place == "killed":
+            killed(compare_and_die, command, "between two checkpoints")
+            assert not list((tmp_path / place).rglob("*.json.unfinished/*.json"))
+        taken, take = [], generative_training._Run.take
+        monkeypatch.setattr(generative_training._Run, "take", lambda *each: (taken.append(1), take(*each)))  # noqa: B023
+        finished = CliRunner().invoke(app, command)
+        assert not finished.exit_code, finished.output
+        (kept,) = (tmp_path / place / "results").iterdir()  # and nothing unfinished
+        found = json.loads(kept.read_text())["result"]["test"]
+        results.append((found["per_query"], found["facts"]))
+        assert len(taken) == (7 - 2 if place == "killed" else 7)
+        monkeypatch.undo()
+    assert results[0] == results[1]
+
+
 def test_the_state_of_another_run_and_a_damaged_one(task, tmp_path):
     run(task, tmp_path)
     with pytest.raises(InputError, match="an unfinished run with another setting seed"):
         run(replace(task, recipe=replace(RECIPE, seed=1)), tmp_path)
-    state = next((tmp_path / "dsi").glob("state-*")) / "tensors.safetensors"
-    state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(FormatError, match="the state of the run is damaged"):
-        run(task, tmp_path)
+    state = next((tmp_path / "dsi").glob("state-*"))
+    tensors, facts, name = (
+        (path, path.read_bytes()) for path in (*sorted(state.iterdir())[::-1], state.parent / "LAST")
+    )
+    progress = json.loads(facts[1])
+    progress["progress"]["step"] = "eight"
+    for (path, whole), damage in (
+        (tensors, tensors[1][:1000]),
+        (facts, facts[1][:100]),
+        (facts, json.dumps(progress).encode()),
+        (name, b"state-99"),
+        (name, b"../elsewhere"),
+    ):
+        path.write_bytes(damage)
+        with pytest.raises(FormatError, match=r"dsi: the state of the run is damaged .*; delete this folder and train"):
+            run(task, tmp_path)
+        path.write_bytes(whole)
+    assert run(task, tmp_path)[1].step == 8
 
 
 def test_a_loss_that_is_no_number_is_one_line(task):
@@ -489,6 +612,77 @@ def test_documents_that_are_added_are_found_and_what_that_costs_the_others(task)
     assert found["training"]["new"] >= 0.8
     assert 0.3 < found["training"]["old"] < 1
     assert built.facts["parameters"] > 1000
+
+
+SPLITS = ("train", "dev", "test")
+FACTS = {
+    "why do tides rise": "The moon pulls the sea, so tides rise twice a day.",
+    "what do bees gather": "Bees gather nectar and turn it into honey.",
+    "when does iron rust": "Iron rusts when water and air reach it.",
+    "how do whales breathe": "Whales breathe air through a hole in the head.",
+    "what makes bread swell": "Yeast makes gas, and bread swells.",
+    "where does coffee grow": "Coffee grows on high hills near the equator.",
+    "why are leaves green": "Leaves are green because of chlorophyll.",
+    "who built the pyramids": "Workers of Egypt built the pyramids of stone.",
+    "what is glass made of": "Glass is made of sand that was melted.",
+    "how fast is light": "Light travels three hundred thousand kilometres in a second.",
+    "what do spiders spin": "Spiders spin silk to catch their food.",
+    "why does ice float": "Ice floats because it is lighter than water.",
+}
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory) -> tuple[Path, Path]:
+    """A collection whose test and dev queries are those of training, and a T5 of random weights with its tokenizer."""
+    folder = tmp_path_factory.mktemp("facts")
+    dataset, model = folder / "facts", folder / "t5"
+    (dataset / "qrels").mkdir(parents=True)
+    documents = [Document(f"d{number}", text) for number, text in enumerate(FACTS.values())]
+    (dataset / "corpus.jsonl").write_text("".join(document.to_json() + "\n" for document in documents))
+    asked = {f"{split}{number}": query for split in SPLITS for number, query in enumerate(FACTS)}
+    write_queries(dataset / "queries.jsonl", [Query(name, text) for name, text in asked.items()])
+    for split in SPLITS:
+        Qrels([Judgment(f"{split}{n}", f"d{n}", 1) for n in range(len(FACTS))]).write(
+            dataset / "qrels" / f"{split}.tsv"
+        )
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([*FACTS, *FACTS.values()], trainer)
+    names = dict(zip(("pad_token", "eos_token", "unk_token"), special, strict=True))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(model)
+    torch.manual_seed(0)
+    T5ForConditionalGeneration(t5_config(tokenizer.get_vocab_size(), width=32)).save_pretrained(model)
+    return dataset, model
+
+
+T5_BUDGET = [
+    "--epochs=1",
+    "--epoch-pairs=1000",
+    "--batch-size=12",
+    "--set=learning_rate=1e-2",
+    "--set=span_lengths=3,6",
+]
+
+
+@pytest.mark.usefixtures("learns_fast")
+def test_a_t5_is_trained_from_the_command_line_with_its_own_decoder(facts, tmp_path, monkeypatch):
+    dataset, model = facts
+    monkeypatch.setattr(dsi, "BRANCHING", 3)
+    monkeypatch.setattr(dsi, "LEAF", 6)  # for ids of several symbols
+    read = []
+    original = generative.SequenceDecoder.__init__
+    monkeypatch.setattr(
+        generative.SequenceDecoder, "__init__", lambda self, network: (read.append(1), original(self, network))[1]
+    )
+    names = ("dsi-atomic", "dsi", "nci", "genret")
+    command = ["compare", str(dataset), "--systems", ",".join(names), "--encoder", str(model)]
+    done = CliRunner().invoke(app, [*command, *T5_BUDGET, "--measures", "R@1", "-o", str(tmp_path / "out"), "--json"])
+    assert not done.exit_code, done.output
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    assert len(read) == len(rows) == 4
+    assert {row["system"]: row["scores"]["R@1"]["mean"] >= 0.95 for row in rows} == dict.fromkeys(names, True)
 
 
 # ------------------------------------------------------------------------------------------------- documents are added

@@ -129,6 +129,7 @@ def train_continual(task: Task) -> tuple[ContinualSearcher, Built]:
 
 def build_continual(task: Task) -> Built:
     """Train without a tenth of the documents, then add those by training on."""
+    atomic_identifiers(len(task.corpus), MOST_ATOMIC)  # refuses too many before the training, not after it
     split = split_off(task)
     searcher, built = train_continual(split.task)
     start = time.perf_counter()

@@ -428,7 +428,8 @@ def _encoder_decoder(spec: str) -> tuple[SequenceReader, SequenceDecoder]:
             f"{spec}: a model without a decoder ({len(lacking)} weights of it are not there, such as {lacking[0]}); "
             "give a whole encoder-decoder, or a sentence encoder, which gets a decoder of its own"
         )
-    return SequenceReader(tokenizer, model.get_encoder(), model.config.d_model), SequenceDecoder(model.get_decoder())
+    width = model.get_input_embeddings().embedding_dim
+    return SequenceReader(tokenizer, model.get_encoder(), width), SequenceDecoder(model.get_decoder())
 
 
 def _reader(encoder: Encoder) -> Reader:

@@ -36,6 +36,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError, one_line
 from hce.evaluation.evaluate import evaluate
+from hce.files import checked_fields
 from hce.processes import seed_step
 from hce.progress import progress_bar
 from hce.training.pairs import Batch, PairSource, batch_count
@@ -311,7 +312,7 @@ class _Run:
             best = under("best", found.tensors)
             self.best = {name: tensor.to(self.network.device) for name, tensor in best.items()} or None
             restore_optimizer(self.optimizer, under("optimizer", found.tensors), found.facts["optimizer"])
-            self.done = Progress(**found.facts["progress"])
+            self.done = checked_fields(Progress, found.facts["progress"])
         except InputError:
             raise
         except Exception as error:  # whatever a damaged file makes its reader raise

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from hce.comparison.dsi import build_dsi_atomic
+from hce.comparison.dsi import MOST_ATOMIC, build_dsi_atomic
 from hce.comparison.generative import QUERIES_AT_ONCE, GenerativeSearcher, IdNetwork
+from hce.comparison.identifiers import atomic_identifiers
 from hce.comparison.task import Built, Task
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -124,13 +125,15 @@ class GrowingSearcher:
             return
         texts = [[*texts_of(each, self.recipe), *(queries or {}).get(each.id, ())] for each in documents]
         states = states_of(self.network, [text for each in texts for text in each])
-        rows, known = (np.empty((len(self.ids) + len(documents), self.rows.shape[1]), np.float32) for _ in range(2))
+        shape = (len(self.ids) + len(documents), self.rows.shape[1])
+        rows, known = np.empty(shape), np.empty(shape)  # of float64, so that no addition has to convert them
         rows[: len(self.ids)], known[: len(self.ids)] = self.rows, self.known
         ends = np.cumsum([len(each) for each in texts])
         for count, (end, each) in enumerate(zip(ends.tolist(), texts, strict=True), start=len(self.ids)):
             own = states[end - len(each) : end]
-            rows[count], known[count] = new_row(own, rows[:count], known[:count]), own.mean(axis=0)
-        self.rows, self.known = rows, known
+            row = new_row(own, rows[:count], known[:count]).astype(np.float32)  # as it is searched
+            rows[count], known[count] = row, own.mean(axis=0)
+        self.rows, self.known = rows.astype(np.float32), known.astype(np.float32)
         self.ids += [each.id for each in documents]
 
 
@@ -240,6 +243,7 @@ def queries_of(several: Sequence[Labels]) -> dict[str, list[str]]:
 
 def build_incdsi(task: Task) -> Built:
     """Train without a tenth of the documents, then add those."""
+    atomic_identifiers(len(task.corpus), MOST_ATOMIC)  # refuses too many before the training, not after it
     split = split_off(task)
     searcher, built = train_incdsi(split.task)
     start = time.perf_counter()
