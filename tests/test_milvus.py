@@ -31,9 +31,10 @@ from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, HceError, InputError
 from hce.index import mirror, replica
 from hce.index.index import Index
+from hce.index.milvus_rows import pieces_of
 from hce.index.mirror import POINTER_FILE, Pointer
 from hce.search import milvus
-from hce.search.milvus import LOG, Address, Collection, Milvus, Row, is_address, pieces_of
+from hce.search.milvus import LOG, Address, Collection, Milvus, Row, is_address
 from hce.web.app import create_app
 from hce.web.guard import rules_for
 

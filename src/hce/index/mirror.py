@@ -10,23 +10,30 @@ then the removed ones are deleted. So a reader that goes by the log sees one mom
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from hce.checksums import file_sha256, sealed, unsealed
-from hce.data.documents import Document
+from hce.checksums import sealed, unsealed
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
 from hce.index.manifest import Manifest
-from hce.index.store import STORE_FILE, Entry, Moment, Reader, Store
+from hce.index.milvus_rows import (
+    Facts,
+    LogEntry,
+    document_rows,
+    facts_rows,
+    file_rows,
+    log_rows,
+    passage_rows,
+    read_writer,
+)
+from hce.index.store import STORE_FILE, Moment, Reader, Store
 from hce.index.threads import heed_forks
 from hce.progress import progress_bar
 from hce.search.engine import Engine
@@ -41,27 +48,18 @@ from hce.search.milvus import (
     GoneOnError,
     Milvus,
     MilvusEngine,
-    Row,
-    pieces_of,
 )
 from hce.search.passages import PassageEngine
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of a collection
 POINTER_FILE = "milvus.json"
-FACTS = 1  # the number of the row of the log that says what the collection is made of
-ENTRY_BITS = 20  # a change of the store may have so many parts in the log
-REMOVED_AT_ONCE = 3000  # numbers in one part, which is no longer than a row may be
+ENGINE_FOLDER, PASSAGES_FOLDER = "engine", "passages"
 DOCUMENTS_AT_ONCE = 2000
-FILE_PIECE = 45_000  # bytes of a file in one row, a third longer as text
 MANY = 10_000  # documents that take long enough to show how far they are
 
 Searched = TypeVar("Searched", MilvusEngine, PassageEngine)
 Result = TypeVar("Result")
-
-
-# ------------------------------------------------------------------------------------------------- what is written
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,14 @@ class Pointer:
 
     Attributes:
         address: as the user gave it.
-        collection: its own name.
-        fingerprint: of the encoder whose vectors it has.
+        collection: the name that it has by itself, and not the alias in the address.
+        fingerprint: of the encoder whose vectors the collection has.
         writer: drawn at random; the collection names it too.
         store: the inode of the index's store: a copy has another.
         change: of the store, up to which the collection is told; while it is filled, at which that began.
         token: of that change.
         last: the highest number of a document that was written.
-        is_whole: whether readers can see it.
+        is_whole: whether readers can see the collection.
         is_busy: whether something was being written, of which some may be there.
     """
 
@@ -117,76 +115,6 @@ class Pointer:
         """Put the pointer into an index's folder, atomically."""
         write_json(index / POINTER_FILE, sealed(asdict(self)))
         return self
-
-
-class LogEntry(NamedTuple):
-    """What the log of a collection says of a moment: the moment, and what was removed since the entry before."""
-
-    moment: Moment
-    removed: list[int]
-
-
-def log_rows(entry: LogEntry) -> Iterator[Row]:
-    """Write an entry as rows, the last of which makes it count."""
-    blocks = [entry.removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(entry.removed), REMOVED_AT_ONCE)] or [[]]
-    for part, removed in enumerate(blocks, start=1):
-        content = {"moment": entry.moment._asdict() if part == len(blocks) else None, "removed": removed}
-        yield Row((entry.moment.change + 1 << ENTRY_BITS) + part, entry.moment.change, part, json.dumps(content))
-
-
-def read_log(collection: Collection, after: int) -> list[LogEntry]:
-    """Read the entries of changes after `after`; −1 for all of them."""
-    entries, removed = [], []
-    for row in collection.rows_after(LOG, (after + 2 << ENTRY_BITS) - 1):
-        content = json.loads(row.content)
-        removed += content["removed"]
-        if content["moment"] is not None:
-            entries.append(LogEntry(Moment(**content["moment"]), removed))
-            removed = []
-    return entries
-
-
-def document_rows(entries: list[Entry]) -> tuple[list[Row], list[Row]]:
-    """Write documents as rows with their vectors, and what does not fit into these as further ones."""
-    rows, further = [], []
-    for number, document, vector in entries:
-        pieces = pieces_of(document.to_json())
-        rows.append(Row(number, number, len(pieces), pieces[0], vector))
-        further += [Row(number << 16 | i, number, i, piece) for i, piece in enumerate(pieces[1:], start=1)]
-    return rows, further
-
-
-def document_of(content: str) -> Document:
-    """Read a document from the content of its rows."""
-    values = json.loads(content)
-    return Document(values["_id"], values["text"], values["title"], values["metadata"])
-
-
-def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[Row]]:
-    """Write files as rows; return what they are by name (size, hash, numbers of the first and the last row), and these.
-
-    Args:
-        folder: all files below it are written.
-    """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files: dict[str, list[Any]] = {}
-    number = 1
-    for path in paths:
-        size, pieces = path.stat().st_size, -(-path.stat().st_size // FILE_PIECE)
-        files[path.relative_to(folder).as_posix()] = [size, file_sha256(path), number, number + pieces - 1]
-        number += pieces
-
-    def rows() -> Iterator[Row]:
-        for path in paths:
-            first = files[path.relative_to(folder).as_posix()][2]
-            with path.open("rb") as file:
-                for number in count(first):
-                    piece = file.read(FILE_PIECE)
-                    if not piece:
-                        break
-                    yield Row(number, 0, 0, base64.b64encode(piece).decode())
-
-    return files, rows()
 
 
 # ------------------------------------------------------------------------------------------------- the mirror
@@ -351,11 +279,8 @@ class Mirror:
         if pointer.last:
             return  # it was done before the first document
         files, rows = file_rows(self.index / manifest.encoder_folder)
-        facts = {"format": FORMAT, "writer": pointer.writer, "files": files, "manifest": asdict(manifest)}
         collection.put(FILES, rows, again=again)
-        pieces = pieces_of(json.dumps(facts))
-        rows = (Row(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
-        collection.put(LOG, rows, again=again)
+        collection.put(LOG, facts_rows(Facts(manifest, files), pointer.writer), again=again)
 
     def _put_documents(self, collection: Collection, reader: Reader, pointer: Pointer, again: bool) -> Pointer:
         """Write the documents above the pointer's last, and move the pointer along."""
@@ -365,7 +290,7 @@ class Mirror:
             while some := list(islice(entries, DOCUMENTS_AT_ONCE)):
                 rows, further = document_rows(some)
                 collection.put(PIECES, further, again=again)
-                collection.put(PASSAGES, _passage_rows(reader, some), again=again)
+                collection.put(PASSAGES, passage_rows(reader, some), again=again)
                 collection.put(DOCUMENTS, rows, again=again)
                 pointer = replace(pointer, last=some[-1].number).write(self.index)
                 advance(len(some))
@@ -416,8 +341,7 @@ def _check_owner(server: Milvus, pointer: Pointer | None) -> None:
     current = server.current()
     if current is None:
         return
-    facts = read_facts(Collection(server, current, 0))
-    if pointer is None or facts.get("writer") != pointer.writer:
+    if pointer is None or read_writer(Collection(server, current, 0)) != pointer.writer:
         raise InputError(
             f"{server.address}: a collection of another index is there; choose another name behind #, "
             f"as in {server.address.uri}#papers"
@@ -443,29 +367,6 @@ def withdraw(at: str, index: Path) -> None:
 
 def _fits(pointer: Pointer, manifest: Manifest) -> bool:
     return pointer.address == manifest.engine_at and pointer.fingerprint == manifest.fingerprint
-
-
-def _passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[Row]:
-    if not reader.has_passages():
-        return
-    passages = reader.passages_of(entry.number for entry in entries)
-    places = reader.places(passages.numbers.tolist())
-    columns = passages.numbers.tolist(), passages.documents.tolist(), passages.vectors
-    for number, document, vector in zip(*columns, strict=True):
-        yield Row(number, document, 0, json.dumps(places[number]), vector)
-
-
-def read_facts(collection: Collection) -> dict[str, Any]:
-    """Read what a collection is made of: nothing where it is none of hce."""
-    rows = list(collection.rows_between(LOG, FACTS, FACTS))
-    if not rows:
-        return {}
-    rows += collection.rows_between(LOG, FACTS + 1, FACTS + rows[0].part - 1)
-    try:
-        facts = json.loads("".join(row.content for row in rows))
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 # ------------------------------------------------------------------------------------------------- as a part
@@ -536,9 +437,6 @@ class MirroredPart(Generic[Searched]):
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Yield damaged snapshots; there are none."""
         return iter(())
-
-
-ENGINE_FOLDER, PASSAGES_FOLDER = "engine", "passages"
 
 
 def engine_part(mirror: Mirror) -> MirroredPart[MilvusEngine]:

@@ -8,45 +8,27 @@ collection's log tells; that is asked for once in `REFRESH` seconds, which is ho
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
-from hce.checksums import file_sha256
-from hce.data.documents import Document
-from hce.data.passages import Passage
 from hce.errors import FormatError, InputError
-from hce.files import ScratchFolder, checked_fields
+from hce.files import ScratchFolder
 from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
 from hce.index.index import Index
-from hce.index.manifest import IndexStatus, Manifest
-from hce.index.mirror import FORMAT, LogEntry, Mirror, document_of, read_facts, read_log
+from hce.index.manifest import IndexStatus
+from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_facts, read_log, read_places
+from hce.index.mirror import Mirror
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
 from hce.progress import progress_bar
-from hce.search.milvus import (
-    DOCUMENTS,
-    FILES,
-    MOST_ROWS,
-    PASSAGES,
-    PIECES,
-    Address,
-    Collection,
-    GoneOnError,
-    Milvus,
-    Row,
-    checked_format,
-)
+from hce.search.milvus import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
@@ -60,7 +42,7 @@ class ReplicaReader(Reader):
     """One moment of a replica; asks Milvus for vectors.
 
     Attributes:
-        collection: which has them.
+        collection: where the vectors are.
     """
 
     def __init__(self, connection: Any, dim: int, collection: Collection) -> None:
@@ -111,7 +93,7 @@ class ReplicaStore(Store):
 
     Attributes:
         server: where the collection is.
-        collection: it; another one after the index was rebuilt.
+        collection: the one that the name stands for; another one after the index was rebuilt.
         has: the fingerprint of an encoder that need not be fetched.
     """
 
@@ -133,12 +115,12 @@ class ReplicaStore(Store):
             InputError: it is of another encoder than the one that is here.
         """
         collection = _current(server)
-        facts = _facts(collection)
-        dim = facts["manifest"].dim
-        if has is not None and facts["manifest"].fingerprint != has:
+        facts = read_facts(collection)
+        dim = facts.manifest.dim
+        if has is not None and facts.manifest.fingerprint != has:
             raise InputError(
-                f"{server.address} holds vectors of the encoder {facts['manifest'].encoder} "
-                f"({facts['manifest'].fingerprint[:12]}), not of the one given ({has[:12]}); open it without one"
+                f"{server.address} holds vectors of the encoder {facts.manifest.encoder} "
+                f"({facts.manifest.fingerprint[:12]}), not of the one given ({has[:12]}); open it without one"
             )
         Store.create(folder, dim).close()
         store = cls(folder, dim, server, has)
@@ -166,7 +148,7 @@ class ReplicaStore(Store):
                 return
             current = _current(self.server)
             if current.name != self.collection.name:
-                self._fill(current, _facts(current))
+                self._fill(current, read_facts(current))
             else:
                 self._follow()
             self._looked = time.monotonic()
@@ -179,15 +161,15 @@ class ReplicaStore(Store):
             with self.writing() as writer:
                 self._copy(writer, known.last, entries)
 
-    def _fill(self, collection: Collection, facts: dict[str, Any]) -> None:
+    def _fill(self, collection: Collection, facts: Facts) -> None:
         """Fetch encoder and documents of a collection, in the place of any that are here."""
         self._fills += 1
-        collection.dim = facts["manifest"].dim
+        collection.dim = facts.manifest.dim
         folder = f"encoder-{self._fills}"
-        if facts["manifest"].fingerprint != self.has:
-            _fetch_files(collection, facts["files"], self.path.parent / folder)
+        if facts.manifest.fingerprint != self.has:
+            fetch_files(collection, facts.files, self.path.parent / folder)
         entries = read_log(collection, -1)
-        manifest = replace(facts["manifest"], encoder_folder=folder, engine_at=str(self.server.address))
+        manifest = replace(facts.manifest, encoder_folder=folder, engine_at=str(self.server.address))
         manifest = replace(
             manifest, encoder_files={}, since=entries[-1].moment.change, hierarchy=None, base_encoder=None
         )
@@ -206,15 +188,9 @@ class ReplicaStore(Store):
         with progress_bar("reading from Milvus", last - after, "documents", show=last - after >= MANY) as advance:
             for start in range(after + 1, last + 1, MOST_ROWS):
                 stop = min(start + MOST_ROWS - 1, last)
-                found = _documents_between(self.collection, start, stop)
+                found = read_documents(self.collection, start, stop)
                 documents = {number: each for number, each in found.items() if number not in removed}
-                rows = self.collection.rows_between(PASSAGES, start, stop, of_documents=True)
-                places = {
-                    row.number: (row.document, Passage(*json.loads(row.content)))
-                    for row in rows
-                    if row.document in documents
-                }
-                writer.copy(documents, places)
+                writer.copy(documents, read_places(self.collection, start, stop, documents))
                 advance(stop - start + 1)
 
 
@@ -306,9 +282,6 @@ class ReplicaIndex(Index):
     add = update = remove = writing = build_engine = rebuild = reindex = undo_reindex = _refuse
 
 
-# ------------------------------------------------------------------------------------------------- what is fetched
-
-
 def _current(server: Milvus) -> Collection:
     name = server.current()
     if name is None:
@@ -317,59 +290,3 @@ def _current(server: Milvus) -> Collection:
             f"{server.address}' fills one"
         )
     return Collection(server, name, 0)
-
-
-def _facts(collection: Collection) -> dict[str, Any]:
-    """Read what a collection is made of, with a manifest that is sound.
-
-    Raises:
-        FormatError: it is not, or of a newer version.
-    """
-    address, facts = collection.server.address, read_facts(collection)
-    if not facts:
-        raise FormatError(f"{address}: the collection is not of hce, or damaged")
-    checked_format(facts.get("format"), FORMAT, address)
-    try:
-        manifest = checked_fields(Manifest, facts["manifest"])
-        return {"manifest": manifest, "files": dict(facts["files"])}
-    except (FormatError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{address}: the collection is damaged ({error})") from error
-
-
-def _fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
-    """Fetch files into a new folder, and make sure that they are what they were.
-
-    Raises:
-        FormatError: one is not, or would stand outside of the folder.
-    """
-    address = collection.server.address
-    folder.mkdir()
-    for name, (size, known, first, last) in files.items():
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise FormatError(f"{address}: the collection is damaged (a file named {name!r})")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            for row in collection.rows_between(FILES, first, last):
-                file.write(base64.b64decode(row.content))
-        if path.stat().st_size != size or file_sha256(path) != known:
-            raise FormatError(f"{address}: {name} of the encoder is not as it was written; rebuild the index there")
-
-
-def _documents_between(collection: Collection, first: int, last: int) -> dict[int, Document]:
-    """Read documents; one that is being removed may have lost a piece already, and is left out."""
-    rows = list(collection.rows_between(DOCUMENTS, first, last))
-    long = any(row.part > 1 for row in rows)
-    further = sorted(
-        collection.rows_between(PIECES, first, last, of_documents=True) if long else (),
-        key=attrgetter("document", "part"),
-    )
-    pieces: dict[int, list[Row]] = {
-        number: list(group) for number, group in groupby(further, key=attrgetter("document"))
-    }
-    found = {}
-    for row in rows:
-        all_of_it = [row.content, *(piece.content for piece in pieces.get(row.number, ()))]
-        if len(all_of_it) == row.part:
-            found[row.number] = document_of("".join(all_of_it))
-    return found

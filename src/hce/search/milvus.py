@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from hce.deadline import check_deadline
-from hce.errors import AwayError, FormatError, HceError, InputError, MissingPackageError, one_line
+from hce.errors import AwayError, HceError, InputError, MissingPackageError, one_line
 from hce.search.engine import Found
 from hce.search.exact import SLACK, ranked, search_exactly
 
@@ -65,7 +65,7 @@ class Address(NamedTuple):
         Address(uri='http://search.example.org:19530', name='papers')
 
         Raises:
-            InputError: it is none.
+            InputError: the text is no address.
         """
         place, _, name = str(text).partition("#")
         name = name or NAME
@@ -512,25 +512,6 @@ def _batches(rows: Iterable[Row], width: int) -> Iterator[list[Row]]:
         yield batch
 
 
-def pieces_of(text: str) -> list[str]:
-    """Cut a text into pieces that fit into a row each.
-
-    >>> [len(piece) for piece in pieces_of("é" * 70_000)]
-    [30000, 30000, 10000]
-    """
-    encoded = text.encode()
-    if len(encoded) <= PIECE:
-        return [text]
-    pieces, start = [], 0
-    while start < len(encoded):
-        stop = min(start + PIECE, len(encoded))
-        while stop < len(encoded) and encoded[stop] & 0xC0 == 0x80:  # in the middle of a character
-            stop -= 1
-        pieces.append(encoded[start:stop].decode())
-        start = stop
-    return pieces
-
-
 # ----------------------------------------------------------------------------------------- as an engine
 
 
@@ -603,13 +584,3 @@ class MilvusEngine:
             blocks.append(self.collection.nearest(self.partition, queries, min(count, len(some)), condition))
         together = Found(*(np.concatenate(columns, axis=1) for columns in zip(*blocks, strict=True)))
         return ranked(together, count)
-
-
-def checked_format(found: Any, known: int, where: Address) -> None:
-    """Refuse a collection that another version of hce has written.
-
-    Raises:
-        FormatError: it is none of hce, or of a newer version.
-    """
-    if not isinstance(found, int) or found > known:
-        raise FormatError(f"{where}: the collection was written by a newer version of hce; upgrade to read it")
