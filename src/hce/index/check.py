@@ -356,12 +356,8 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
     Raises:
         InputError: the store or the encoder is damaged, which all else is made from.
     """
-    beyond = [
-        each
-        for each in findings
-        if each.part in ("store", Manifest.read(path).encoder_folder) and each.state == "damaged"
-    ]
-    beyond = [each for each in beyond if not each.heals]
+    needed = ("store", Manifest.read(path).encoder_folder)
+    beyond = [each for each in findings if each.part in needed and each.state == "damaged" and not each.heals]
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
     if any(each.part == "map" for each in findings):

@@ -125,8 +125,8 @@ class Index:
                 stand the name of the collection.
             dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
             language: of the texts, whose endings are cut off words; "none" matches words as they are written.
-            words_share: how much words count in a hybrid search, from 0 to 1; by default half beside a static
-                encoder and three tenths beside a transformer.
+            words_share: how much words count in a hybrid search, from 0 to 1; by default what labelled
+                queries told in training, else half beside a static encoder and a quarter beside a transformer.
             progress: show bars.
 
         Raises:
@@ -635,7 +635,7 @@ class Index:
         self._store.compact()
         with self._store.writing() as writer:  # no document is written; it keeps others from writing
             writer.add_checksums()
-            known = replace(Manifest.read(self.path, writer), switch=None)  # which another process may have changed
+            known = Manifest.settled(self.path, writer)  # which another process may have changed
             self._adopt(known)
             delete_other_folders(self.path, known)
             grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer, progress=progress)
@@ -705,7 +705,7 @@ class Index:
         if other is None or not other.was_in_force:
             return
         with held_alone(self.path, refusal), self._store.writing() as writer:
-            known = replace(Manifest.read(self.path, writer), switch=None)
+            known = Manifest.settled(self.path, writer)
             other = known.other()
             if other is not None and other.was_in_force:
                 replace(known, beside=None).write(self.path)
@@ -742,7 +742,7 @@ class Index:
 
     def _calibrate(self, writer: Writer) -> None:
         """Find out from where on a hit is a good match, and note it in the manifest."""
-        known = replace(Manifest.read(self.path, writer), switch=None)
+        known = Manifest.settled(self.path, writer)
         found = None
         if self.derived.mirror is None:
             encode = partial(self._for_queries.encode, kind="query")

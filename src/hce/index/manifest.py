@@ -18,13 +18,13 @@ from hce._version import __version__
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_stale, read_json, write_json
-from hce.index.store import MOST_DIMENSIONS, Mark, Moment, Reader, Store
+from hce.index.store import MOST_DIMENSIONS, Moment, Reader, Store, WriteMark
 from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
-ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
-TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
+IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
+IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words")
 OUTGROWN = 4  # documents for each that a table was fitted to
 
@@ -152,7 +152,7 @@ class Manifest:
         """Return what this manifest would be if another encoder were in force."""
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
-    def before_switch(self, mark: Mark) -> Manifest:
+    def before_switch(self, mark: WriteMark) -> Manifest:
         """Return what to write before a write is committed in which the two encoders change places."""
         return replace(self, switch=mark._asdict())
 
@@ -161,7 +161,7 @@ class Manifest:
         other = self.other()
         if self.switch is None or other is None:
             return self
-        mark = checked_fields(Mark, self.switch)
+        mark = checked_fields(WriteMark, self.switch)
         if moment_at(*mark) is None:
             return self
         kept = Beside(was_in_force=True, spec="", **{name: getattr(self, name) for name in EXCHANGED})
@@ -200,6 +200,11 @@ class Manifest:
             )
         return manifest
 
+    @classmethod
+    def settled(cls, folder: Path, writer: Reader) -> Manifest:
+        """Read an index's manifest within a write, where a switch that is not decided yet never will be."""
+        return replace(cls.read(folder, writer), switch=None)
+
     def _decided(self, folder: Path, reader: Reader | None) -> Manifest:
         if reader is not None:
             return self.at(reader.moment_at)
@@ -222,14 +227,14 @@ class Manifest:
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
             "window": self.window is None or self.window > 0,
-            "encoder_folder": ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
-            "hierarchy": self.hierarchy is None or TREE_FOLDER.fullmatch(self.hierarchy) is not None,
+            "encoder_folder": IS_ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
+            "hierarchy": self.hierarchy is None or IS_TREE_FOLDER.fullmatch(self.hierarchy) is not None,
         }
         other = self.other()
         sound["beside"] = other is None or (
             0 < other.dim <= MOST_DIMENSIONS
-            and ENCODER_FOLDER.fullmatch(other.encoder_folder) is not None
-            and (other.hierarchy is None or TREE_FOLDER.fullmatch(other.hierarchy) is not None)
+            and IS_ENCODER_FOLDER.fullmatch(other.encoder_folder) is not None
+            and (other.hierarchy is None or IS_TREE_FOLDER.fullmatch(other.hierarchy) is not None)
         )
         for name in (name for name, is_sound in sound.items() if not is_sound):
             raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")

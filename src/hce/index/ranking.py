@@ -136,7 +136,7 @@ def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[H
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-class Ranked(NamedTuple):
+class RankedNumbers(NamedTuple):
     """Documents in order, and by document the number of the passage that was nearest; 0 is its own vector."""
 
     fused: Fused
@@ -203,7 +203,7 @@ class NearestToOne(NamedTuple):
         return cosines
 
 
-def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[Ranked] | None:
+def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[RankedNumbers] | None:
     """Rank documents for each query; None where a part has gone on to a later moment."""
     texts, vectors, k, allowed, mode, words_share, _ = queries
     if vectors is None or mode == "words":
@@ -218,9 +218,9 @@ def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[Ranked] 
     if mode == "dense":
         return [_by_meaning(each) for each in nearest]
 
-    def fused(words: Words) -> list[Ranked]:
+    def fused(words: Words) -> list[RankedNumbers]:
         return [
-            Ranked(
+            RankedNumbers(
                 search_both(
                     *(words, text),
                     numbers=each.numbers,
@@ -249,19 +249,19 @@ def _nearest(
     return derived.passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
 
 
-def _by_meaning(found: NearestToOne) -> Ranked:
+def _by_meaning(found: NearestToOne) -> RankedNumbers:
     nothing = np.zeros(len(found.numbers))
-    return Ranked(Fused(found.numbers, found.cosines, nothing, nothing.astype(np.int64)), found.passages)
+    return RankedNumbers(Fused(found.numbers, found.cosines, nothing, nothing.astype(np.int64)), found.passages)
 
 
-def _by_words(found: Matches) -> Ranked:
-    return Ranked(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
+def _by_words(found: Matches) -> RankedNumbers:
+    return RankedNumbers(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
 
 
 # ------------------------------------------------------------------------------------------------- hits
 
 
-def _hits(reader: Reader, ranked: list[Ranked]) -> list[list[Hit]]:
+def _hits(reader: Reader, ranked: list[RankedNumbers]) -> list[list[Hit]]:
     """Turn numbers into the documents that they stand for."""
     wanted = {number for each in ranked for number in each.fused.numbers.tolist()}
     documents = reader.documents(wanted)

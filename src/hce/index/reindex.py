@@ -111,7 +111,7 @@ def _make_room(store: Store) -> str:
     """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
     index = store.path.parent
     with store.writing() as writer:
-        manifest = replace(Manifest.read(index, writer), beside=None, switch=None, format=FORMAT)
+        manifest = replace(Manifest.settled(index, writer), beside=None, format=FORMAT)
         manifest.write(index)  # before the tables that it told of are gone
         delete_other_folders(index, manifest)
         writer.add_checksums()
@@ -151,7 +151,7 @@ def _write_encoder(
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=max(numbers),
         )
-        replace(Manifest.read(index, writer), beside=asdict(other), switch=None).write(index)
+        replace(Manifest.settled(index, writer), beside=asdict(other)).write(index)
     return other
 
 
@@ -257,7 +257,7 @@ def _switch(store: Store, other: Beside, catch_up: _CatchUp, *, whatever_is_left
         if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
             return False
         catch_up.within(writer)
-        manifest = replace(Manifest.read(index, writer), beside=asdict(other), switch=None)
+        manifest = replace(Manifest.settled(index, writer), beside=asdict(other))
         manifest.before_switch(writer.next).write(index)
         writer.swap_beside(other.dim)
     return True

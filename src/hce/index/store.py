@@ -49,10 +49,12 @@ STORE_FILE = "documents.sqlite"
 # file out of most writes.
 PAGE = 16_384
 LOG_BYTES = 64 * 2**20
+WORTH_A_COPY = 0.02  # of the pages that are free
 
 PARAMETERS_AT_ONCE = 4096
 MOST_DIMENSIONS = 1 << 20
 ROWS_PER_FETCH = 8192
+MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
 
 
 class Moment(NamedTuple):
@@ -73,7 +75,7 @@ class Moment(NamedTuple):
     last: int
 
 
-class Mark(NamedTuple):
+class WriteMark(NamedTuple):
     """What tells one write of a store from all others: see `Moment`."""
 
     change: int
@@ -178,9 +180,11 @@ class Store:
                 _be_patient(connection, SECONDS_TO_WAIT)
 
     def compact(self) -> None:
-        """Give the space of removed documents back to the disk."""
+        """Give the space of removed documents back to the disk, where it is worth a copy of all the others."""
         with self._errors(), self._connections.lend() as connection:
-            connection.execute("VACUUM")
+            (pages,), (free,) = (connection.execute(f"PRAGMA {each}_count").fetchone() for each in ("page", "freelist"))
+            if free > WORTH_A_COPY * pages:
+                connection.execute("VACUUM")
             self._connections.copy_log(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             connection.execute(f"PRAGMA user_version = {version}")  # a write, by which the log is begun anew
@@ -237,15 +241,14 @@ class Reader:
 
     def moment(self) -> Moment:
         """Return the moment that this reader sees."""
-        row = self._one("SELECT change, token, at, documents, last FROM changes ORDER BY change DESC LIMIT 1")
+        row = self._one(f"{MOMENTS} ORDER BY change DESC LIMIT 1")
         if row is None:
             raise FormatError(f"{STORE_FILE} is damaged (it knows of no change); restore it from a copy or index anew")
         return Moment(*row)
 
     def moment_at(self, change: int, token: str) -> Moment | None:
         """Return an earlier moment of this store; None where the store never was in it."""
-        query = "SELECT change, token, at, documents, last FROM changes WHERE change = ? AND token = ?"
-        row = self._one(query, (change, token))
+        row = self._one(f"{MOMENTS} WHERE change = ? AND token = ?", (change, token))
         return Moment(*row) if row else None
 
     def find(self, doc_id: str) -> Document | None:
@@ -274,8 +277,7 @@ class Reader:
 
     def numbers(self) -> np.ndarray:
         """Return the numbers of all documents, rising, of shape (N,), int64."""
-        rows = self._connection.execute("SELECT number FROM documents")  # by way of a small index, in its order
-        return np.sort(np.fromiter((number for (number,) in rows), dtype=np.int64))
+        return np.sort(self._numbers("SELECT number FROM documents"))  # by way of a small index, in its order
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all documents, rising, of shape (N,), int64, and the keys of their contents."""
@@ -285,13 +287,8 @@ class Reader:
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
-        count = self._one("SELECT count(*) FROM vectors WHERE number > ?", (after,))[0]
-        numbers, vectors = np.empty(count, np.int64), np.empty((count, self.dim), np.float32)
-        rows = self._connection.execute("SELECT number, vector FROM vectors WHERE number > ? ORDER BY number", (after,))
-        for start in range(0, count, ROWS_PER_FETCH):
-            fetched = rows.fetchmany(ROWS_PER_FETCH)
-            numbers[start : start + len(fetched)] = [number for number, _ in fetched]
-            vectors[start : start + len(fetched)] = _vectors([vector for _, vector in fetched], self.dim)
+        query = "SELECT number, vector FROM vectors WHERE number > ? ORDER BY number"
+        (numbers,), vectors = self._with_vectors(query, after, self.count_after(after))
         return numbers, vectors
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
@@ -323,15 +320,9 @@ class Reader:
     def passages(self, after: int = 0) -> PassageVectors:
         """Read the passages of documents above `after`; where `has_passages`."""
         (count,) = self._one("SELECT count(*) FROM passages WHERE document > ?", (after,))
-        numbers, documents = np.empty(count, np.int64), np.empty(count, np.int64)
-        vectors = np.empty((count, self.dim), np.float32)
         # By way of the index, which leads to the last documents alone; numbers of passages rise with their documents'.
         query = "SELECT number, document, vector FROM passages WHERE document > ? ORDER BY document, number"
-        rows = self._connection.execute(query, (after,))
-        for start in range(0, count, ROWS_PER_FETCH):
-            some = self._passage_vectors(rows.fetchmany(ROWS_PER_FETCH))
-            stop = start + len(some.numbers)
-            numbers[start:stop], documents[start:stop], vectors[start:stop] = some
+        (numbers, documents), vectors = self._with_vectors(query, after, count)
         if (np.diff(numbers) < 0).any():  # they do not where a rebuild was broken off
             order = np.argsort(numbers)
             return PassageVectors(numbers[order], documents[order], vectors[order])
@@ -346,7 +337,9 @@ class Reader:
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
         """Read the passages of some documents; where `has_passages`."""
         query = "SELECT number, document, vector FROM passages WHERE document IN ({})"
-        return self._passage_vectors(sorted(self._each_in(query, documents)))
+        rows = sorted(self._each_in(query, documents))
+        numbers, of, blobs = list(zip(*rows, strict=True)) or ((), (), ())
+        return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
 
     def places(self, numbers: Iterable[int]) -> dict[int, Passage]:
         """Return where passages stand in the `full_text` of their documents, by number; where `has_passages`."""
@@ -379,15 +372,9 @@ class Reader:
     def _has_passage_table(self) -> bool:
         return has_table(self._connection, "passages")
 
-    def _passage_vectors(self, rows: Iterable[tuple[int, int, bytes]]) -> PassageVectors:
-        numbers, documents, blobs = list(zip(*rows, strict=True)) or ((), (), ())
-        vectors = _vectors(blobs, self.dim)
-        return PassageVectors(np.array(numbers, np.int64), np.array(documents, np.int64), vectors)
-
     def removed_since(self, change: int) -> np.ndarray:
         """Return the numbers taken out by later writes than this one, which `moment_at` must know of."""
-        rows = self._connection.execute("SELECT number FROM removed WHERE change > ?", (change,))
-        return np.fromiter((number for (number,) in rows), dtype=np.int64)
+        return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """Read the rows of a table as they are, whatever is in them, texts as bytes, and last the checksum or None."""
@@ -415,7 +402,7 @@ class Reader:
 
     def removed_numbers(self) -> np.ndarray:
         """Return the numbers of removed documents that are still known of."""
-        return np.fromiter((number for (number,) in self._connection.execute("SELECT number FROM removed")), np.int64)
+        return self._numbers("SELECT number FROM removed")
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
         """Return the numbers of the documents that there were at this moment or an earlier one, rising."""
@@ -434,8 +421,7 @@ class Reader:
         """
         condition = compile_filter(conditions)
         query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
-        rows = self._connection.execute(query, condition.parameters)
-        numbers = np.fromiter((number for (number,) in rows), dtype=np.int64)
+        numbers = self._numbers(query, condition.parameters)
         self._require_fields(condition.loose if len(numbers) else condition.fields)
         return numbers
 
@@ -466,6 +452,23 @@ class Reader:
     def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
         return self._connection.execute(query, parameters).fetchone()
 
+    def _numbers(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> np.ndarray:
+        """Read a column of numbers, of shape (rows,), int64."""
+        return np.fromiter((number for (number,) in self._connection.execute(query, parameters)), dtype=np.int64)
+
+    def _with_vectors(self, query: str, after: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Read `count` rows of numbers and a vector: the numbers, of shape (columns, count), and (count, n)."""
+        rows = self._connection.execute(query, (after,))
+        numbers = np.empty((len(rows.description) - 1, count), np.int64)
+        vectors = np.empty((count, self.dim), np.float32)
+        for start in range(0, count, ROWS_PER_FETCH):
+            if not (fetched := rows.fetchmany(ROWS_PER_FETCH)):
+                raise _damaged("a table")
+            *columns, blobs = zip(*fetched, strict=True)
+            numbers[:, start : start + len(blobs)] = columns
+            vectors[start : start + len(blobs)] = _vectors(blobs, self.dim)
+        return numbers, vectors
+
     def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         values = iter(values)
         while some := list(islice(values, PARAMETERS_AT_ONCE)):
@@ -480,7 +483,7 @@ class Writer(Reader):
         self._before = self.moment()
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
-        self.next = Mark(self._before.change + 1, secrets.token_hex(8))  # of this write, once it is done
+        self.next = WriteMark(self._before.change + 1, secrets.token_hex(8))  # of this write, once it is done
         self._has_checksums = has_checksums(connection)  # of an earlier version's file, not before it is rebuilt
 
     def insert(
