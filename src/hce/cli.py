@@ -16,15 +16,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from hce._version import __version__
-from hce.commands.check import check
 from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import compare, evaluate
 from hce.commands.generate import generate_queries
-from hce.commands.index import add, index, rebuild, remove, search, status
-from hce.commands.reindex import reindex
+from hce.commands.index import add, index, remove, search, status
 from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
+from hce.commands.upkeep import check, rebuild, reindex
 from hce.errors import HceError, InputError, system_reason
 from hce.progress import bars_shown
 

@@ -52,6 +52,21 @@ EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
 ]
 IndexArgument = Annotated[Path, typer.Argument(help="the folder of the index", show_default=False)]
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="ADDRESS", help="of Milvus: http://HOST:19530, or a file ending in .db", show_default=False
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="the most memory to take, such as 4GB or 512MiB; refused at once where that is too little",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
 SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
@@ -108,6 +123,14 @@ def print_json(value: Any) -> None:
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     line = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
+
+
+def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
+    """Print a line for people, or all the facts as one JSON document."""
+    if as_json:
+        print_json(facts)
+    else:
+        out.print(line, soft_wrap=True)
 
 
 @contextmanager

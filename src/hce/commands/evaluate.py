@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -45,18 +45,33 @@ SAMPLE = 100  # documents of an index that are compared with the collection's
 tell = partial(err.print, soft_wrap=True, markup=False)
 
 
-class Asked(NamedTuple):
-    """What is measured by; documents and queries are read only where a model has to search."""
+DatasetArgument = Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")]
 
-    folder: Path
-    split: str
+
+class Judged(NamedTuple):
+    """Judgments, and the documents and queries that they are of; these are read only where a model has to search."""
+
     qrels: Qrels
     queries: dict[str, Query]
     corpus: Corpus | None
+
+
+class Asked(NamedTuple):
+    """What is measured by, and how."""
+
+    judged: Judged
     measures: list[str]
     depth: int
     drop_self: bool
     mode: SearchMode
+
+
+class Source(NamedTuple):
+    """What is measured: a run, or a model or an index that has yet to search, and what re-ranks its hits to a depth."""
+
+    name: str
+    what: dict[str, list[Scored]] | Encoder | Index
+    rerank: tuple[Reranker, int] | None = None
 
 
 class Measured(NamedTuple):
@@ -69,7 +84,7 @@ class Measured(NamedTuple):
 
 
 def evaluate(
-    dataset: Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")],
+    dataset: DatasetArgument,
     model: Annotated[
         str | None,
         typer.Option(
@@ -120,24 +135,23 @@ def evaluate(
 
     parsed = [parse_measure(name) for name in measures.split(",")]
     _check_outputs(run, per_query)
-    reranker = _reranker(model, rerank)
+    reranking = _reranking(model, rerank, rerank_depth)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
-    asked = _load(
-        dataset, split, bool(model or against), list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode)
-    )
-    given = [(model, run_file), (against, against_run)]
-    sources = [_open(*each) for each in given if any(each)]  # all of them first: a wrong one is found before the work
-    rerankers = [None if reranker is None else (reranker, rerank_depth), None]
-    systems = [_measured(asked, *source, each) for source, each in zip(sources, rerankers, strict=False)]
+    judged = _read(dataset, split, searches=bool(model or against))
+    asked = Asked(judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
+    sources = [_open(model, run_file)._replace(rerank=reranking)]
+    if against or against_run:
+        sources.append(_open(against, against_run))  # before the work: a wrong one is told of at once
+    systems = [_measured(asked, source) for source in sources]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
-    diagnosis = _diagnosis(asked, cast("DenseSearcher", systems[0].searcher), seed) if by_level else None
+    diagnosis = _diagnosis(judged, cast("DenseSearcher", systems[0].searcher), seed) if by_level else None
     _write(systems[0], run, per_query)
     if as_json:
-        print_json(_as_json(asked, systems, paired, diagnosis))
+        print_json({"dataset": str(dataset), "split": split, **_as_json(judged, systems, paired, diagnosis)})
         return
-    documents = f" · {len(asked.corpus):,} documents" if asked.corpus else ""
-    out.print(f"{dataset} · {split} · {len(asked.qrels):,} queries{documents}\n", soft_wrap=True)
+    documents = f" · {len(judged.corpus):,} documents" if judged.corpus else ""
+    out.print(f"{dataset} · {split} · {len(judged.qrels):,} queries{documents}\n", soft_wrap=True)
     out.print(_table(systems, paired))
     if diagnosis:
         out.print(f"\n{diagnosis}", soft_wrap=True)
@@ -154,8 +168,8 @@ def _check_options(
         raise InputError("--by-level needs a model for --model: a run or an index does not tell how a query went down")
 
 
-def _reranker(model: str | None, rerank: str | None) -> Reranker | None:
-    """Load the cross-encoder that re-ranks what an index finds.
+def _reranking(model: str | None, rerank: str | None, depth: int) -> tuple[Reranker, int] | None:
+    """Load the cross-encoder that re-ranks what an index finds, to a depth.
 
     Raises:
         InputError: there is none, or what is measured is no index.
@@ -166,7 +180,7 @@ def _reranker(model: str | None, rerank: str | None) -> Reranker | None:
         raise InputError("--rerank needs an index for --model: it reads the documents that were found")
     from hce.encoding.reranker import Reranker
 
-    return Reranker.load(rerank)
+    return Reranker.load(rerank), depth
 
 
 def _check_outputs(run: Path | None, per_query: Path | None) -> None:
@@ -181,32 +195,29 @@ def _check_outputs(run: Path | None, per_query: Path | None) -> None:
         raise InputError(f"{per_query}: values of queries are written as {' or '.join(VALUES_SUFFIXES)}")
 
 
-def _load(
-    folder: Path, split: str, searches: bool, measures: list[str], depth: int, drop_self: bool, mode: SearchMode
-) -> Asked:
+def _read(folder: Path, split: str, *, searches: bool) -> Judged:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, find_queries, find_split, read_queries
     from hce.evaluation.evaluate import check_documents
 
     path = find_split(folder, split)
     if not searches:
-        return Asked(folder, split, Qrels.read(path), {}, None, measures, depth, drop_self, mode)
+        return Judged(Qrels.read(path), {}, None)
     queries = read_queries(find_queries(folder))
     qrels = Qrels.read(path, queries=queries)
     corpus = Corpus.load(folder)
     check_documents(qrels, corpus.left_out.union(corpus.ids), str(folder))
-    return Asked(folder, split, qrels, queries, corpus, measures, depth, drop_self, mode)
+    return Judged(qrels, queries, corpus)
 
 
-def _open(model: str | None, run_file: Path | None) -> tuple[str, dict[str, list[Scored]] | Encoder | Index]:
-    """Open what is measured, by its name: a run, or a model or an index that has yet to search."""
+def _open(model: str | None, run_file: Path | None) -> Source:
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
     from hce.index.index import Index
 
     if model is None:
-        return str(run_file), read_run(str(run_file))
-    return model, Index.open(model) if _is_index(model) else Encoder.load(model)
+        return Source(str(run_file), read_run(str(run_file)))
+    return Source(model, Index.open(model) if _is_index(model) else Encoder.load(model))
 
 
 def _is_index(model: str) -> bool:
@@ -215,21 +226,17 @@ def _is_index(model: str) -> bool:
     return (Path(model) / MANIFEST_FILE).is_file()
 
 
-def _measured(
-    asked: Asked,
-    name: str,
-    source: dict[str, list[Scored]] | Encoder | Index,
-    rerank: tuple[Reranker, int] | None = None,
-) -> Measured:
-    """Measure a run, or what a model or an index finds, re-ranked by a cross-encoder to a depth if there is one."""
+def _measured(asked: Asked, source: Source) -> Measured:
+    """Measure a run, or what a model or an index finds."""
     from hce.evaluation.evaluate import rank, score_run
 
-    searcher, run = None, source
+    qrels, queries, _ = asked.judged
+    name, run, searcher = source.name, source.what, None
     if not isinstance(run, dict):
-        searcher = _searcher(asked, run, rerank)
-        name = f"{name}, {rerank[0].name}" if rerank else name
-        run = rank(searcher, asked.queries, asked.qrels, asked.depth, drop_self=asked.drop_self)
-    return Measured(name, run, score_run(run, asked.qrels, asked.measures, drop_self=asked.drop_self), searcher)
+        searcher = _searcher(asked, run, source.rerank)
+        name = f"{name}, {source.rerank[0].name}" if source.rerank else name
+        run = rank(searcher, queries, qrels, asked.depth, drop_self=asked.drop_self)
+    return Measured(name, run, score_run(run, qrels, asked.measures, drop_self=asked.drop_self), searcher)
 
 
 def _searcher(asked: Asked, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
@@ -237,12 +244,13 @@ def _searcher(asked: Asked, source: Encoder | Index, rerank: tuple[Reranker, int
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index, InMode
 
+    corpus = cast("Corpus", asked.judged.corpus)  # it was read, as there is a model
     if isinstance(source, Index):
-        _check_index(source, cast("Corpus", asked.corpus))
+        _check_index(source, corpus)
         return InMode(source, asked.mode, *(rerank or ()))
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
-    return DenseSearcher.of(source, cast("Corpus", asked.corpus), progress=True)  # it was read, as there is a model
+    return DenseSearcher.of(source, corpus, progress=True)
 
 
 def _check_index(index: Index, corpus: Corpus) -> None:
@@ -284,19 +292,18 @@ def _paired(systems: list[Measured], seed: int) -> dict[str, Corrected]:
     return compare_several({name: (first[name], second[name]) for name in first}, seed)
 
 
-def _diagnosis(asked: Asked, searcher: DenseSearcher, seed: int) -> Diagnosis:
+def _diagnosis(judged: Judged, searcher: DenseSearcher, seed: int) -> Diagnosis:
     from hce.evaluation.diagnostics import diagnose
     from hce.training.model_folder import trained_tree
     from hce.tree.hierarchy import Hierarchy
 
-    encoder = searcher.encoder
-    hierarchy = trained_tree(encoder.name, cast("Corpus", asked.corpus))
+    encoder, (qrels, queries, corpus) = searcher.encoder, judged
+    hierarchy = trained_tree(encoder.name, cast("Corpus", corpus))
     if hierarchy is None:
         tell(f"{encoder.name} holds no tree of this corpus; growing one from its vectors")
         hierarchy = Hierarchy.build(searcher.vectors, seed=seed, device=encoder.device)
-    vectors = encoder.encode([asked.queries[query_id].text for query_id in asked.qrels], "query")
-    queries = dict(zip(asked.qrels, vectors, strict=True))
-    return diagnose(hierarchy, searcher.ids, searcher.vectors, queries, asked.qrels)
+    vectors = encoder.encode([queries[query_id].text for query_id in qrels], "query")
+    return diagnose(hierarchy, searcher.ids, searcher.vectors, dict(zip(qrels, vectors, strict=True)), qrels)
 
 
 def _write(system: Measured, run: Path | None, per_query: Path | None) -> None:
@@ -325,7 +332,7 @@ def _table(systems: list[Measured], paired: dict[str, Corrected]) -> Grid:
     return _grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[str] = ()) -> Grid:
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Grid:
     """Lay out a table; on a narrow terminal headings are folded, and no figure is lost."""
     from rich.table import Table as Grid
 
@@ -339,14 +346,12 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection
 
 
 def _as_json(
-    asked: Asked, systems: list[Measured], paired: dict[str, Corrected], diagnosis: Diagnosis | None
+    judged: Judged, systems: list[Measured], paired: dict[str, Corrected], diagnosis: Diagnosis | None
 ) -> dict[str, Any]:
     first = systems[0]
     answer: dict[str, Any] = {
-        "dataset": str(asked.folder),
-        "split": asked.split,
-        "queries": len(asked.qrels),
-        "documents": len(asked.corpus) if asked.corpus else None,
+        "queries": len(judged.qrels),
+        "documents": len(judged.corpus) if judged.corpus else None,
         "system": first.name,
         "measures": first.report.means,
         "without_positives": first.report.without_positives,
@@ -362,7 +367,7 @@ def _as_json(
 
 
 def compare(
-    dataset: Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")],
+    dataset: DatasetArgument,
     systems: Annotated[
         str, typer.Option("--systems", "-s", help="names with commas between; by default all that can be run here")
     ] = "",

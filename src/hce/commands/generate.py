@@ -11,9 +11,8 @@ from hce.commands.common import (
     EncoderOption,
     JsonOption,
     SeedOption,
+    answer,
     interruptible,
-    out,
-    print_json,
     require_parent,
     with_reading,
 )
@@ -72,11 +71,8 @@ def generate_queries(
             seed=seed,
             progress=True,
         )
-    if as_json:
-        print_json({"queries": str(output), **written._asdict()})
-    else:
-        out.print(
-            f"{written.kept:,} of {written.generated:,} queries, written for {written.documents:,} documents, "
-            f"are in {output}; `hce train --generated {output}` trains on them",
-            soft_wrap=True,
-        )
+    line = (
+        f"{written.kept:,} of {written.generated:,} queries, written for {written.documents:,} documents, "
+        f"are in {output}; `hce train --generated {output}` trains on them"
+    )
+    answer(line, {"queries": str(output), **written._asdict()}, as_json)

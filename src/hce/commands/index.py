@@ -1,4 +1,4 @@
-"""What is done to an index: `hce index`, `add`, `remove`, `search`, `status`, `rebuild`."""
+"""What an index is for: `hce index`, `add`, `remove`, `search`, `status`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import typer
 from rich.text import Text
 
 from hce.commands.common import (
+    AtOption,
     IndexArgument,
     JsonOption,
+    MemoryOption,
     SeedOption,
+    answer,
     interruptible,
     out,
     print_json,
@@ -22,6 +25,7 @@ from hce.commands.common import (
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import require_new
+from hce.memory import parse_size
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -34,12 +38,6 @@ if TYPE_CHECKING:
 SNIPPET = 160  # characters
 FOLDED = 5  # ids of near-equal documents that are shown
 BLANKS = re.compile(r"\s+")
-AtOption = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="ADDRESS", help="of Milvus: http://HOST:19530, or a file ending in .db", show_default=False
-    ),
-]
 ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree anew, without training",
@@ -59,14 +57,20 @@ def index(
     ] = "static",
     engine: Annotated[str, typer.Option(help="auto, flat, tree or milvus")] = "auto",
     at: AtOption = None,
-    dtype: Annotated[str, typer.Option(help="what the engine keeps vectors in: float32, float16 or int8")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="what the engine keeps vectors in: float32, float16 or int8; default: float32, or what --memory allows"
+        ),
+    ] = None,
+    memory: MemoryOption = None,
     tree: Annotated[bool, typer.Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
     language: Annotated[str, typer.Option(help="of the texts, to match words in any form; none: as written")] = (
         "english"
     ),
     words_share: Annotated[
         float | None,
-        typer.Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .3"),
+        typer.Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .25"),
     ] = None,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
@@ -78,7 +82,7 @@ def index(
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
-      hce index docs.csv -o my-index --engine tree
+      hce index docs.csv -o my-index --engine tree --memory 4GB
       hce index docs.csv -o my-index --engine milvus --at http://search.example.org:19530
       hce index export.csv -o my-index --id-field Number --text-field Remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
@@ -88,6 +92,7 @@ def index(
 
     require_parent(output)
     require_new(output)
+    bound = None if memory is None else parse_size(memory)
     documents = _documents_of(corpus, reading)
 
     from hce.index.create import create_index  # with torch, which takes seconds to import
@@ -100,13 +105,14 @@ def index(
             dtype=dtype,
             language=language,
             words_share=words_share,
+            memory=bound,
             progress=True,
         )
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
         made.build_engine()
         found = made.status()
     line = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
-    _answer(line, found.as_dict(), as_json)
+    answer(line, found.as_dict(), as_json)
 
 
 @with_reading
@@ -137,7 +143,7 @@ def add(
     added = documents - before if update else written
     facts = {"index": str(index), "added": added, "updated": written - added, "documents": documents}
     done = f"updated {written - added:,}, added {added:,}" if update else f"added {added:,}"
-    _answer(f"{done}; {documents:,} documents are in {index}", facts, as_json)
+    answer(f"{done}; {documents:,} documents are in {index}", facts, as_json)
 
 
 def remove(
@@ -160,7 +166,7 @@ def remove(
         count = opened.remove(ids)
         documents = len(opened)
     facts = {"index": str(index), "removed": count, "documents": documents}
-    _answer(f"removed {count:,}; {documents:,} documents are in {index}", facts, as_json)
+    answer(f"removed {count:,}; {documents:,} documents are in {index}", facts, as_json)
 
 
 def search(
@@ -276,35 +282,6 @@ def status(
         out.print(f"{name:<10} {value}", soft_wrap=True)
 
 
-def rebuild(
-    index: IndexArgument,
-    engine: Annotated[str | None, typer.Option(help="from now on: flat, tree or milvus", show_default=False)] = None,
-    at: AtOption = None,
-    dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
-    refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
-    as_json: JsonOption = False,
-) -> None:
-    """Make all that is derived from an index's documents anew: the tree is grown again, the engine is built again.
-
-    The documents stay as they are. The static table, where it was fitted to less than a quarter of the documents there
-    are now, is fitted to all of them, and they are encoded anew; a trained encoder stays as it is. The space of removed
-    documents is given back.
-
-    Examples:
-      hce rebuild my-index
-      hce rebuild my-index --engine tree
-      hce rebuild my-index --engine milvus --at http://search.example.org:19530#papers
-    """
-    from hce.index.index import Index
-
-    with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
-        opened.rebuild(engine, dtype, at=at, refit=refit, progress=True)
-        found = opened.status()
-    shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
-    line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"
-    _answer(line, found.as_dict(), as_json)
-
-
 def _documents_of(path: Path, reading: Reading) -> Corpus:
     """Load documents from whatever holds them, another index included."""
     from hce.data.corpus import Corpus
@@ -316,14 +293,6 @@ def _documents_of(path: Path, reading: Reading) -> Corpus:
         return Corpus.load(path, reading)
     with Index.open(path) as opened:
         return Corpus.from_documents(opened, name=path.absolute().name)
-
-
-def _answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
-    """Print a line for people, or all the facts as one JSON document."""
-    if as_json:
-        print_json(facts)
-    else:
-        out.print(line, soft_wrap=True)
 
 
 def _line(hit: Hit, query: str) -> Text:

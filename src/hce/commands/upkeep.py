@@ -1,0 +1,183 @@
+"""What keeps an index in order: `hce rebuild`, `reindex`, `check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hce.commands.common import (
+    AtOption,
+    IndexArgument,
+    JsonOption,
+    MemoryOption,
+    answer,
+    err,
+    interruptible,
+    out,
+    print_json,
+)
+from hce.errors import InputError
+from hce.memory import parse_size
+
+if TYPE_CHECKING:
+    from hce.index.check import Checkup, Finding
+
+SHOWN = 10  # findings of one part
+
+
+def rebuild(
+    index: IndexArgument,
+    engine: Annotated[str | None, typer.Option(help="from now on: flat, tree or milvus", show_default=False)] = None,
+    at: AtOption = None,
+    dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
+    refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
+    memory: MemoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make all that is derived from an index's documents anew: the tree is grown again, the engine is built again.
+
+    The documents stay as they are. The static table, where it was fitted to less than a quarter of the documents there
+    are now, is fitted to all of them, and they are encoded anew; a trained encoder stays as it is. The space of removed
+    documents is given back.
+
+    Examples:
+      hce rebuild my-index
+      hce rebuild my-index --engine tree --dtype int8 --memory 4GB
+      hce rebuild my-index --engine milvus --at http://search.example.org:19530#papers
+    """
+    from hce.index.index import Index
+
+    bound = None if memory is None else parse_size(memory)
+    with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
+        if bound is not None:
+            from hce.index.create import kept_within  # with torch, which takes seconds to import
+
+            known = opened.manifest
+            named = engine or opened.derived.engine_name
+            dtype = kept_within(bound, len(opened), known.dim, named, dtype or known.dtype)
+        opened.rebuild(engine, dtype, at=at, refit=refit, progress=True)
+        found = opened.status()
+    shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
+    line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"
+    answer(line, found.as_dict(), as_json)
+
+
+def reindex(
+    index: IndexArgument,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="DIR|NAME|HUB-ID",
+            help="what `hce train` wrote, or any encoder",
+            show_default=False,
+        ),
+    ] = None,
+    words_share: Annotated[
+        float | None,
+        typer.Option(help="weight of words in a hybrid search, 0 to 1; default: as `hce index` has it"),
+    ] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="take up again what the index had before the last reindexing")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an index another encoder without a pause: it is searched, and documents come and go, all the while.
+
+    Every document is encoded anew beside the vectors in force; then both change places at one stroke, which a running
+    `hce serve` takes up by itself. Interrupted, the same command goes on. Until `hce rebuild`, which gives the space
+    back, --undo returns to the encoder that was there before, at once.
+
+    Examples:
+      hce reindex my-index -m my-new-model
+      hce reindex my-index -m sentence-transformers/all-MiniLM-L6-v2
+      hce reindex my-index --undo
+    """
+    if (model is None) != undo:
+        raise InputError("give either --model with the new encoder, or --undo")
+    if undo and words_share is not None:
+        raise InputError("--undo takes up the share of words too that was there; leave --words-share out")
+    from hce.index.index import Index
+
+    going_on = f"{index} has the encoder that it had; the same command goes on"
+    with Index.open(index) as opened, interruptible(going_on):
+        if model is None:
+            opened.undo_reindex(progress=True)
+            is_new = True
+        else:
+            is_new = opened.reindex(model, words_share=words_share, progress=True)
+        found = opened.status()
+    shown = f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions)"
+    line = (
+        f"{index} {'has the encoder' if is_new else 'had this encoder already:'} {shown}; {found.documents:,} documents"
+    )
+    if found.earlier and is_new:
+        line += f"\nbefore: {found.earlier}; hce reindex {index} --undo returns to it"
+    answer(line, {**found.as_dict(), "reindexed": is_new}, as_json)
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(help="the folder of an index or of a model", show_default=False)],
+    repair: Annotated[
+        bool, typer.Option("--repair", help="heal what can be made anew, and add checksums where there are none")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
+
+    Engine, words and tree can be made anew from the documents, and vectors from their texts: --repair does that. Texts
+    and the encoder are nowhere else, and have to come from a copy. What an earlier version wrote has no checksums: that
+    is said, and --repair adds them, for things as they are then.
+
+    Examples:
+      hce check my-index
+      hce check my-index --repair
+      hce check my-model --json
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: neither an index nor a model is there (no such folder); name the folder of one")
+
+    from hce.index.check import check as checked
+
+    with interruptible("nothing is half repaired; the same command starts over"):
+        found = checked(folder, repair=repair, progress=True)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print(found, repair)
+    if not found.is_sound:
+        raise typer.Exit(1)
+
+
+def _print(found: Checkup, repair: bool) -> None:
+    for finding in _first_of_each(found.healed):
+        out.print(f"healed     {finding.part}: {finding.what}", soft_wrap=True)
+    for finding in _first_of_each(found.findings):
+        line = f"{finding.state:<10} {finding.part}: {finding.what}"
+        advice = "--repair heals it" if finding.heals and not repair else finding.remedy
+        if finding.state == "unknown":
+            advice = "" if repair else "--repair adds checksums"
+        out.print(f"{line}; {advice}" if advice else line, soft_wrap=True)
+    of = f"{found.documents:,} documents, " if found.kind == "index" else ""
+    verdict = "all is as it was written" if found.is_sound else "damaged"
+    if found.is_sound and found.findings:
+        verdict = "no damage is known"
+    out.print(f"{found.path}: {of}{verdict}", soft_wrap=True)
+    more = len(found.findings) + len(found.healed) - sum(1 for _ in _first_of_each((*found.findings, *found.healed)))
+    if more > 0:
+        err.print(f"--json lists {more:,} more")
+
+
+def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Return some findings of each part."""
+    seen: dict[tuple[str, str], int] = {}
+    shown = []
+    for finding in findings:
+        key = (finding.part, finding.state)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= SHOWN:
+            shown.append(finding)
+    return shown
