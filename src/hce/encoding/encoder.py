@@ -54,6 +54,7 @@ BUNDLED = {"minilm": load_minilm, "static": load_static}
 SORT_WINDOW = 8192
 # Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
+MOST_COUNTED = 1 << 18  # documents whose words are counted: more tell nothing that these do not
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
 
 
@@ -99,9 +100,7 @@ class Encoder:
             FormatError: it is a directory with checksums, and a file in it is not as it was written.
             MissingPackageError: a bundled encoder is asked for and not installed.
         """
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if dtype is None:
-            dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
+        device, dtype = device_and_dtype(device, dtype)
         model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec), local)
         any_length = not isinstance(model[-1], Normalize)
         if any_length:
@@ -301,7 +300,7 @@ class Encoder:
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
         """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
 
-        `progress` shows a bar.
+        Of very many documents, words are counted in some, from all over. `progress` shows a bar.
 
         Raises:
             InputError: this encoder is not static.
@@ -310,8 +309,10 @@ class Encoder:
             raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
         module: StaticEmbedding = self.model[0]
         table = module.embedding.weight.detach().cpu().numpy()
-        with progress_bar("counting words", len(corpus), "documents", show=progress) as advance:
-            counts, total = document_frequencies(module.tokenizer, corpus.texts(), len(table), advance)
+        every = -(-len(corpus) // MOST_COUNTED)
+        some = corpus if every < 2 else corpus.only(np.arange(0, len(corpus), every))
+        with progress_bar("counting words", len(some), "documents", show=progress or None) as advance:
+            counts, total = document_frequencies(module.tokenizer, some.texts(), len(table), advance)
         fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
         model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
         encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
@@ -411,6 +412,14 @@ class Encoder:
         limit = given if given < NO_LIMIT else None
         encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
         return np.array([len(ids) for ids in encoded])
+
+
+def device_and_dtype(device: str | torch.device | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:
+    """Return where and in what a model computes: as asked, or the first GPU, in bfloat16 if it can, or the CPU."""
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if dtype is None:
+        dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
+    return device, dtype
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:

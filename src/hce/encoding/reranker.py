@@ -15,7 +15,7 @@ import torch
 from sentence_transformers import CrossEncoder
 
 from hce.encoding.bundled import quiet_transformers
-from hce.encoding.encoder import fast_dtype
+from hce.encoding.encoder import device_and_dtype
 from hce.errors import FormatError, InputError, one_line
 
 PAIRS_AT_ONCE = 32
@@ -60,9 +60,7 @@ class Reranker:
             InputError: there is no such model, or the model is no cross-encoder with one score.
             FormatError: it is a directory, and damaged.
         """
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if dtype is None:
-            dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
+        device, dtype = device_and_dtype(device, dtype)
         name, is_folder = str(spec), Path(spec).is_dir()
         if is_folder:
             _refuse_other_folders(Path(spec))
@@ -102,7 +100,7 @@ def _refuse_other_folders(folder: Path) -> None:
     """Refuse a folder that holds no cross-encoder.
 
     Raises:
-        InputError: it holds none.
+        InputError: the folder holds something else, or nothing.
     """
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
@@ -119,7 +117,7 @@ def _refuse_other_models(model: CrossEncoder, name: str) -> None:
     """Refuse a model whose last layer, which gives the score, nobody has trained.
 
     Raises:
-        InputError: it is one.
+        InputError: the model was not trained to score pairs.
     """
     known = getattr(getattr(model.model, "config", None), "architectures", None) or []
     if known and not any(kind in architecture for architecture in known for kind in FOR_PAIRS):

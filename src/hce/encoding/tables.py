@@ -197,7 +197,7 @@ def check_sides(shares: Sequence[float], dims: Sequence[int], centres: tuple[int
         centres: the shape of what is subtracted from the first part's vectors, if anything is.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they do not go with the parts.
     """
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
@@ -209,7 +209,7 @@ def check_word_table(words: Sequence[str], shape: tuple[int, ...]) -> None:
     """Refuse a table that has not one vector for each word.
 
     Raises:
-        ValueError: it has not.
+        ValueError: there are more or fewer vectors than words.
     """
     if len(shape) != 2 or not shape[1]:
         raise ValueError(f"a table of shape {shape} is not one vector a word")

@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from hce.encoding.bundled import quiet_transformers, unpacked_smollm2
+from hce.encoding.encoder import device_and_dtype
 from hce.errors import InputError
 
 BUNDLED = "smollm2"
@@ -98,9 +99,7 @@ class Generator:
             InputError: there is no such model.
             MissingPackageError: the bundled one is asked for and not installed.
         """
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if dtype is None:
-            dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        device, dtype = device_and_dtype(device, dtype)
         source = str(unpacked_smollm2()) if spec == BUNDLED else spec
         try:
             with quiet_transformers():

@@ -111,7 +111,7 @@ def check_engine(name: str, at: str | None, dtype: str, *others: str) -> None:
         others: what else may stand in the place of a name.
 
     Raises:
-        InputError: it does not.
+        InputError: there is no such engine, or not with these.
     """
     codec_of(dtype)
     if name not in (*others, *ENGINES, *ELSEWHERE):
@@ -278,7 +278,7 @@ def checked_numbers(array: np.ndarray, name: str) -> np.ndarray:
     """Return an array that was read if it holds distinct numbers; call it within `as_format_error`.
 
     Raises:
-        ValueError: it does not.
+        ValueError: a number is there twice, or is below 0.
     """
     require(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
     require(bool((array >= 0).all()) and len(np.unique(array)) == len(array), f"{name} has a number twice, or below 0")
@@ -313,7 +313,7 @@ def require(condition: bool, complaint: str) -> None:
     """Refuse files that do not fit together; call it within `as_format_error`.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the condition does not hold.
     """
     if not condition:
         raise ValueError(complaint)

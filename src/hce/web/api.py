@@ -54,6 +54,7 @@ from hce.web.schemas import (
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
 LISTED_CHARACTERS = 160
+NO_STORE = {"cache-control": "no-store"}
 FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
 )  # above a path's last name
@@ -156,7 +157,7 @@ async def search(
         vector = await site.queries.encode(q)
         asked = _Asked(q, vector, fingerprint, k, where, mode, unique, facet)
         try:
-            return _answer(await site.searches.run(_search_answer, site, asked, compare))
+            return answer(await site.searches.run(_search_answer, site, asked, compare))
         except ReindexedError:  # the index has just got another encoder
             continue
 
@@ -177,14 +178,14 @@ async def get_document(site: Served, doc_id: str) -> Json:
     found = await site.looks.run(site.index.get, doc_id)
     if found is None:
         raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
-    return _answer(DocumentAnswer(found.id, found.title, found.text, found.metadata))
+    return answer(DocumentAnswer(found.id, found.title, found.text, found.metadata))
 
 
 @router.delete("/api/documents/{doc_id:path}", response_model=Written)
 async def remove_document(site: Served, doc_id: str) -> Json:
     """Take a document out."""
     count = await _write(site, 404, site.index.remove, [doc_id])
-    return _answer(Written(await site.looks.run(len, site.index), removed=count))
+    return answer(Written(await site.looks.run(len, site.index), removed=count))
 
 
 @router.get("/api/tree", response_model=TreeAnswer)
@@ -197,7 +198,7 @@ async def tree(
     offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
 ) -> Json:
     """Show a node of the tree, the nodes above it, and below it nodes, or in the last inner level documents."""
-    return _answer(await site.looks.run(_tree_answer, site.tree, level, node, depth, most, offset))
+    return answer(await site.looks.run(_tree_answer, site.tree, level, node, depth, most, offset))
 
 
 @router.get("/api/tree/path", response_model=WayAnswer)
@@ -213,7 +214,7 @@ async def tree_path(
         way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
     else:
         way = await site.looks.run(site.tree.way_of_document, str(id))
-    return _answer(WayAnswer(q, id, way))
+    return answer(WayAnswer(q, id, way))
 
 
 @router.get("/api/status", response_model=StatusAnswer)
@@ -222,18 +223,18 @@ async def status(
     drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
 ) -> Json:
     """Give counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
-    return _answer(await site.looks.run(_status_answer, site, drift))
+    return answer(await site.looks.run(_status_answer, site, drift))
 
 
 @router.get("/health", response_model=HealthAnswer)
 async def health(site: Served) -> Json:
     """Say whether the server and its store answer."""
-    return _answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
+    return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
 
 
-def _answer(value: Any) -> Json:
+def answer(value: Any) -> Json:
     """Return a value as JSON that no cache keeps."""
-    return Json(value, headers={"cache-control": "no-store"})
+    return Json(value, headers=NO_STORE)
 
 
 async def _write(site: Site, refused: int, write: Callable[..., int], argument: Any) -> int:
@@ -282,18 +283,18 @@ def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
     facets = {field: [Facet(*each) for each in counts] for field, counts in counted}
     good_match = site.index.good_match(query, found, conditions, mode, vector=vector)
     shown = [_shown(hit, words) for hit in found]
-    answer = SearchAnswer(query, k, took, shown, facets=facets, good_match=good_match)
+    answered = SearchAnswer(query, k, took, shown, facets=facets, good_match=good_match)
     if not compare:
-        return answer
+        return answered
     check_deadline()
     readiness = _readiness(site)
     if readiness.state != "ready":
-        return replace(answer, before=Before(readiness, []))
+        return replace(answered, before=Before(readiness, []))
     ranking = site.untrained.rank(query, conditions)
     ranks = ranking.ranks_of(np.array([hit.number for hit in found], dtype=np.int64))
-    hits = [replace(hit, before=rank) for hit, rank in zip(answer.hits, ranks, strict=True)]
+    hits = [replace(hit, before=rank) for hit, rank in zip(answered.hits, ranks, strict=True)]
     before = [_shown(hit, words) for hit in _first(site.index, ranking, k)]
-    return replace(answer, hits=hits, before=Before(readiness, before))
+    return replace(answered, hits=hits, before=Before(readiness, before))
 
 
 def _shown(hit: Hit, words: QueryWords) -> Shown:

@@ -13,13 +13,12 @@ from hce.data.documents import Document
 from hce.index.browse import LiveTree, NotThereError
 from hce.index.map import DocumentMap, MapReadiness
 from hce.index.store import Reader
-from hce.web.api import LISTED_CHARACTERS, Served
+from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, answer
 from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, ErrorAnswer, Json
 
 PLACES_AT_ONCE = 100
 STEPS_OF_A_PLACE = 65_535  # a place goes over the wire as two numbers of 16 bits
 Number = Annotated[int, Query(ge=1, le=2**32 - 1)]
-NO_STORE = {"cache-control": "no-store"}
 
 router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
 
@@ -91,7 +90,7 @@ class MapPlaces:
 @router.get("/api/map", response_model=MapAnswer)
 async def regions(site: Served) -> Json:
     """Show the regions of the map; it is made in the background when somebody first asks, and after a rebuild."""
-    return Json(await site.looks.run(_regions, site.map), headers=NO_STORE)
+    return answer(await site.looks.run(_regions, site.map))
 
 
 @router.get("/api/map/points", response_class=Response)
@@ -107,7 +106,7 @@ async def documents(
     number: Annotated[list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="as in the points")],
 ) -> Json:
     """Tell which documents some points are; those that are gone are left out."""
-    return Json(await site.looks.run(_documents, site.tree, number), headers=NO_STORE)
+    return answer(await site.looks.run(_documents, site.tree, number))
 
 
 @router.get("/api/map/places", response_model=MapPlaces)
@@ -122,7 +121,7 @@ async def places(
     if q is None and not id:
         raise HTTPException(400, "give q, a query, or id, a document, which may be given more than once")
     vector = None if q is None else await site.queries.encode(q)
-    return Json(await site.looks.run(_places, site.map, vector, id), headers=NO_STORE)
+    return answer(await site.looks.run(_places, site.map, vector, id))
 
 
 def _regions(drawing: DocumentMap) -> MapAnswer:
