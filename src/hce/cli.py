@@ -36,22 +36,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(with_recipe(train))
-app.command()(report)
-app.command()(tree)
-app.command()(index)
-app.command()(add)
-app.command()(remove)
-app.command()(search)
-app.command()(status)
-app.command()(serve)
-app.command()(rebuild)
-app.command()(reindex)
-app.command()(check)
-app.command()(evaluate)
-app.command()(compare)
-app.command("generate-queries")(generate_queries)
+COMMANDS = (
+    *(demo, with_recipe(train), report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
+    *(evaluate, compare, generate_queries),
+)
+for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there
+    app.command()(command)
 
 
 def main() -> None:
