@@ -15,18 +15,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hce.comparison.run import Bench, Finished
 from hce.comparison.table import Comparison
 from hce.comparison.task import Task
-from hce.data.judgments import splits
+from hce.data.corpus import Corpus
+from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits, write_queries
 from hce.errors import HceError, InputError
+from hce.files import new_folder, open_atomically
 from hce.training.recipe import parsed_settings
 
 MODES = ("unsupervised", "supervised", "joint")
 
 
 def command_line(
-    name: str, about: str, *, seeds: int, several: bool = False, trains: bool = True
+    name: str, about: str, *, seeds: int, several: bool = False, trains: bool = True, parts: bool = False
 ) -> argparse.ArgumentParser:
     """Make a parser with what every experiment has.
 
@@ -36,6 +40,7 @@ def command_line(
         seeds: how many by default.
         several: whether it takes several collections.
         trains: whether there is a recipe to set.
+        parts: whether it can take a part of a large collection, see `part_of`.
     """
     parser = argparse.ArgumentParser(name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if several:
@@ -46,6 +51,8 @@ def command_line(
     parser.add_argument("--seeds", type=_positive, default=seeds, help="how many, from 0 on")
     if trains:
         parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the recipe")
+    if parts:
+        parser.add_argument("--documents", type=_positive, help="of larger collections, take so many, drawn at random")
     kept = Path("bench-output/experiments")
     parser.add_argument("--results", type=Path, default=kept, help="the folder where finished runs are kept")
     parser.add_argument("--output", type=_output, help="a folder for the page and its picture")
@@ -82,6 +89,34 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         InputError: no such field, or a value that it cannot have.
     """
     return parsed_settings(arguments.set)
+
+
+def part_of(folder: Path, arguments: argparse.Namespace) -> Path:
+    """Return a collection, or where it has more than `--documents`, so many of them, drawn at random.
+
+    A part has the queries all of whose right documents are in it. It is written beside the results, unless it is there.
+    """
+    corpus, documents = Corpus.load(folder), arguments.documents
+    if documents is None or documents >= len(corpus):
+        return folder
+    place: Path = arguments.results / "parts" / corpus.fingerprint[:12] / f"{folder.absolute().name}-{documents}"
+    if place.is_dir():
+        return place
+    chosen = np.sort(np.random.default_rng(0).choice(len(corpus), documents, replace=False)).tolist()
+    kept = [corpus[position] for position in chosen]
+    ids, queries = {document.id for document in kept}, read_queries(find_queries(folder))
+    with new_folder(place) as new:
+        (new / "qrels").mkdir()
+        with open_atomically(new / "corpus.jsonl") as file:
+            file.writelines(document.to_json() + "\n" for document in kept)
+        write_queries(new / "queries.jsonl", queries.values())
+        for split in splits(folder):
+            qrels = Qrels.read(find_split(folder, split))
+            whole = {query_id for query_id in qrels if (right := qrels.positives(query_id)) and ids.issuperset(right)}
+            judgments = [each for each in qrels.judgments() if each.query_id in whole and each.document_id in ids]
+            if judgments:
+                Qrels(judgments).write(new / "qrels" / f"{split}.tsv")
+    return place
 
 
 def bench_of(

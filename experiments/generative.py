@@ -1,7 +1,7 @@
 """Generative retrievers beside dense ones: the other half of the paper's table, on any BEIR folders.
 
-    python experiments/generative.py data/scifact data/nfcorpus --output docs/results
-    python experiments/generative.py data/squad --documents 5000 --one-seed nci,genret,seal --set epochs=20
+    python experiments/generative.py data/scifact data/nfcorpus data/squad --documents 5000 --output docs/results
+    python experiments/generative.py data/squad --one-seed nci,genret,seal --set epochs=20
     python experiments/generative.py data/scifact --encoder google-t5/t5-base --generated scifact-queries.jsonl
 
 All get the same labelled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J by the paper's own recipe, hce
@@ -15,18 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from common import bench_of, command_line, names, run_script, settings_of, splits_of, tell
+from common import bench_of, command_line, names, part_of, run_script, settings_of, splits_of, tell
 from page import Page, seeds_note, table
 
 from hce.comparison.run import Bench
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Comparison, Result, Row, notes
 from hce.comparison.table import table as tested
-from hce.data.corpus import Corpus
-from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits, write_queries
 from hce.errors import InputError
-from hce.files import new_folder, open_atomically
 from hce.training.recipe import PAPER
 
 ABOUT = """
@@ -47,11 +43,10 @@ MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is not there yet, then show all."""
-    parser = command_line("generative", __doc__ or "", seeds=3, several=True)
+    parser = command_line("generative", __doc__ or "", seeds=3, several=True, parts=True)
     parser.add_argument("--splits", type=names, default=["test"], help="each gets a table of its own")
     parser.add_argument("--systems", type=names, help=f"with commas between, {PAPER_NAME} too; default: all there are")
     parser.add_argument("--one-seed", type=names, default=[], help="systems that are run with one seed only")
-    parser.add_argument("--documents", type=int, help="take a part of each collection, drawn at random")
     parser.add_argument("--generated", type=Path, help="a file of generated queries")
     parser.add_argument("--measures", type=names, default=MEASURES, help="tested by the first")
     arguments = parser.parse_args(argv)
@@ -60,43 +55,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         below.append(f"One seed of {', '.join(arguments.one_seed)}.")
     shown: dict[str, str] = {}
     for folder in arguments.folders:
-        place = folder if arguments.documents is None else part_of(folder, arguments.documents, arguments.results)
-        for heading, comparison, parameters in _compared(place, arguments):
+        for heading, comparison, parameters in _compared(part_of(folder, arguments), arguments):
             by_first = tested(replace(comparison, measures=comparison.measures[:1]))
             tables[heading] = _table(comparison, by_first.rows, parameters)
             below += [f"{heading.partition(':')[0]}: {note}" for note in notes(by_first)]
             shown |= comparison.systems
     below += [f"{system}: {about}" for system, about in shown.items()]
     Page("generative", "Generative retrievers", ABOUT, tables, below).show(parser, arguments)
-
-
-def part_of(folder: Path, documents: int, results: Path) -> Path:
-    """Write a random part of a collection, with the queries all of whose right documents are in it, unless it is there.
-
-    Raises:
-        InputError: there are not as many documents.
-    """
-    corpus = Corpus.load(folder)
-    if not 0 < documents <= len(corpus):
-        raise InputError(f"--documents {documents}: {folder} has {len(corpus):,}")
-    place = results / "parts" / corpus.fingerprint[:12] / f"{folder.absolute().name}-{documents}"
-    if place.is_dir():
-        return place
-    chosen = np.sort(np.random.default_rng(0).choice(len(corpus), documents, replace=False)).tolist()
-    kept = [corpus[position] for position in chosen]
-    ids, queries = {document.id for document in kept}, read_queries(find_queries(folder))
-    with new_folder(place) as new:
-        (new / "qrels").mkdir()
-        with open_atomically(new / "corpus.jsonl") as file:
-            file.writelines(document.to_json() + "\n" for document in kept)
-        write_queries(new / "queries.jsonl", queries.values())
-        for split in splits(folder):
-            qrels = Qrels.read(find_split(folder, split))
-            whole = {query_id for query_id in qrels if (right := qrels.positives(query_id)) and ids.issuperset(right)}
-            judgments = [each for each in qrels.judgments() if each.query_id in whole and each.document_id in ids]
-            if judgments:
-                Qrels(judgments).write(new / "qrels" / f"{split}.tsv")
-    return place
 
 
 def _compared(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Comparison, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
@@ -197,15 +198,17 @@ def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path, m
 
 
 def test_a_part_of_a_collection_is_whole_in_itself(folder, tmp_path):
-    place = generative.part_of(folder, 100, tmp_path)
-    part, whole = Dataset.load(place, "train"), Dataset.load(folder, "train")
-    assert len(part.corpus) == 100
-    assert set(part.corpus.ids) < set(whole.corpus.ids)
-    kept = {query_id for query_id in whole.qrels if set(whole.qrels.positives(query_id)) <= set(part.corpus.ids)}
-    assert set(part.qrels) == kept
-    assert generative.part_of(folder, 100, tmp_path) == place
-    with pytest.raises(InputError, match=r"--documents 1000: .* has 240"):
-        generative.part_of(folder, 1000, tmp_path)
+    def part(documents):
+        return common.part_of(folder, argparse.Namespace(documents=documents, results=tmp_path))
+
+    place = part(100)
+    some, whole = Dataset.load(place, "train"), Dataset.load(folder, "train")
+    assert len(some.corpus) == 100
+    assert set(some.corpus.ids) < set(whole.corpus.ids)
+    kept = {query_id for query_id in whole.qrels if set(whole.qrels.positives(query_id)) <= set(some.corpus.ids)}
+    assert set(some.qrels) == kept
+    assert part(100) == place
+    assert part(None) == part(240) == part(1000) == folder  # which is no larger
 
 
 def test_the_slope_is_the_power_of_n():
