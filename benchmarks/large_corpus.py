@@ -32,6 +32,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -71,7 +72,7 @@ def read_source(folder: Path) -> Source:
 
 def recombined(sources: Sequence[Source], seed: int, prefix: str) -> Iterator[dict[str, str]]:
     """Yield documents without end; the same seed gives the same ones."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311  not a secret
     weights = [len(source.sentences) for source in sources]
     number = 0
     while True:
@@ -209,7 +210,7 @@ def measure(
     answer = None if ask is None else ask(watched)
     seconds, processor, resident = watched.wait()
     told = watched.told
-    silences = [later - earlier for earlier, later in zip(told, told[1:], strict=False)]
+    silences = [later - earlier for earlier, later in pairwise(told)]
     return Measured(
         *(stage, documents, " ".join(command), round(seconds, 2), round(processor, 2), resident, watched.own),
         disk=sum(map(size_of, changed)),
@@ -232,7 +233,7 @@ def request(watched: Watched) -> float:
         url = json.loads(watched.answer)["url"]
         asked = urllib.parse.urlencode({"q": QUERY, "k": 10})
         start = time.monotonic()
-        with urllib.request.urlopen(f"{url}/api/search?{asked}") as answered:
+        with urllib.request.urlopen(f"{url}/api/search?{asked}") as answered:  # noqa: S310  its own server
             if len(json.load(answered)["hits"]) != 10:
                 raise RuntimeError("the server did not find ten documents")
         return round(time.monotonic() - start, 3)
@@ -246,19 +247,19 @@ def count_lines(path: Path) -> int:
         return sum(1 for _ in file)
 
 
-def run(corpus: Path, folder: Path, memory: str | None, engine: str, dtype: str, added: Path | None) -> None:
+def run(corpus: Path, folder: Path, options: argparse.Namespace) -> None:
     """Run all stages that have not been run yet, and note each when it is done."""
     folder.mkdir(parents=True, exist_ok=True)
     noted = folder / "stages.jsonl"
-    done = {each.stage for each in read_stages(noted)}
+    done = {each.stage for each in read_stages(noted)} | ({"train"} if options.model else set())
     documents = count_lines(corpus)
-    model, index = folder / "model", folder / "index"
-    new = added or _some_more(corpus, folder / "added.jsonl")
+    model, index = Path(options.model or folder / "model"), folder / "index"
+    new = _some_more(corpus, folder / "added.jsonl")
     hce = [sys.executable, "-m", "hce"]
-    bound = ["--memory", memory] if memory else []
-    kind = ["--engine", engine, "--dtype", dtype]
+    bound = ["--memory", options.memory] if options.memory else []
+    kind = ["--engine", options.engine, *(["--dtype", options.dtype] if options.dtype else [])]
     stages: dict[str, tuple[list[str], list[Path], Callable[[Watched], float] | None]] = {
-        "train": (["train", str(corpus), "-o", str(model), *bound], [model], None),
+        "train": (["train", str(corpus), "-o", str(model), *bound, *options.train.split()], [model], None),
         "index": (["index", str(corpus), "-o", str(index), "-m", str(model), *kind, *bound], [index], None),
         "search": (["search", str(index), QUERY, "--json"], [], None),
         "add": (["add", str(index), str(new)], [index], None),
@@ -336,15 +337,16 @@ def main() -> None:
     running.add_argument("--output", type=Path, required=True, help="a folder for model, index and what is measured")
     running.add_argument("--memory", help="the bound that train, index and rebuild are given, such as 4GB")
     running.add_argument("--engine", default="auto")
-    running.add_argument("--dtype", default="float32")
-    running.add_argument("--added", type=Path, help="documents to add, if not some that are made of the corpus")
+    running.add_argument("--dtype", help="what the engine keeps vectors in")
+    running.add_argument("--model", help="an encoder to index with; then nothing is trained")
+    running.add_argument("--train", default="", metavar="OPTIONS", help="more options of `hce train`, in one argument")
     showing = commands.add_parser("table")
     showing.add_argument("folders", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "make":
         make(options.data, options.documents, options.output, options.seed, options.prefix)
     elif options.command == "run":
-        run(options.corpus, options.output, options.memory, options.engine, options.dtype, options.added)
+        run(options.corpus, options.output, options)
     else:
         print(table(options.folders), end="")
 

@@ -14,6 +14,7 @@ from hce.commands.common import (
     LARGEST_SEED,
     EncoderOption,
     JsonOption,
+    MemoryOption,
     SeedOption,
     err,
     interruptible,
@@ -26,6 +27,7 @@ from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, unfinished
 from hce.hosts import is_alone, together
+from hce.memory import parse_size, require, train_needs
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -64,6 +66,7 @@ def train(
     strict: Annotated[
         bool, typer.Option("--strict", help="refuse judgments of documents that are not there, not leave them out")
     ] = False,
+    memory: MemoryOption = None,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
     **settings: Any,
@@ -83,6 +86,7 @@ def train(
     from hce.training.recipe import Recipe
 
     require_parent(output)
+    bound = None if memory is None else parse_size(memory)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
     with interruptible(GO_ON), together(GO_ON) as device:
         documents = _corpus(corpus, reading, output)
@@ -98,6 +102,9 @@ def train(
             how = Recipe.paper(documents=len(documents), **chosen)
         else:
             how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
+        if bound is not None:
+            needs = train_needs(min(len(documents), how.most_documents or len(documents)), start.dim)
+            err.print(require(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)
         labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
         with _tracked(tracker, how, output.parent) as log:
 

@@ -36,7 +36,7 @@ def encode_corpus(
     folder: str | Path | None = None,
     *,
     chunk_size: int = ROWS_AT_ONCE,
-    progress: bool = False,
+    progress: bool | None = False,
 ) -> np.ndarray:
     """Encode all documents, in order; processes that work together encode a share each.
 
@@ -48,7 +48,7 @@ def encode_corpus(
             as there are then, and the file is byte for byte what an uninterrupted run of one process would have
             written. By default the vectors are held in memory.
         chunk_size: rows that a process writes at a time.
-        progress: show a bar.
+        progress: show a bar; None: within `hce.progress.bars_shown`.
 
     Returns:
         Unit rows of shape (N, n), float32.
@@ -68,7 +68,9 @@ def encode_corpus(
     return file.open()
 
 
-def _encode_to_file(encoder: Encoder, corpus: Corpus, file: VectorFile, chunk_size: int, *, progress: bool) -> None:
+def _encode_to_file(
+    encoder: Encoder, corpus: Corpus, file: VectorFile, chunk_size: int, *, progress: bool | None
+) -> None:
     """Encode in rounds: each process a chunk, then the first one notes that all of the round are safe."""
     file.start()
     with progress_bar("encoding", len(corpus), "documents", show=progress) as advance:
@@ -83,7 +85,7 @@ def _encode_to_file(encoder: Encoder, corpus: Corpus, file: VectorFile, chunk_si
     file.finish()
 
 
-def _encode_to_memory(encoder: Encoder, corpus: Corpus, *, progress: bool) -> np.ndarray:
+def _encode_to_memory(encoder: Encoder, corpus: Corpus, *, progress: bool | None) -> np.ndarray:
     """Encode a share, and gather those of all processes; all shares are of one size."""
     padded = -(-len(corpus) // process_count()) * process_count()
     rows = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last share up

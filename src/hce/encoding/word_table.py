@@ -28,6 +28,7 @@ from hce.encoding.static import inverse_document_frequency
 from hce.encoding.tables import TABLE_FILE, WORDS_FILE, WordRows, check_word_table
 from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json, write_json
+from hce.progress import progress_bar, told
 
 DIMENSIONS = 256
 LEAST_DOCUMENTS = 2  # that a word has to be in: one that stands alone goes together with nothing
@@ -81,7 +82,9 @@ class WordTable(InputModule):
         sample = np.setdiff1d(np.arange(len(corpus)), [] if without is None else without)
         if len(sample) > MOST_DOCUMENTS:
             sample = np.sort(np.random.default_rng(seed).choice(sample, MOST_DOCUMENTS, replace=False))
-        bags = [Counter(terms(corpus[position].full_text, language)) for position in sample.tolist()]
+        with progress_bar("words of the corpus", len(sample), "documents") as advance:
+            places = told(sample.tolist(), advance)
+            bags = [Counter(terms(corpus[position].full_text, language)) for position in places]
         frequencies = Counter(chain.from_iterable(bags))
         words = [word for word, count in frequencies.most_common(MOST_WORDS) if count >= LEAST_DOCUMENTS]
         dim = min(dim, len(words) - 1, len(bags) - 1)

@@ -6,6 +6,7 @@ in its place afterwards: whatever happens to it, nothing that took long to encod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +30,14 @@ from hce.index.mirror import check_place
 from hce.index.passages import Cutter, LongDocuments
 from hce.index.store import Store, Writer, now
 from hce.index.writing import chunks_of, shared_vectors
+from hce.memory import index_needs, require, widest_dtype
 from hce.progress import progress_bar
-from hce.search.engine import check_engine, engine_for
+from hce.search.engine import ELSEWHERE, check_engine, engine_for
 from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
+
+logger = logging.getLogger(__name__)
 
 HierarchyChoice = Hierarchy | Literal["grow"] | None
 
@@ -87,16 +91,20 @@ def create_index(
     hierarchy: HierarchyChoice,
     *,
     engine: str,
-    dtype: str,
+    dtype: str | None,
     at: str | None = None,
     language: str = "english",
     words_share: float | None = None,
+    memory: int | None = None,
     progress: bool,
 ) -> None:
-    """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are."""
+    """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
+
+    Beyond these, `memory` is the most bytes to take, also by a later search; it decides `dtype`, where that is None.
+    """
     path = Path(path)
     require_new(path)
-    check_engine(engine, at, dtype, "auto")
+    check_engine(engine, at, dtype or "float32", "auto")
     if at is not None:
         check_place(at, path)
     checked_language(language)
@@ -111,6 +119,7 @@ def create_index(
         engine = engine_for(len(long.corpus))
     if hierarchy is None and engine == "tree":
         hierarchy = "grow"
+    dtype = kept_within(memory, len(long.corpus), start.encoder.dim, engine, dtype)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress)
@@ -129,6 +138,21 @@ def create_index(
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     delete_whole(unfinished(path))
+
+
+def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype: str | None) -> str:
+    """Return what an engine is to keep vectors in, where that is not given, so that all fits into a bound, if any.
+
+    Raises:
+        InputError: the bound is too small.
+    """
+    if memory is None:
+        return dtype or "float32"
+    chosen = dtype or ("float32" if engine in ELSEWHERE else widest_dtype(documents, dim, engine, memory))
+    remedy = "give so much, fewer documents" + (", or --dtype int8" if chosen != "int8" else "")
+    line = require(index_needs(documents, dim, engine, chosen), memory, remedy)
+    logger.info("%s; the engine keeps vectors in %s", line, chosen)
+    return chosen
 
 
 def checked_share(words_share: float | None) -> None:

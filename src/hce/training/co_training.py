@@ -133,6 +133,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch:
             mode="exact" if recipe.clustering == "uniform" else recipe.clustering,
             init="random" if recipe.clustering == "uniform" else "points",
             device=encoder.device,
+            progress=None,
         )
 
 
@@ -214,7 +215,7 @@ def _encode_and_cluster(
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's present weights; `epoch` seeds the clustering."""
     place = None if checkpoints is None else checkpoints.vectors(epoch)
-    vectors = encode_corpus(trainer.encoder, trainer.corpus, place)
+    vectors = encode_corpus(trainer.encoder, trainer.corpus, place, progress=None)
     return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, epoch)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.terms import terms
+from hce.progress import progress_bar, told
 from hce.training.losses import Taught
 from hce.training.pairs import Batch
 from hce.tree.hierarchy import Hierarchy
@@ -67,7 +68,8 @@ class WordTeacher:
         self.corpus = corpus
         self.language = language
         self.column: dict[str, int] = {}
-        bags = [Counter(terms(text, language)) for text in corpus.texts()]
+        with progress_bar("words of neighbours", len(corpus), "documents") as advance:
+            bags = [Counter(terms(text, language)) for text in told(corpus.texts(), advance)]
         for word in chain.from_iterable(bags):
             self.column.setdefault(word, len(self.column))
         self.documents = self._bags(bags)

@@ -1,0 +1,113 @@
+"""The memory that a command may take: a bound that the user states, held against what the work is reckoned to need.
+
+Reckoned is what a process has of its own; pages of mapped files come and go as the system has room for them. What does
+not grow with the number of documents is not reckoned but looked up: what the process has taken by then. The figures for
+each document are measured (docs/operating.md, "Sizes"; `benchmarks/large_corpus.py` measures them anew).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+
+from hce.errors import InputError
+
+UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+WIDTHS = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number in an engine
+MiB = 1 << 20
+
+HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
+GROWING = 20  # bytes for each number of a centroid, while k-means is at work
+MOST_GROWING = 2048 * MiB  # what that may come to: beyond, leaves are split node by node
+LEAF = 8  # documents in a leaf of the engine `tree`
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes: 4GB is 4·10⁹, 4GiB is 4·2³⁰.
+
+    >>> parse_size("4GB"), parse_size("512 MiB"), parse_size("1.5g")
+    (4000000000, 536870912, 1500000000)
+
+    Raises:
+        InputError: it is no size, or 0.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE | re.ASCII)
+    size = 0
+    if found and (found[2] or not found[3]):
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS[found[2].lower()])
+    if size < 1:
+        raise InputError(f"memory {text!r}: give a size such as 4GB, 512MB or 4GiB")
+    return size
+
+
+def taken_so_far() -> int:
+    """Return the largest memory that this process has taken, in bytes; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def index_needs(documents: int, dim: int, engine: str, dtype: str) -> dict[str, int]:
+    """Reckon what the stages of an index's making take beside what does not grow, in bytes.
+
+    Args:
+        documents: how many, passages of long ones included.
+        dim: the length n of a vector.
+        engine: its name.
+        dtype: what the engine keeps vectors in.
+    """
+    vectors = 4 * dim * documents
+    clustering = min(vectors, HELD) + 48 * documents
+    leaves = documents // LEAF * dim
+    whole = GROWING * leaves
+    needs = {
+        "growing the tree": clustering,
+        "naming nodes": 900 * min(documents, 1 << 20) + 24 * documents,
+        "writing documents": 96 * MiB,
+        "indexing words": 192 * MiB,
+    }
+    codes = WIDTHS[dtype] * dim * documents + 48 * documents
+    if engine == "tree":
+        growing = whole + clustering if whole <= MOST_GROWING else 4 * leaves + clustering
+        needs["building the engine"] = max(codes + 12 * leaves, growing) + min(vectors, HELD)
+    elif engine == "flat":
+        needs["building the engine"] = codes + min(vectors, HELD)
+    return needs
+
+
+def train_needs(documents: int, dim: int) -> dict[str, int]:
+    """Reckon what training takes beside what does not grow, in bytes, of so many documents that are learnt from."""
+    return {"training": 400 * MiB + documents * (4 * dim + 1200)}
+
+
+def require(needs: Mapping[str, int], bound: int, remedy: str) -> str:
+    """Hold what is needed against a bound, and return a line about both.
+
+    Raises:
+        InputError: the bound is too small; with the figure that would do, and `remedy`.
+    """
+    stage, most = max(needs.items(), key=lambda each: each[1])
+    total = taken_so_far() + most
+    if total > bound:
+        raise InputError(f"memory {shown(bound)} is too little: {stage} takes about {shown(total)}; {remedy}")
+    return f"memory: at most {shown(bound)}; the most is reckoned for {stage}, {shown(total)}"
+
+
+def widest_dtype(documents: int, dim: int, engine: str, bound: int) -> str:
+    """Return what an engine can keep vectors in within a bound: the widest of all kinds, or the narrowest if none."""
+    for dtype in WIDTHS:
+        if taken_so_far() + max(index_needs(documents, dim, engine, dtype).values()) <= bound:
+            return dtype
+    return dtype
+
+
+def shown(size: int) -> str:
+    """Show a number of bytes.
+
+    >>> shown(1_500_000_000), shown(96_000_000)
+    ('1.5 GB', '96 MB')
+    """
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
