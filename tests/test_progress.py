@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -147,3 +148,13 @@ def test_deep_work_is_shown_where_someone_asked_for_it(capfd, clock):
         with bars_shown(False):
             assert deep() == 0
     assert deep() == 0
+
+
+def test_work_that_tells_nothing_yet_is_told_of(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0.01)
+    with progress_bar("growing the tree", 10, "vectors", show=True):
+        for _ in range(500):
+            if err := capfd.readouterr().err:
+                break
+            time.sleep(0.01)
+    assert err == "growing the tree: for 0 s\n"

@@ -7,6 +7,7 @@ shows its progress within `bars_shown`.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,9 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
         with _terminal_bar(description, total, unit) as advance:
             yield _up_to(total, advance)
     else:
-        yield _up_to(total, _plain_lines(description, total, unit))
+        lines = _PlainLines(description, total, unit)
+        with lines.beating():
+            yield _up_to(total, lines.advance)
 
 
 def told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
@@ -104,23 +107,53 @@ class _RateColumn(ProgressColumn):
         return Text(f"{rate:,.0f} {self.unit}/s" if rate else "", style="progress.data.speed")
 
 
-def _plain_lines(description: str, total: int | None, unit: str) -> Advance:
-    start = time.monotonic()
-    next_line = start + min(SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES)
-    done = 0
+class _PlainLines:
+    """Lines about how much is done: one after two seconds, then one every ten, also while nothing is told."""
 
-    def advance(count: int) -> None:
-        nonlocal done, next_line
-        done += count
-        now = time.monotonic()
-        is_end = total is not None and done >= total
-        if now >= next_line or (is_end and now - start >= SECONDS_BETWEEN_LINES):
-            next_line = now + SECONDS_BETWEEN_LINES
-            rate = done / max(now - start, 1e-9)
-            of, left = "", ""
-            if total is not None:
-                of, left = f"/{total:,}", f", {(total - done) / max(rate, 1e-9):,.0f} s left"
-            sys.stderr.write(f"{description}: {done:,}{of} {unit}, {rate:,.0f} {unit}/s{left}\n")
-            sys.stderr.flush()
+    def __init__(self, description: str, total: int | None, unit: str) -> None:
+        self.description, self.total, self.unit = description, total, unit
+        self._start = time.monotonic()
+        self._next_line = self._start + min(SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES)
+        self._done = 0
+        self._lock = threading.Lock()
 
-    return advance
+    def advance(self, count: int) -> None:
+        """Take note of what was done, and tell of it where it is time to."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            is_end = self.total is not None and self._done >= self.total
+            if now >= self._next_line or (is_end and now - self._start >= SECONDS_BETWEEN_LINES):
+                self._write(now)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Tell from time to time that something is still done, within."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(SECONDS_TO_FIRST_LINE):
+                self.advance(0)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _write(self, now: float) -> None:
+        self._next_line = now + SECONDS_BETWEEN_LINES
+        seconds = max(now - self._start, 1e-9)
+        rate = self._done / seconds
+        line = f"{self.description}: {self._done:,}"
+        if self.total is not None:
+            line += f"/{self.total:,}"
+        line += f" {self.unit}, {rate:,.0f} {self.unit}/s"
+        if not self._done:
+            line = f"{self.description}: for {seconds:,.0f} s"
+        elif self.total is not None:
+            line += f", {(self.total - self._done) / rate:,.0f} s left"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

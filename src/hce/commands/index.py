@@ -26,6 +26,7 @@ from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import require_new
 from hce.memory import parse_size
+from hce.progress import progress_bar
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -95,7 +96,8 @@ def index(
     bound = None if memory is None else parse_size(memory)
     documents = _documents_of(corpus, reading)
 
-    from hce.index.create import create_index  # with torch, which takes seconds to import
+    with progress_bar("loading", None, "modules"):
+        from hce.index.create import create_index  # with torch, which takes seconds to import
 
     with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
         create_index(

@@ -28,6 +28,7 @@ from hce.errors import InputError
 from hce.files import delete_whole, unfinished
 from hce.hosts import is_alone, together
 from hce.memory import parse_size, require, train_needs
+from hce.progress import progress_bar
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -92,10 +93,11 @@ def train(
         documents = _corpus(corpus, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
-        from hce.encoding.encoder import Encoder
-        from hce.processes import is_first_process
-        from hce.training.train import improvement
-        from hce.training.train import train as run
+        with progress_bar("loading", None, "modules"):
+            from hce.encoding.encoder import Encoder
+            from hce.processes import is_first_process
+            from hce.training.train import improvement
+            from hce.training.train import train as run
 
         start, first = Encoder.load(encoder, device=device), is_first_process()
         if recipe == "paper":
