@@ -11,7 +11,7 @@ what `hce train` does. Systems that a collection does not allow are passed over.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,8 +51,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--measures", type=names, default=MEASURES, help="tested by the first")
     arguments = parser.parse_args(argv)
     tables, below = {}, [seeds_note(arguments)]
-    if arguments.one_seed:
-        below.append(f"One seed of {', '.join(arguments.one_seed)}.")
     shown: dict[str, str] = {}
     for folder in arguments.folders:
         for heading, comparison, parameters in _compared(part_of(folder, arguments), arguments):
@@ -60,8 +58,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             tables[heading] = _table(comparison, by_first.rows, parameters)
             below += [f"{heading.partition(':')[0]}: {note}" for note in notes(by_first)]
             shown |= comparison.systems
+    below += _exceptions(shown, arguments)
     below += [f"{system}: {about}" for system, about in shown.items()]
     Page("generative", "Generative retrievers", ABOUT, tables, below).show(parser, arguments)
+
+
+def _exceptions(shown: Mapping[str, str], arguments: argparse.Namespace) -> list[str]:
+    """Say which systems were run with one seed, which were not run, and which could not be."""
+    once = [name for name in arguments.one_seed if name in shown] if arguments.seeds > 1 else []
+    absent = [name for name in [PAPER_NAME, *GENERATIVE] if name not in shown]
+    found = [f"One seed of {', '.join(once)}."] if once else []
+    found += [f"Not run: {', '.join(absent)}."] if absent else []
+    if arguments.generated is None:
+        found.append("There are no generated queries here, which systems named +qg need.")
+    return found
 
 
 def _compared(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Comparison, int]]:
