@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -31,7 +30,7 @@ from hce.training.heldout import DevSet, mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources, sources_and_devset
+from hce.training.sources import Sources, learnt_from, sources_and_devset
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
@@ -370,12 +369,12 @@ RESUMED = Recipe.for_encoder(
 
 
 @pytest.mark.parametrize("steps", [0, 2, 6])
-def test_resume_after_kill_9_is_as_if_nothing_had_happened(concept_corpus, bert_folder, tmp_path, steps):
+def test_resume_after_kill_9_is_as_if_nothing_had_happened(forkserver, concept_corpus, bert_folder, tmp_path, steps):
     """With dropout, Adam, trained centroids and a tree that changes: the same history and the same weights."""
     (tmp_path / "docs.jsonl").write_text("\n".join(document.to_json() for document in concept_corpus))
     corpus = Corpus.load(tmp_path / "docs.jsonl")
     whole = train(corpus, Encoder.load(bert_folder, device="cpu"), recipe=RESUMED, output=tmp_path / "whole")
-    child = multiprocessing.get_context("spawn").Process(target=run_and_die, args=(tmp_path, bert_folder, steps))
+    child = forkserver.Process(target=run_and_die, args=(tmp_path, bert_folder, steps))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
@@ -565,3 +564,19 @@ def file_size_limit(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_of_many_documents_a_sample_is_learnt_from_and_all_that_labels_name(concept_corpus, concept_labels):
+    assert learnt_from(concept_corpus, Recipe(most_documents=240)) is concept_corpus
+    assert learnt_from(concept_corpus, Recipe(most_documents=0)) is concept_corpus
+    some = learnt_from(concept_corpus, Recipe(most_documents=50))
+    assert len(set(some.ids)) == 50
+    assert some.ids == [each for each in concept_corpus.ids if each in set(some.ids)]
+    assert some.name == "concepts, 50 of 240 documents"
+    assert some.fingerprint == learnt_from(concept_corpus, Recipe(most_documents=50)).fingerprint
+    assert some.fingerprint != learnt_from(concept_corpus, Recipe(most_documents=50, seed=1)).fingerprint
+    named = {each.document_id for each in concept_labels.qrels.judgments()}
+    with_labels = learnt_from(concept_corpus, Recipe(most_documents=len(named) + 9), [concept_labels, None])
+    assert named < set(with_labels.ids)
+    assert len(with_labels) == len(named) + 9
+    assert set(learnt_from(concept_corpus, Recipe(most_documents=5), [concept_labels]).ids) == named

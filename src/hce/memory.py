@@ -69,12 +69,13 @@ def index_needs(documents: int, dim: int, engine: str, dtype: str) -> dict[str, 
         "writing documents": 96 * MiB,
         "indexing words": 192 * MiB,
     }
+    held = vectors if vectors <= HELD else 0
     codes = WIDTHS[dtype] * dim * documents + 48 * documents
     if engine == "tree":
-        growing = whole + clustering if whole <= MOST_GROWING else 4 * leaves + clustering
-        needs["building the engine"] = max(codes + 12 * leaves, growing) + min(vectors, HELD)
+        growing = clustering + (whole if whole <= MOST_GROWING else 8 * leaves)
+        needs["building the engine"] = held + max(codes + 8 * leaves, growing)
     elif engine == "flat":
-        needs["building the engine"] = codes + min(vectors, HELD)
+        needs["building the engine"] = held + codes
     return needs
 
 

@@ -1,0 +1,130 @@
+"""A stated bound on memory is read, held against what is needed, and changes nothing that is found."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hce import memory
+from hce.errors import InputError
+from hce.index import mapped
+from hce.index.create import create_index, kept_within
+from hce.index.index import Index
+from hce.memory import index_needs, parse_size, require, train_needs
+from hce.search import tree_engine
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GB", 4 * GB),
+        ("4gib", 4 << 30),
+        ("512 MB", 512 * 10**6),
+        ("1.5G", 3 * GB // 2),
+        ("2048", 2048),
+        ("1 TiB", 1 << 40),
+    ],
+)
+def test_sizes_are_read(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "4 XB", "-4GB", "0", "0.1", "4GB4", "four", "nan", "1e9", "4ib", "٤GB"])
+def test_what_is_no_size_is_refused_in_one_line(text):
+    with pytest.raises(InputError, match="give a size such as 4GB"):
+        parse_size(text)
+
+
+@given(st.integers(1, 10**8), st.sampled_from([64, 384, 640, 1024]), st.sampled_from(["flat", "tree"]))
+def test_more_documents_and_wider_numbers_need_no_less(documents, dim, engine):
+    def most(documents, dtype):
+        return max(index_needs(documents, dim, engine, dtype).values())
+
+    assert most(documents, "int8") <= most(documents, "float16") <= most(documents, "float32")
+    assert train_needs(documents, dim)["training"] < train_needs(2 * documents, dim)["training"]
+
+
+def test_five_million_documents_fit_where_they_are_to():
+    """By what is reckoned: 384 dimensions in 8 GB, in int8 and in float16."""
+    for dtype in ("int8", "float16"):
+        assert max(index_needs(5_000_000, 384, "tree", dtype).values()) + GB < 8 * GB
+
+
+def test_a_bound_that_is_too_small_is_refused_with_the_figure_that_would_do(monkeypatch):
+    monkeypatch.setattr(memory, "taken_so_far", lambda: GB)
+    with pytest.raises(InputError, match=r"memory 2\.0 GB is too little: encoding takes about 3\.5 GB; buy some"):
+        require({"reading": GB, "encoding": 5 * GB // 2}, 2 * GB, "buy some")
+    line = require({"reading": GB, "encoding": 5 * GB // 2}, 4 * GB, "buy some")
+    assert line == "memory: at most 4.0 GB; the most is reckoned for encoding, 3.5 GB"
+
+
+def test_a_bound_decides_what_an_engine_keeps_vectors_in(monkeypatch):
+    monkeypatch.setattr(memory, "taken_so_far", lambda: GB)
+    needed = {each: GB + max(index_needs(10**6, 640, "flat", each).values()) for each in ("float32", "float16", "int8")}
+    assert len(set(needed.values())) == 3
+    for dtype, bound in needed.items():
+        assert kept_within(bound, 10**6, 640, "flat", None) == dtype
+    with pytest.raises(InputError, match="is too little"):
+        kept_within(needed["int8"] - 1, 10**6, 640, "flat", None)
+    with pytest.raises(InputError, match="or --dtype int8"):
+        kept_within(needed["int8"], 10**6, 640, "flat", "float32")
+    assert kept_within(None, 10**6, 640, "flat", None) == "float32"
+
+
+def test_a_bound_is_printed_and_one_too_small_leaves_nothing(run_hce, caplog, tmp_path, planted_corpus):
+    docs = tmp_path / "docs.jsonl"
+    docs.write_text("".join(document.to_json() + "\n" for document in planted_corpus), encoding="utf-8")
+    for command in ("index", "train"):
+        refused = run_hce(command, docs, "-o", tmp_path / "out", "--memory", "100MB")
+        assert refused.returncode == 1
+        assert "memory 100 MB is too little" in refused.stderr
+        assert sorted(tmp_path.iterdir()) == [docs]
+    made = run_hce("index", docs, "-o", tmp_path / "out", "--memory", "64GB", "--json")
+    assert made.returncode == 0
+    assert "memory: at most 64.0 GB" in caplog.text
+    assert json.loads(made.stdout)["dtype"] == "float32"
+    refused = run_hce("rebuild", tmp_path / "out", "--memory", "1MB")
+    assert refused.returncode == 1
+    assert "memory 1 MB is too little" in refused.stderr
+
+
+@pytest.mark.parametrize("engine", ["flat", "tree"])
+def test_vectors_from_a_file_give_the_hits_that_vectors_in_memory_give(
+    monkeypatch, tmp_path, planted_corpus, module_static_encoder, engine
+):
+    """A bound, and mapping what is too much to hold, change what is in memory and not what is found."""
+    queries = module_static_encoder.encode(list(planted_corpus.texts())[::7], "query")
+
+    def found(name, **options):
+        create_index(
+            tmp_path / name, planted_corpus, module_static_encoder, "grow", engine=engine, progress=False, **options
+        )
+        with Index.open(tmp_path / name) as index:
+            before = index.search_vectors(queries, 5)
+            index.rebuild()
+            after = index.search_vectors(queries, 5)
+            return [[(hit.id, round(hit.score, 4)) for hit in hits] for hits in (*before, *after)]
+
+    held = found("held", dtype="float32")
+    assert found("bounded", dtype=None, memory=64 * GB) == held
+    monkeypatch.setattr(mapped, "HELD_BYTES", 0)
+    assert found("mapped", dtype="float32") == held
+    assert not list(tmp_path.rglob(".vectors-*"))
+
+
+def test_leaves_of_very_many_vectors_are_split_node_by_node(monkeypatch, planted_vectors):
+    """In a search that looks everywhere, the shape of the tree is not seen."""
+    monkeypatch.setattr(tree_engine, "MOST_BYTES", 0)
+    numbers = np.arange(len(planted_vectors))
+    engine = tree_engine.TreeEngine.build(planted_vectors.shape[1], numbers, planted_vectors)
+    engine.effort = np.inf
+    assert np.array_equal(engine.search(planted_vectors, 1).numbers[:, 0].shape, numbers.shape)
+    scores = engine.search(planted_vectors[:50], 3).scores
+    exact = np.sort(planted_vectors[:50] @ planted_vectors.T, axis=1)[:, ::-1][:, :3]
+    assert np.allclose(scores, exact, atol=1e-5)
