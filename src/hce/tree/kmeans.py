@@ -27,7 +27,7 @@ class KMeansResult(NamedTuple):
         centroids: unit rows of shape (k, n), float32.
         assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
             cluster has at least one row. In fast mode with N·k above 2^28 it is the nearest that was found: for one row
-            in a hundred another one is nearer by a little.
+            in seventy another one is nearer by a little.
         objective: mean cosine of each row to its centroid after each round; it never falls.
         converged: False when the rounds ran out first.
     """
