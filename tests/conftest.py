@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before anything imports a Hugging Face library: tests never reach for the network.
@@ -18,6 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from hce.cli import main
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
@@ -45,6 +49,28 @@ def _hears_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """What starts processes that have torch and ours already: they are forked from one that did nothing but import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hce.training.train", "hce.index.reindex", "hce.index.check"])
+    return context
+
+
+@pytest.fixture
+def run_hce(monkeypatch, capfd) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """What runs the command line in this process, which has torch already: a new one takes seconds to import it."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["hce", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

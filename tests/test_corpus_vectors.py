@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -201,9 +200,8 @@ def encode_as_member(folder: Path, rank: int, count: int, meet: Path, rounds: in
     (folder / f"result-{rank}.json").write_text(json.dumps(result))
 
 
-def encode_by(folder: Path, count: int, rounds: int | None = None) -> list[dict]:
+def encode_by(context, folder: Path, count: int, rounds: int | None = None) -> list[dict]:
     """Let so many processes encode into one folder, to the end or until they are killed; returns what each says."""
-    context = multiprocessing.get_context("spawn")
     meet = folder / f"meet-{count}-{rounds}"
     members = [
         context.Process(target=encode_as_member, args=(folder, rank, count, meet, rounds)) for rank in range(count)
@@ -229,8 +227,8 @@ def folder(tmp_path, static_encoder) -> Path:
     return tmp_path
 
 
-def test_two_processes_write_the_file_of_one(folder):
-    first, second = encode_by(folder, 2)
+def test_two_processes_write_the_file_of_one(forkserver, folder):
+    first, second = encode_by(forkserver, folder, 2)
     assert file_hash(folder / "v") == file_hash(folder / "whole")
     assert sorted(path.name for path in (folder / "v").iterdir()) == ["manifest.json", "vectors.npy"]
     assert first["sum"] == second["sum"]
@@ -240,10 +238,10 @@ def test_two_processes_write_the_file_of_one(folder):
 
 
 @pytest.mark.parametrize(("before", "rounds", "after"), [(1, 0, 1), (2, 1, 2), (1, 2, 2)])
-def test_killed_and_continued_it_is_the_file_of_one(folder, before, rounds, after):
-    encode_by(folder, before, rounds)
+def test_killed_and_continued_it_is_the_file_of_one(forkserver, folder, before, rounds, after):
+    encode_by(forkserver, folder, before, rounds)
     assert not (folder / "v" / "vectors.npy").exists()
-    said = encode_by(folder, after)
+    said = encode_by(forkserver, folder, after)
     assert file_hash(folder / "v") == file_hash(folder / "whole")
     safe = rounds * before * 5
     assert sorted(text for each in said for text in each["encoded"]) == sorted(list(tiny_corpus().texts())[safe:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -94,8 +93,7 @@ def member(rank: int, folder: Path, job: str) -> None:
     dist.destroy_process_group()
 
 
-def run_two(folder: Path, job: str) -> list[dict]:
-    context = multiprocessing.get_context("spawn")
+def run_two(context, folder: Path, job: str) -> list[dict]:
     members = [context.Process(target=member, args=(rank, folder, job)) for rank in range(2)]
     for each in members:
         each.start()
@@ -112,10 +110,10 @@ def folder(tmp_path, concept_corpus, static_encoder) -> Path:
     return tmp_path
 
 
-def test_two_processes_take_the_steps_of_one(folder):
+def test_two_processes_take_the_steps_of_one(forkserver, folder):
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
     alone = two_steps(corpus, encoder, RECIPE)
-    first, second = run_two(folder, "steps")
+    first, second = run_two(forkserver, folder, "steps")
     assert first["losses"] == second["losses"]
     for ours, theirs in zip(alone["losses"], first["losses"], strict=True):
         for name, value in ours.items():
@@ -125,19 +123,19 @@ def test_two_processes_take_the_steps_of_one(folder):
     assert first["vectors"] == pytest.approx(alone["vectors"], rel=1e-6)
 
 
-def test_two_processes_grow_the_trees_of_one(folder):
+def test_two_processes_grow_the_trees_of_one(forkserver, folder):
     """Each encodes and clusters a share, and both have the whole."""
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
     alone = trees(encode_corpus(encoder, corpus))
-    first, second = run_two(folder, "trees")
+    first, second = run_two(forkserver, folder, "trees")
     assert first == second == alone
 
 
-def test_tasks_return_the_same_to_one_process_and_to_two(folder):
+def test_tasks_return_the_same_to_one_process_and_to_two(forkserver, folder):
     alone = json.loads(json.dumps(results_of_tasks()))
     assert alone["results"][:3] == [[0, [], None], [-1, [-1.0], None], [-2, [-1.0, -1.0], None]]
     assert alone["nested"] == [[], [-1], [-2, -1]]
-    first, second = run_two(folder, "tasks")
+    first, second = run_two(forkserver, folder, "tasks")
     assert (first.pop("ran"), second.pop("ran"), alone.pop("ran")) == ([0, 2, 4, 6], [1, 3, 5], [*range(7)])
     assert first == second == alone
 
@@ -150,8 +148,8 @@ def test_work_is_shared_only_when_asked_for(monkeypatch):
         share_out(list, [1, 2, 3])
 
 
-def test_uneven_batches_do_not_hang(folder):
-    first, second = run_two(folder, "train")
+def test_uneven_batches_do_not_hang(forkserver, folder):
+    first, second = run_two(forkserver, folder, "train")
     assert first == second
 
 

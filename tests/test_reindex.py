@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import shutil
@@ -256,19 +255,11 @@ def killed_reindexing(path, encoder, where):
         index.reindex(encoder)
 
 
-@pytest.fixture(scope="module")
-def killing():
-    """What starts processes that have imported all already, and nothing more."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hce.index.reindex", "hce.index.index", "hce.index.check"])
-    return context
-
-
 @pytest.mark.parametrize("where", [*BEFORE, *AFTER])
-def test_kill_9_leaves_the_old_or_the_new_and_the_same_call_goes_on(made, new, fresh, killing, monkeypatch, where):
+def test_kill_9_leaves_the_old_or_the_new_and_the_same_call_goes_on(made, new, fresh, forkserver, monkeypatch, where):
     with Index.open(made) as index:
         before = hits_of(index)
-    process = killing.Process(target=killed_reindexing, args=(made, new, where))
+    process = forkserver.Process(target=killed_reindexing, args=(made, new, where))
     process.start()
     process.join()
     assert process.exitcode == -9
@@ -314,9 +305,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(made, tmp_path, old):
             index.reindex("static")
 
 
-def test_another_encoder_than_the_one_begun_with(made, new, tmp_path, killing, fresh):
+def test_another_encoder_than_the_one_begun_with(made, new, tmp_path, forkserver, fresh):
     table(8, 3).save(tmp_path / "third")
-    process = killing.Process(target=killed_reindexing, args=(made, tmp_path / "third", "growing"))
+    process = forkserver.Process(target=killed_reindexing, args=(made, tmp_path / "third", "growing"))
     process.start()
     process.join()
     with Index.open(made) as index:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,15 +64,13 @@ def test_text_is_never_html(model):
     assert "&lt;script&gt;alert" in page
 
 
-def test_the_command_repeats_the_settings(model):
+def test_the_command_repeats_the_settings(model, run_hce):
     words = shlex.split(command(model))
     assert words[:3] == ["hce", "train", "concepts"]
     assert words[words.index("--span-lengths") + 1] == "4,6"
     assert "--no-fit-static" in words
     assert "--tree" not in words  # a default
-    listed = subprocess.run(
-        [sys.executable, "-m", "hce", *words[1:2], "--help"], capture_output=True, text=True, check=True
-    )
+    listed = run_hce(*words[1:2], "--help")
     for word in words:
         assert not word.startswith("--") or word in listed.stdout
 
@@ -186,13 +182,7 @@ def test_p_is_that_of_the_test_with_holms_correction(model):
     assert "<td>+0.0000</td><td>1.0000</td><td>1</td><td>1</td><td>1</td>" in page
 
 
-def test_the_command_line(model, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-m", "hce", "report", str(model.path), "-o", "out.html", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_command_line(model, tmp_path, run_hce):
+    run = run_hce("report", model.path, "-o", tmp_path / "out.html", "--json")
     assert json.loads(run.stdout)["after"] == model.facts.after
     assert Path(tmp_path / "out.html").read_text().startswith("<!doctype html>")
