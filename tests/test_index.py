@@ -37,10 +37,11 @@ from hce.encoding.tables import Tables
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
-from hce.index import derived, live
+from hce.index import create, derived, live
 from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.store import Writer
 from hce.tree.hierarchy import Hierarchy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -327,6 +328,32 @@ def test_what_was_done_is_kept_when_the_engine_fails(tmp_path, planted_corpus, e
         )
         index.build_engine()
         assert index.status().pending == 0
+
+
+def test_neither_tree_nor_documents_are_made_twice(tmp_path, planted_corpus, encoder, monkeypatch):
+    """Stopped in the middle of writing: the tree stays, and writing goes on behind the last documents."""
+    insert, grow = Writer.insert, create.grow_named_tree
+    written, grown = [], []
+
+    def interrupted(self, documents, *rest):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(len(documents))
+        return insert(self, documents, *rest)
+
+    monkeypatch.setattr(create, "DOCUMENTS_AT_ONCE", 64)
+    monkeypatch.setattr(create, "grow_named_tree", lambda *given, **options: grown.append(1) or grow(*given, **options))
+    monkeypatch.setattr(Writer, "insert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Index.create(tmp_path / "index", planted_corpus, encoder, "grow")
+    monkeypatch.setattr(Writer, "insert", lambda self, *given: written.append(0) or insert(self, *given))
+    with Index.create(tmp_path / "index", planted_corpus, encoder, "grow") as index:
+        assert list(index) == list(planted_corpus)
+        assert np.array_equal(index.vectors()[0], np.arange(1, 241))
+        assert np.allclose(index.vectors()[1], encoder.encode(list(planted_corpus.texts())), atol=1e-6)
+        assert index.tree.hierarchy.names
+    assert (written, grown) == ([64, 64, 64, 0], [1])
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
 def test_nothing_is_encoded_twice(tmp_path, planted_corpus, encoder, monkeypatch, encoded):
@@ -891,7 +918,7 @@ def test_status_beside_rebuilds(index, encoder):
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for number in range(15):
+    for number in range(5):
         index.update([Document("changing", f"w{number}")])
         index.rebuild()
     stop.set()

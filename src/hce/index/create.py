@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,16 +21,16 @@ from hce.data.language import warn_of_language
 from hce.data.terms import checked_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError
-from hce.files import delete_whole, new_folder, require_new, unfinished
+from hce.errors import FormatError, HceError, InputError
+from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
 from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.manifest import Manifest
 from hce.index.mapped import released
 from hce.index.mirror import check_place
 from hce.index.passages import Cutter, LongDocuments
-from hce.index.store import Store, Writer, now
-from hce.index.writing import chunks_of, shared_vectors
+from hce.index.store import STORE_FILE, Store, Writer, now
+from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
 from hce.memory import index_needs, require, widest_dtype
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, engine_for
@@ -124,8 +125,10 @@ def create_index(
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress)
     with released(vectors):
-        tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], progress)
-    with released(vectors), new_folder(path) as folder:
+        grown = part.with_name(f"{part.name}-tree")
+        tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], grown, progress)
+        filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
+    with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
         if start.folder is not None:
             keep_facts(start.folder, folder / IN_AN_INDEX)
@@ -134,7 +137,8 @@ def create_index(
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
         share = start.words_share if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share, engine_at=at)
-        _fill_store(folder, corpus, vectors, long, progress)
+        for file in filled.iterdir():
+            file.replace(folder / file.name)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     delete_whole(unfinished(path))
@@ -167,9 +171,12 @@ def checked_share(words_share: float | None) -> None:
 
 
 def _tree(
-    choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray, progress: bool
+    choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
-    """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any."""
+    """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any.
+
+    One that is grown is kept in `place`, where a run that is continued finds it.
+    """
     if isinstance(choice, Hierarchy):
         if len(choice) != len(corpus):
             raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(corpus):,}")
@@ -179,7 +186,14 @@ def _tree(
     trained = None if start.folder is None else trained_tree(start.folder, corpus)
     if trained is not None or choice is None:
         return trained
-    return grow_named_tree(vectors, corpus.texts(), start.encoder.device, progress=progress)
+    if place.is_dir():
+        with suppress(FormatError):
+            return Hierarchy.load(place)
+        delete_whole(place)
+    tree = grow_named_tree(vectors, corpus.texts(), start.encoder.device, progress=progress)
+    if tree is not None:
+        tree.save(place)
+    return tree
 
 
 def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: str, hierarchy: str | None) -> Manifest:
@@ -200,19 +214,40 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
     )
 
 
-def _fill_store(folder: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> None:
-    """Write all documents with their vectors, the first N rows, and long ones with their passages'."""
-    store = Store.create(folder, vectors.shape[1])
-    with progress_bar("writing", len(corpus), "documents", show=progress) as advance:
-        done = 0
-        for chunk in chunks_of([corpus]):
-            positions = range(done, done + len(chunk))
+def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
+    """Write all documents with their vectors, the first N rows, and long ones with their passages', into a folder.
+
+    What a killed run has written there stays, and the next one goes on behind it.
+    """
+    store = _begun_store(place, vectors.shape[1])
+    alone = held_alone(place, f"{place}: another process writes the same index; wait for it")
+    with alone, progress_bar("writing", len(corpus), "documents", show=progress) as advance:
+        with store.reading() as reader:
+            done = reader.moment().documents
+        advance(done)
+        for first in range(done, len(corpus), DOCUMENTS_AT_ONCE):
+            chunk = corpus[first : first + DOCUMENTS_AT_ONCE]
+            positions = range(first, first + len(chunk))
             with store.writing() as writer:
-                rows = _shared_rows(writer, chunk, vectors[done : done + len(chunk)])
+                rows = _shared_rows(writer, chunk, vectors[first : first + len(chunk)])
                 writer.insert(chunk, rows, long.of(positions, vectors))
-            done += len(chunk)
             advance(len(chunk))
     store.close()
+    return place
+
+
+def _begun_store(place: Path, dim: int) -> Store:
+    """Open the store that a killed run has left, or make a new one."""
+    if (place / STORE_FILE).is_file():
+        store = Store(place, dim)
+        with suppress(HceError), store.reading() as reader:
+            reader.moment()
+            return store
+        store.close()
+    delete_whole(place)
+    with new_folder(place) as folder:
+        Store.create(folder, dim).close()
+    return Store(place, dim)
 
 
 def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) -> np.ndarray:
