@@ -31,7 +31,7 @@ except ImportError as error:
 
 from hce.web.api import Site, router
 from hce.web.background import BusyError
-from hce.web.connection import HEAD_BYTES, Connection
+from hce.web.connection import HEAD_BYTES, HttpConnection
 from hce.web.guard import Guard, Rules
 from hce.web.map import router as map_router
 from hce.web.schemas import Json
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             date_header=False,
-            http=Connection,
+            http=HttpConnection,
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=SECONDS_TO_END,
         )
@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
         """Look after the connections, once a second of these ten ticks."""
         if counter % 10 == 0:
             for connection in list(self.server_state.connections):
-                if isinstance(connection, Connection):
+                if isinstance(connection, HttpConnection):
                     connection.look()
         return await super().on_tick(counter)
 

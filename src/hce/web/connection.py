@@ -26,7 +26,7 @@ TAKE_BYTES = 8_192  # at least, or all that is left
 HEAD_BYTES = 65_536
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """The server's side of a connection.
 
     Attributes:
@@ -79,7 +79,7 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> bool:
         """End connections that only wait where there are too many; tell whether there is room now."""
-        others: list[Connection] = [each for each in self.connections if each is not self]  # type: ignore[misc]
+        others: list[HttpConnection] = [each for each in self.connections if each is not self]  # type: ignore[misc]
         near = [each for each in others if each.address == self.address]
         for crowd, most in ((near, CONNECTIONS_OF_AN_ADDRESS), (others, CONNECTIONS)):
             if len(crowd) >= most and not _end_one_of(crowd):
@@ -125,7 +125,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
-def _end_one_of(crowd: list[Connection]) -> bool:
+def _end_one_of(crowd: list[HttpConnection]) -> bool:
     """End the connection that has waited longest for a request; tell whether there was one."""
     waiting = [(each.waiting_since, place) for place, each in enumerate(crowd) if each.waiting_since is not None]
     if waiting:
