@@ -183,18 +183,20 @@ def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
 def _finish(run: TrainingRun, start_weights: dict[str, Tensor], dev: DevSet) -> TrainResult:
     """Choose the weights to return, and grow the tree that belongs to them."""
     encoder, recipe, before = run.trainer.encoder, run.trainer.recipe, run.history[0]
-    best_epoch = max(run.history, key=lambda epoch: epoch.metric)
-    trained_epoch, trained = best_epoch.epoch, run.best
-    if recipe.keep == "last" or (recipe.keep == "mix" and not trained_epoch):
+    best_epoch, last_epoch = max(run.history, key=lambda epoch: epoch.metric).epoch, run.history[-1].epoch
+    epochs = {best_epoch: run.best, last_epoch: weights_of(encoder)}
+    if recipe.keep == "mix":
         # Where no epoch beat F0, the last one's weights are mixed with it: part of the way may be better where all of
         # it was too far.
-        trained_epoch, trained = run.history[-1].epoch, weights_of(encoder)
-    if recipe.keep == "mix":
-        mix, measured = load_best_mix(encoder, start_weights, trained, dev, recipe)
-        after = measured if mix else before.dev
+        order = [last_epoch] if best_epoch in (0, last_epoch) else [last_epoch, best_epoch]
+        if not dev.is_labelled:
+            order = order[-1:]
+        mix, which, measured = load_best_mix(encoder, start_weights, [epochs[each] for each in order], dev, recipe)
+        trained_epoch, after = order[which], measured if mix else before.dev
     else:
+        trained_epoch = last_epoch if recipe.keep == "last" else best_epoch
         mix, after = float(trained_epoch > 0), run.history[trained_epoch].dev
-        load_mix(encoder, start_weights, trained, mix)
+        load_mix(encoder, start_weights, epochs[trained_epoch], mix)
     tree = run.tree
     if run.tree_epoch != _epoch_of(mix, trained_epoch):  # the present tree is of other weights
         _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)

@@ -113,13 +113,13 @@ class Recipe:
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     keep: Kept = _option(
         "mix",
-        "the weights to return: the best mix of the first and the trained ones on dev; those of the best epoch, which "
-        "may be the first ones; or the last, as in the paper",
+        "the weights to return: a mix of the first and the trained ones, as dev queries say; those of the best epoch, "
+        "which may be the first ones; or the last, as in the paper",
     )
     mix_limit: float = _positive(
         1.0, "the most of the trained weights that a mix may have where no labelled queries say that more is better"
     )
-    patience: int = _positive(5, "epochs without improvement on dev before stopping")
+    patience: int = _positive(10, "epochs without improvement on dev before stopping")
     dev_queries: int = _positive(512, "documents (or labelled queries, without a dev split) held out to measure on")
     dev_pool: int = _option(8192, "documents searched when measuring on dev; 0: all")
     hold_out: bool = _option(

@@ -1,12 +1,18 @@
-"""How much of the trained weights to keep: F0·(1 − λ) + F′·λ, with the λ that held-out queries call best.
+"""Which of the trained weights to keep, and how much of them: F0·(1 − λ) + F′·λ, as held-out queries say.
 
-A better mean on labelled queries is enough. Pseudo-queries are not what people ask. What they say of a table is
-believed too: training one has almost always helped, and to throw a training away for want of certainty costs more than
-it saves. A transformer is often harmed by training without labels, so there pseudo-queries need a clear gain: one that
-could be chance leaves the encoder as it was (docs/LOG.md).
+Labelled queries that are held out are often few, and chance decides which epoch and which λ look best on them. So the
+last epoch's weights are kept, all of them, as long as these queries do not clearly prefer others (docs/LOG.md).
+
+Pseudo-queries are many, and are not what people ask. The epoch and the λ that they call best are taken. What they say
+of a table is believed: training one has almost always helped, and to throw a training away for want of certainty costs
+more than it saves. A transformer is often harmed by training without labels, so there they need a clear gain: one that
+could be chance leaves the encoder as it was.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -20,24 +26,71 @@ MIXES = (0.25, 0.5, 0.75, 1.0)
 CLEAR = 2.0  # standard errors
 
 
+class Choice(NamedTuple):
+    """What was chosen.
+
+    Attributes:
+        mix: λ, 0 for the start weights.
+        which: the place of the trained weights among those to choose from.
+        dev: the dev measures of the mix.
+    """
+
+    mix: float
+    which: int
+    dev: dict[str, float]
+
+
 def load_best_mix(
-    encoder: Encoder, start_weights: dict[str, Tensor], trained: dict[str, Tensor], dev: DevSet, recipe: Recipe
-) -> tuple[float, dict[str, float]]:
-    """Set the encoder's weights to the best mix; return its λ, 0 for the start weights, and its dev measures."""
-    load_mix(encoder, start_weights, trained, 0.0)
-    chosen, unmixed = 0.0, dev.scores(encoder)
-    best = unmixed
-    for mix in mixes(recipe, dev):
-        load_mix(encoder, start_weights, trained, mix)
-        scores = dev.scores(encoder)
-        if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
-            chosen, best = mix, scores
-    if not (dev.is_labelled or encoder.is_table or is_clear_gain(unmixed, best)):
-        chosen, best = 0.0, unmixed
-    decided = of_the_first({"mix": chosen, **means(best)}, encoder.device)
-    chosen = decided.pop("mix")
-    load_mix(encoder, start_weights, trained, chosen)
-    return chosen, decided
+    encoder: Encoder,
+    start_weights: dict[str, Tensor],
+    trained: Sequence[dict[str, Tensor]],
+    dev: DevSet,
+    recipe: Recipe,
+) -> Choice:
+    """Set the encoder's weights to the best mix with one of some trained ones.
+
+    Args:
+        encoder: whose weights they are.
+        start_weights: F0.
+        trained: one or more F′; where labelled queries do not clearly say otherwise, the first is chosen.
+        dev: the held-out queries.
+        recipe: the settings.
+    """
+    load_mix(encoder, start_weights, trained[0], 0.0)
+    unmixed = dev.scores(encoder)
+    scored = {}
+    for which, weights in enumerate(trained):
+        for mix in mixes(recipe, dev):
+            load_mix(encoder, start_weights, weights, mix)
+            scores = dev.scores(encoder)
+            if _mean(scores) > _mean(unmixed):
+                scored[mix, which] = scores
+    mix, which, scores = 0.0, 0, unmixed
+    if scored:
+        mix, which = max(scored, key=lambda each: _mean(scored[each]))
+        if dev.is_labelled:
+            mix, which = _most_trusted(scored, scored[mix, which])
+            scores = scored[mix, which]
+        elif encoder.is_table or is_clear_gain(unmixed, scored[mix, which]):
+            scores = scored[mix, which]
+        else:
+            mix = 0.0
+    decided = of_the_first({"mix": mix, "which": float(which), **means(scores)}, encoder.device)
+    mix, which = decided.pop("mix"), int(decided.pop("which"))
+    load_mix(encoder, start_weights, trained[which], mix)
+    return Choice(mix, which, decided)
+
+
+def _most_trusted(
+    scored: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray]
+) -> tuple[float, int]:
+    """Return the largest λ of the first trained weights, or of the next, that is not clearly worse than the best."""
+    by_trust = sorted(scored, key=lambda each: (each[1], -each[0]))
+    return next(each for each in by_trust if not is_clear_gain(scored[each], best))
+
+
+def _mean(scores: dict[str, np.ndarray]) -> float:
+    return mean_over_kinds(means(scores))
 
 
 def mixes(recipe: Recipe, dev: DevSet) -> list[float]:
