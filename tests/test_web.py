@@ -967,10 +967,10 @@ class Search:
 
 
 def test_an_answer_that_takes_too_long_is_given_up(served, monkeypatch):
-    monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 1.0)  # in which the search has begun, on a busy machine too
     search = Search(monkeypatch)
     response = httpx.get(f"{served}/api/search", params={"q": "x"}, timeout=30)
-    assert error_of(response, 504) == "the answer took longer than 0 s and was given up; ask for fewer documents"
+    assert error_of(response, 504) == "the answer took longer than 1 s and was given up; ask for fewer documents"
     assert search.ended.wait(5)
     assert httpx.get(f"{served}/health").status_code == 200
 
