@@ -78,6 +78,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device | None]:
 
 def _meet() -> torch.device:
     """Wait until all processes are there; return this one's device."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost connection are pages long
     import torch
     from accelerate import PartialState  # it takes seconds to import, and one process does without it
 

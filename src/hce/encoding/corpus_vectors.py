@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import zlib
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
@@ -57,7 +59,10 @@ def encode_corpus(
         InputError: the folder holds vectors of another encoder or corpus, or other files, or cannot be written.
     """
     if folder is None:
-        return _encode_to_memory(encoder, corpus, progress=progress and is_first_process())
+        show = progress if is_first_process() else False
+        return encode_in_shares(
+            corpus, lambda _, texts: encoder.encode(texts), encoder.dim, encoder.device, progress=show
+        )
     identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
     file = VectorFile(folder, len(corpus), encoder.dim, identity)
     try:
@@ -85,17 +90,32 @@ def _encode_to_file(
     file.finish()
 
 
-def _encode_to_memory(encoder: Encoder, corpus: Corpus, *, progress: bool | None) -> np.ndarray:
-    """Encode a share, and gather those of all processes; all shares are of one size."""
+def encode_in_shares(
+    corpus: Corpus,
+    encode: Callable[[np.ndarray, list[str]], np.ndarray],
+    dim: int,
+    device: torch.device,
+    *,
+    progress: bool | None = False,
+) -> np.ndarray:
+    """Encode a share of the documents to memory, and gather those of all processes; all shares are of one size.
+
+    Args:
+        corpus: the documents.
+        encode: turns positions and the texts that stand there into rows of shape (texts, n).
+        dim: n.
+        device: by which processes exchange rows.
+        progress: as in `encode_corpus`.
+    """
     padded = -(-len(corpus) // process_count()) * process_count()
     rows = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last share up
-    vectors = np.empty((len(rows), encoder.dim), dtype=np.float32)
+    vectors = np.empty((len(rows), dim), dtype=np.float32)
     with progress_bar("encoding", len(rows), "documents", show=progress) as advance:
         for start in range(0, len(rows), TEXTS_AT_ONCE):
-            texts = [corpus[row].full_text for row in rows[start : start + TEXTS_AT_ONCE].tolist()]
-            vectors[start : start + len(texts)] = encoder.encode(texts)
-            advance(len(texts))
-    return vectors if process_count() == 1 else gather_rows(vectors, encoder.device)[: len(corpus)]
+            block = rows[start : start + TEXTS_AT_ONCE]
+            vectors[start : start + len(block)] = encode(block, [corpus[row].full_text for row in block.tolist()])
+            advance(len(block))
+    return vectors if process_count() == 1 else gather_rows(vectors, device)[: len(corpus)]
 
 
 class Block(NamedTuple):

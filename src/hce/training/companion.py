@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.encoding.corpus_vectors import TEXTS_AT_ONCE, encode_corpus
+from hce.encoding.corpus_vectors import encode_corpus, encode_in_shares
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined
 from hce.encoding.word_table import WordTable
@@ -190,13 +190,12 @@ def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np
     if len(encoder.shares) == 1:
         return vectors
     centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
-    rows = np.empty((len(corpus), encoder.dim), dtype=np.float32)
-    for start in range(0, len(corpus), TEXTS_AT_ONCE):
-        texts = [document.full_text for document in corpus[start : start + TEXTS_AT_ONCE]]
-        block = slice(start, start + len(texts))
+
+    def encode(rows: np.ndarray, texts: list[str]) -> np.ndarray:
         others = [each.encode(texts, zeros=True) for each in companions]
-        rows[block] = joined([vectors[block], *others], encoder.shares, centre)
-    return rows
+        return joined([vectors[rows], *others], encoder.shares, centre)
+
+    return encode_in_shares(corpus, encode, encoder.dim, encoder.device)
 
 
 def _few_queries(dev: DevSet, held_out: np.ndarray, recipe: Recipe) -> DevSet:
