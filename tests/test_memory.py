@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -89,6 +90,10 @@ def test_a_bound_is_printed_and_one_too_small_leaves_nothing(run_hce, caplog, tm
     assert made.returncode == 0
     assert "memory: at most 64.0 GB" in caplog.text
     assert json.loads(made.stdout)["dtype"] == "float32"
+    shutil.rmtree(tmp_path / "out" / "engine")  # as a kill would leave it
+    refused = run_hce("index", docs, "-o", tmp_path / "out")
+    assert refused.returncode == 1
+    assert f"whole but for its engine; 'hce rebuild {tmp_path / 'out'}' builds that" in refused.stderr
     refused = run_hce("rebuild", tmp_path / "out", "--memory", "1MB")
     assert refused.returncode == 1
     assert "memory 1 MB is too little" in refused.stderr

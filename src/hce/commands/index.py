@@ -92,6 +92,7 @@ def index(
     from hce.index.index import Index
 
     require_parent(output)
+    _refuse_without_engine(output)
     require_new(output)
     bound = None if memory is None else parse_size(memory)
     documents = _documents_of(corpus, reading)
@@ -282,6 +283,23 @@ def status(
     lines = {**_status_lines(found, training), **(_drift_lines(verdict) if verdict else {})}
     for name, value in lines.items():
         out.print(f"{name:<10} {value}", soft_wrap=True)
+
+
+def _refuse_without_engine(path: Path) -> None:
+    """Say how to go on where an earlier run was killed after the index was whole, and before its engine was.
+
+    Raises:
+        InputError: that is so.
+    """
+    from hce.index.manifest import MANIFEST_FILE
+    from hce.index.mirror import POINTER_FILE
+    from hce.index.store import STORE_FILE
+
+    is_index = (path / STORE_FILE).is_file() and (path / MANIFEST_FILE).is_file()
+    if is_index and not any(path.glob("engine*")) and not (path / POINTER_FILE).is_file():
+        raise InputError(
+            f"{path} is an index, whole but for its engine; 'hce rebuild {path}' builds that, as would the first search"
+        )
 
 
 def _documents_of(path: Path, reading: Reading) -> Corpus:
