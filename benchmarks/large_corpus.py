@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -120,6 +121,7 @@ class Measured:
         first_line: seconds until something was told on stderr, or until the end.
         silence: the longest time without a line on stderr, in seconds.
         answer: what a request to a server took, in seconds.
+        reckoned: the memory that a command given a bound reckoned with, in bytes.
     """
 
     stage: str
@@ -133,6 +135,7 @@ class Measured:
     first_line: float
     silence: float
     answer: float | None = None
+    reckoned: int | None = None
 
 
 class Watched:
@@ -217,7 +220,14 @@ def measure(
         first_line=round(told[1], 2),
         silence=round(max(silences), 2),
         answer=answer,
+        reckoned=reckoned_in(folder / f"{stage}.log"),
     )
+
+
+def reckoned_in(log: Path) -> int | None:
+    """Return the memory that a command said it reckoned with."""
+    found = re.search(r"memory: .* reckoned for [a-z ]+, ([\d.]+) ([MG])B", log.read_text(encoding="utf-8"))
+    return int(float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]) if found else None
 
 
 def size_of(path: Path) -> int:
@@ -299,18 +309,18 @@ def read_stages(path: Path) -> list[Measured]:
 
 
 HEAD = (
-    "| documents | stage | seconds | processor | resident | of its own | on disk | first line | longest silence |\n"
-    "|---:|---|---:|---:|---:|---:|---:|---:|---:|"
+    "| documents | stage | seconds | processor | resident | of its own | reckoned | on disk | first line | silence |\n"
+    "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
 
 def row_of(each: Measured) -> str:
     """Return a line of the table."""
-    own, disk = (f"{value / 1e9:,.2f} GB" if value else "" for value in (each.own, each.disk))
+    own, reckoned, disk = (f"{size / 1e9:,.2f} GB" if size else "" for size in (each.own, each.reckoned, each.disk))
     stage = each.stage if each.answer is None else f"{each.stage} (a request {each.answer:.2f} s)"
     return (
         f"| {each.documents:,} | {stage} | {each.seconds:,.0f} | {each.processor:,.0f} | {each.resident / 1e9:,.2f} GB "
-        f"| {own} | {disk} | {each.first_line:.1f} s | {each.silence:.0f} s |"
+        f"| {own} | {reckoned} | {disk} | {each.first_line:.1f} s | {each.silence:.0f} s |"
     )
 
 
@@ -319,7 +329,18 @@ def table(folders: Sequence[Path]) -> str:
     found = [each for folder in folders for each in read_stages(folder / "stages.jsonl")]
     order = list(dict.fromkeys(each.stage for each in found))
     found.sort(key=lambda each: (order.index(each.stage), each.documents))
-    return "\n".join([HEAD, *map(row_of, found)]) + "\n"
+    slopes = [line for stage in order for line in _slope([each for each in found if each.stage == stage])]
+    return "\n".join([HEAD, *map(row_of, found), *slopes]) + "\n"
+
+
+def _slope(sizes: Sequence[Measured]) -> Iterator[str]:
+    """Yield a line with the exponents by which time and memory grow from the smallest to the largest corpus, if any."""
+    first, last = sizes[0], sizes[-1]
+    if first.documents < last.documents:
+        grown = math.log(last.documents / first.documents)
+        ratios = {"processor": last.processor / first.processor, "own memory": last.own / max(first.own, 1)}
+        exponents = ", ".join(f"{name} ~ N^{math.log(ratio) / grown:.2f}" for name, ratio in ratios.items())
+        yield f"\n{first.stage}, {first.documents:,} to {last.documents:,} documents: {exponents}"
 
 
 def main() -> None:
