@@ -67,7 +67,8 @@ def _exceptions(shown: Mapping[str, str], arguments: argparse.Namespace) -> list
     """Say which systems were run with one seed, which were not run, and which could not be."""
     once = [name for name in arguments.one_seed if name in shown] if arguments.seeds > 1 else []
     absent = [name for name in [PAPER_NAME, *GENERATIVE] if name not in shown]
-    found = [f"One seed of {', '.join(once)}."] if once else []
+    found = ["Parameters of a dense system are those of the encoder that it starts from."]
+    found += [f"One seed of {', '.join(once)}."] if once else []
     found += [f"Not run: {', '.join(absent)}."] if absent else []
     if arguments.generated is None:
         found.append("There are no generated queries here, which systems named +qg need.")

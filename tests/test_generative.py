@@ -501,7 +501,7 @@ def test_kill_9_in_any_moment_and_the_weights_are_those_of_a_run_without_it(task
 
 def test_a_comparison_goes_on_after_kill_9(task, tmp_path, killed, concept_corpus, monkeypatch):
     dataset = write_concept_dataset(tmp_path / "concepts", concept_corpus, {"train": 40, "test": 20})
-    budget = ["--epochs", "1", "--epoch-pairs", "100", "--batch-size", "16"]  # 7 steps
+    budget = ["--epochs", "1", "--epoch-pairs", "96", "--batch-size", "16"]  # 6 steps
     arguments = ["compare", str(dataset), "--systems", "dsi", "--encoder", task.encoder, *budget]
     results = []
     for place in ("killed", "whole"):
@@ -516,7 +516,7 @@ def test_a_comparison_goes_on_after_kill_9(task, tmp_path, killed, concept_corpu
         (kept,) = (tmp_path / place / "results").iterdir()  # and nothing unfinished
         found = json.loads(kept.read_text())["result"]["test"]
         results.append((found["per_query"], found["facts"]))
-        assert len(taken) == (7 - 2 if place == "killed" else 7)
+        assert len(taken) == (6 - 2 if place == "killed" else 6)
         monkeypatch.undo()
     assert results[0] == results[1]
 
