@@ -1,7 +1,7 @@
 """Rows: what an index is in a collection of Milvus, written by `hce.index.mirror` and read by `hce.index.replica`.
 
-A document is a row with its vector, and further rows where its text is longer than a row can be; a passage is a row with
-its vector and its place; a file of the encoder is rows of text. The log says what the collection is made of, and then,
+A document is a row with its vector, and further rows where its text is longer than a row; a passage is a row with its
+vector and its place; a file of the encoder is rows of text. The log says what the collection is made of, and then,
 an entry a telling, which moment of the store the collection has come to and what was removed since the entry before.
 """
 
