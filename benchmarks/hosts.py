@@ -2,27 +2,29 @@
 
     sudo python -m benchmarks.hosts equal DOCS --output FOLDER       # 2 and 4 hosts come to what one process comes to
     sudo python -m benchmarks.hosts deaths DOCS --output FOLDER      # one is killed or cut off; the others; --resume
-    sudo python -m benchmarks.hosts work DOCS --output FOLDER        # what each of 1, 2 and 4 hosts has to do, counted
 
-Each host runs `torchrun` as on a machine of its own; they speak gloo over TCP and share one output folder. Times say
-nothing here, as all hosts share the same cores. DOCS is anything that `hce train` reads; a folder of parts is read in
-shares. Needs root and iproute2; the namespaces are removed in any case.
+The hosts speak gloo over TCP and share one output folder. `equal` also counts what each of 1, 2 and 4 hosts has to do;
+its processes are forked, so that the libraries are imported once. `deaths` starts `torchrun` on each host, as users do.
+Times say nothing here, as all hosts share the same cores. DOCS is anything that `hce train` reads; a folder of parts is
+read in shares. Needs root and iproute2; the namespaces are removed in any case.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 TRAIN = ("--epochs", "2", "--seed", "1")
 TOLERANCE = 1e-4  # of trained weights: sums over processes are made in another order
 SECONDS_TO_SAY_IT = 60
+ROWS_AT_ONCE = 25  # that a process encodes
+NEW_NETWORK, NEW_NAME = 0x40000000, 0x04000000  # of the system calls that change namespaces
 
 
 # ------------------------------------------------------------------------------------------------- hosts
@@ -42,8 +46,8 @@ class Hosts:
     """So many network namespaces on one bridge; within `with`, and removed with all that runs in them afterwards."""
 
     def __init__(self, count: int) -> None:
-        self.names = [f"hce{os.getpid()}-{number}" for number in range(count)]
         self._bridge = f"hce{os.getpid()}"
+        self.names = [f"{self._bridge}-{number}" for number in range(count)]
 
     def __enter__(self) -> Hosts:
         try:
@@ -72,7 +76,8 @@ class Hosts:
     def __exit__(self, *exception: object) -> None:
         for number, name in enumerate(self.names):
             self.kill(number)
-            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+            for thing in (["link", "del", self._cable(number)], ["netns", "del", name]):
+                subprocess.run(["ip", *thing], check=False, stderr=subprocess.DEVNULL)
             shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
         subprocess.run(["ip", "link", "del", self._bridge], check=False, stderr=subprocess.DEVNULL)
 
@@ -81,7 +86,7 @@ class Hosts:
         return f"10.77.0.{number + 1}"
 
     def _cable(self, number: int) -> str:
-        return f"hc{os.getpid()}-{number}"
+        return f"{self._bridge}c{number}"
 
     def start(self, number: int, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a command on a host, which has a name of its own too; what is said goes to a file."""
@@ -143,18 +148,53 @@ def finish(processes: list[subprocess.Popen[bytes]], logs: Path) -> None:
         sys.exit("\n".join([f"exit codes {codes}", *(path.read_text() for path in sorted(logs.glob("host-*.log")))]))
 
 
-@contextmanager
-def alone(log: Path) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Yield a function that runs a module in one process, on no host in particular."""
+def run_alone(module: Sequence[str], log: Path) -> None:
+    """Run a module in one process, on no host in particular."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("ab") as file:
+        subprocess.run([sys.executable, "-m", *module], cwd=ROOT, env=environment, check=True, stdout=file, stderr=file)
 
-    def run(module: Sequence[str]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with log.open("ab") as file:
-            subprocess.run(
-                [sys.executable, "-m", *module], cwd=ROOT, env=environment, check=True, stdout=file, stderr=file
-            )
 
-    yield run
+def enter(space: str) -> None:
+    """Move this process to a host: its network, and a name of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/var/run/netns", space).open() as file:
+        if libc.setns(file.fileno(), NEW_NETWORK) or libc.unshare(NEW_NAME):
+            raise OSError(ctypes.get_errno(), f"cannot enter {space}")
+    socket.sethostname(space)
+
+
+def run_on(hosts: Hosts, arguments: list[str], place: Path) -> list[dict[str, int]]:
+    """Run something on all hosts, a process on each; return what each had to do for it, and the bytes that it sent."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["accelerate", "hce.cli", "hce.training.train", "torch.utils.flop_counter"])
+    place.mkdir(parents=True, exist_ok=True)
+    reports = [place / f"{arguments[0]}-{number}.json" for number in range(len(hosts.names))]
+    processes = [
+        context.Process(target=_member, args=(hosts, number, arguments, report))
+        for number, report in enumerate(reports)
+    ]
+    before = [hosts.bytes_sent(number) for number in range(len(hosts.names))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        sys.exit("\n".join(path.with_suffix(".log").read_text() for path in reports))
+    sent = [hosts.bytes_sent(number) - each for number, each in enumerate(before)]
+    return [{**json.loads(path.read_text()), "bytes sent": count} for path, count in zip(reports, sent, strict=True)]
+
+
+def _member(hosts: Hosts, number: int, arguments: list[str], report: Path) -> None:
+    """Be the process of a host."""
+    log = os.open(report.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    enter(hosts.names[number])
+    meeting = {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    ranks = {"RANK": str(number), "WORLD_SIZE": str(len(hosts.names)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(meeting | ranks, OMP_NUM_THREADS="1", RES_OPTIONS="timeout:1 attempts:1")
+    count_work(report, arguments)
 
 
 # ------------------------------------------------------------------------------------------------- what each does
@@ -166,28 +206,35 @@ def encode_and_cluster(source: str, folder: str) -> None:
     from hce.encoding.corpus_vectors import encode_corpus
     from hce.encoding.encoder import Encoder
     from hce.hosts import together
-    from hce.processes import is_first_process, working_together
+    from hce.processes import is_first_process, share_out, working_together
     from hce.tree.hierarchy import Hierarchy
 
     with together("begin again") as device:
         encoder = Encoder.load("static", device=device)
-        vectors = encode_corpus(encoder, Corpus.load(source), Path(folder) / "vectors", chunk_size=128)
         with working_together():
+            corpus = Corpus.load(source, share_out=share_out)
+            vectors = encode_corpus(encoder, corpus, Path(folder) / "vectors", chunk_size=ROWS_AT_ONCE)
             tree = Hierarchy.build(vectors, 8)
         if is_first_process():
             tree.save(Path(folder) / "tree")
 
 
-def count_work(report: str, arguments: list[str]) -> None:
-    """Run a command of hce, or `encode_and_cluster`, and write what this process had to do for it."""
+def count_work(report: Path, arguments: list[str]) -> None:
+    """Run a command of hce, or `encode_and_cluster`, and write what this process had to do for it.
+
+    Work is dealt out in pieces that are as small for the small corpus here as the usual ones are for a large corpus.
+    """
     import torch.distributed as dist
     from torch.utils.flop_counter import FlopCounterMode
 
     import hce.tree.kmeans_fast
     import hce.tree.rows
     from hce.data import corpus as reading
+    from hce.encoding.corpus_vectors import encode_corpus
     from hce.encoding.encoder import Encoder
 
+    encode_corpus.__kwdefaults__["chunk_size"] = ROWS_AT_ONCE
+    hce.tree.rows._BLOCK_BYTES = 2**14
     done: Counter[str] = Counter()
 
     def counted(owner: Any, name: str, what: str, amount: Callable[..., int]) -> None:
@@ -203,9 +250,9 @@ def count_work(report: str, arguments: list[str]) -> None:
         return tensor.numel() * tensor.element_size()
 
     counted(Encoder, "encode", "texts encoded", lambda self, texts, *_, **__: len(texts))
-    counted(Encoder, "tokenize", "texts encoded in training", lambda self, texts, *_, **__: len(texts))
+    counted(Encoder, "tokenize", "texts encoded, those of training steps too", lambda self, texts, *_, **__: len(texts))
     counted(reading, "parse_document", "documents fetched", lambda *_, **__: 1)
-    counted(reading, "parse_json_line", "lines parsed", lambda *_, **__: 1)
+    counted(reading._Checker, "add", "documents read and checked", lambda *_, **__: 1)
     counted(dist, "all_reduce", "bytes reduced", lambda tensor, *_, **__: size(tensor))
     counted(dist, "all_gather", "bytes gathered", lambda parts, own, *_, **__: size(own) * len(parts))
     counted(dist, "broadcast", "bytes broadcast", lambda tensor, *_, **__: size(tensor))
@@ -217,7 +264,7 @@ def count_work(report: str, arguments: list[str]) -> None:
             _run(arguments)
     finally:
         done["multiply-adds of training"] = products.get_total_flops() // 2
-        Path(report.replace("RANK", os.environ.get("RANK", "0"))).write_text(json.dumps(done))
+        report.write_text(json.dumps(done))
 
 
 def _run(arguments: list[str]) -> None:
@@ -233,12 +280,12 @@ def _run(arguments: list[str]) -> None:
 # ------------------------------------------------------------------------------------------------- equal
 
 
-def digest(folder: Path) -> str:
-    """Return a digest of all files of a folder."""
+def digest(path: Path) -> str:
+    """Return a digest of a file, or of all files of a folder."""
     found = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return found.hexdigest()[:12]
+    for file in [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file()):
+        found.update(file.name.encode() + file.read_bytes())
+    return found.hexdigest()
 
 
 class Trained(NamedTuple):
@@ -271,31 +318,35 @@ class Trained(NamedTuple):
 
 
 def equal(source: str, output: Path, counts: list[int]) -> bool:
-    """Encode, cluster and train by one process and on several hosts; say how far apart the outcomes are."""
-    one, good = output / "1", True
-    one.mkdir(parents=True)
-    with alone(one / "log") as run:
-        run(["benchmarks.hosts", "part", "encode", source, str(one)])
-        run(["hce", "train", source, "-o", str(one / "model"), *TRAIN])
-    wanted = Trained.read(one / "model")
+    """Encode, cluster and train on one host and on several; say how far apart the outcomes are, and who did what."""
+    good = True
+    work: dict[str, list[list[dict[str, int]]]] = {"encode": [], "train": []}
     for count in counts:
         place = output / str(count)
         with Hosts(count) as hosts:
-            job = ["benchmarks.hosts", "part", "encode", source, str(place)]
-            finish(launch(hosts, count, job, place), place)
-            job = ["hce", "train", source, "-o", str(place / "model"), *TRAIN]
-            finish(launch(hosts, count, job, place), place)
-        vectors, tree = (digest(one / name) == digest(place / name) for name in ("vectors", "tree"))
+            work["encode"].append(run_on(hosts, ["encode", source, str(place)], place))
+            work["train"].append(run_on(hosts, ["train", source, "-o", str(place / "model"), *TRAIN], place))
         found = Trained.read(place / "model")
+        if count == 1:
+            one, wanted = place, found
+            continue
+        vectors, tree = (digest(one / name) == digest(place / name) for name in ("vectors/vectors.npy", "tree"))
         apart = wanted.difference(found)
         dev = max(abs(found.dev[kind] - value) for kind, value in wanted.dev.items())
         good &= vectors and tree and apart <= TOLERANCE
-        print(
-            f"{count} hosts: vectors {'equal' if vectors else 'DIFFER'}, tree {'equal' if tree else 'DIFFERS'}, ",
-            end="",
-        )
-        print(f"trained weights {apart:.1e} apart, dev measures {dev:.1e}")
+        print(f"{count} hosts: vectors {'equal' if vectors else 'DIFFER'}, tree {'equal' if tree else 'DIFFERS'},")
+        print(f"  trained weights {apart:.1e} apart, dev measures {dev:.1e}", flush=True)
+    for job, done in work.items():
+        print_table(f"{job}, for the host with most of it", counts, done)
     return good
+
+
+def print_table(title: str, counts: list[int], found: list[list[dict[str, int]]]) -> None:
+    """Print what the host with most of each kind of work has to do, by the number of hosts."""
+    print(f"\n| {title} | " + " | ".join(f"{count} hosts" for count in counts) + " |")
+    print("|---|" + "---:|" * len(counts))
+    for name in sorted({name for hosts in found for one in hosts for name in one}):
+        print(f"| {name} | " + " | ".join(f"{max(one.get(name, 0) for one in hosts):,}" for hosts in found) + " |")
 
 
 # ------------------------------------------------------------------------------------------------- deaths
@@ -317,8 +368,7 @@ def deaths(source: str, output: Path) -> bool:
     """Let a host die in the middle of training; see what the others say and when, go on, and compare the outcome."""
     one, good = output / "undisturbed", True
     output.mkdir(parents=True)
-    with alone(output / "log") as run:
-        run(["hce", "train", source, "-o", str(one), *TRAIN])
+    run_alone(["hce", "train", source, "-o", str(one), *TRAIN], output / "log")
     for number, death in enumerate(DEATHS):
         place = output / f"death-{number}"
         model = place / "model"
@@ -361,52 +411,17 @@ def _error_lines(log: Path) -> list[str]:
     return [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
 
 
-# ------------------------------------------------------------------------------------------------- work
-
-
-def work(source: str, output: Path, counts: list[int]) -> bool:
-    """Print what a host has to do, the one with the most of it, for encoding and clustering and for training."""
-    tables: dict[str, list[dict[str, int]]] = {"encode": [], "train": []}
-    for count in counts:
-        place = output / str(count)
-        for job, found in tables.items():
-            report = place / f"{job}-RANK.json"
-            what = ["encode", source, str(place)] if job == "encode" else ["train", source, "-o", str(place / "model")]
-            what += [] if job == "encode" else TRAIN
-            with Hosts(count) as hosts:
-                finish(launch(hosts, count, ["benchmarks.hosts", "count", str(report), *what], place), place)
-                sent = max(map(hosts.bytes_sent, range(count)))
-            each = [json.loads(path.read_text()) for path in sorted(place.glob(f"{job}-*.json"))]
-            names = sorted({name for one in each for name in one})
-            found.append({name: max(one.get(name, 0) for one in each) for name in names} | {"bytes sent": sent})
-    for job, found in tables.items():
-        print(f"\n| {job}, for each host | " + " | ".join(f"{count} hosts" for count in counts) + " |")
-        print("|---|" + "---:|" * len(counts))
-        for name in sorted({name for one in found for name in one}):
-            print(f"| {name} | " + " | ".join(f"{one.get(name, 0):,}" for one in found) + " |")
-    return True
-
-
 def main() -> None:
     """Run what is asked for; the exit code tells whether all was as it has to be."""
-    if sys.argv[1:2] == ["part"]:
-        return _run(sys.argv[2:])
-    if sys.argv[1:2] == ["count"]:
-        return count_work(sys.argv[2], sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["equal", "deaths", "work"])
+    parser.add_argument("what", choices=["equal", "deaths"])
     parser.add_argument("source", metavar="DOCS")
     parser.add_argument("--output", type=Path, required=True, help="a new folder")
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and the namespaces are removed
     source, output = str(Path(given.source).absolute()), given.output.absolute()
-    if given.what == "equal":
-        good = equal(source, output, given.hosts)
-    elif given.what == "deaths":
-        good = deaths(source, output)
-    else:
-        good = work(source, output, [1, *given.hosts])
+    good = equal(source, output, [1, *given.hosts]) if given.what == "equal" else deaths(source, output)
     sys.exit(not good)
 
 
