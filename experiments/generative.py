@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = command_line("generative", __doc__ or "", seeds=3, several=True, parts=True)
     parser.add_argument("--splits", type=names, default=["test"], help="each gets a table of its own")
     parser.add_argument("--systems", type=names, help=f"with commas between, {PAPER_NAME} too; default: all there are")
-    parser.add_argument("--one-seed", type=names, default=[], help="systems that are run with one seed only")
+    parser.add_argument("--one-seed", type=names, default=[], help="systems and collections with one seed only")
     parser.add_argument("--generated", type=Path, help="a file of generated queries")
     parser.add_argument("--measures", type=names, default=MEASURES, help="tested by the first")
     arguments = parser.parse_args(argv)
@@ -64,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _exceptions(shown: Mapping[str, str], arguments: argparse.Namespace) -> list[str]:
-    """Say which systems were run with one seed, which were not run, and which could not be."""
-    once = [name for name in arguments.one_seed if name in shown] if arguments.seeds > 1 else []
+    """Say which systems and collections have one seed, which systems were not run, and which could not be."""
+    elsewhere = {*SYSTEMS, PAPER_NAME}.difference(shown)
+    once = [name for name in arguments.one_seed if name not in elsewhere] if arguments.seeds > 1 else []
     absent = [name for name in [PAPER_NAME, *GENERATIVE] if name not in shown]
     found = ["Parameters of a dense system are those of the encoder that it starts from."]
     found += [f"One seed of {', '.join(once)}."] if once else []
@@ -83,7 +84,7 @@ def _compared(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Co
     systems = _systems(bench, arguments.systems)
     found: list[dict[str, Result]] = []
     for name in systems:
-        once = name in arguments.one_seed or (name in SYSTEMS and not SYSTEMS[name].seeded)
+        once = {name, bench.collection}.intersection(arguments.one_seed) or not SYSTEMS.get(name, SYSTEMS["hce"]).seeded
         for seed in range(1 if once else arguments.seeds):
             found.append(_results(bench, name, seed, arguments))
     abouts = {name: SYSTEMS[name].about if name in SYSTEMS else "hce by the paper's recipe (HCE-J)" for name in systems}

@@ -211,6 +211,16 @@ def test_a_part_of_a_collection_is_whole_in_itself(folder, tmp_path):
     assert part(None) == part(240) == part(1000) == folder  # which is no larger
 
 
+def test_the_page_of_generative_retrievers_says_what_was_not_run():
+    arguments = argparse.Namespace(one_seed=["dsi", "seal", "squad-5000"], seeds=3, generated=None)
+    notes = generative._exceptions(
+        dict.fromkeys(["bm25", "dsi", "nci", "genret", "incdsi", "dsi++", "hce-paper"], ""), arguments
+    )
+    assert "One seed of dsi, squad-5000." in notes
+    assert "Not run: dsi-atomic, nci+qg, genret+qg, seal." in notes
+    assert any("no generated queries" in note for note in notes)
+
+
 def test_the_slope_is_the_power_of_n():
     sizes = clustering_cost.sizes_of(1000, 3)
     assert sizes == [125, 250, 500, 1000]
