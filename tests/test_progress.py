@@ -158,3 +158,16 @@ def test_work_that_tells_nothing_yet_is_told_of(capfd, monkeypatch):
                 break
             time.sleep(0.01)
     assert err == "growing the tree: for 0 s\n"
+
+
+def test_of_two_bars_on_a_terminal_the_outer_is_shown(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    for _ in range(2):
+        with progress_bar("outer", 4, "texts", show=True) as advance:
+            with progress_bar("inner", 4, "texts", show=True) as inner:
+                inner(4)
+            advance(4)
+    assert "outer" in terminal.getvalue()
+    assert "inner" not in terminal.getvalue()

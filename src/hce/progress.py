@@ -25,6 +25,7 @@ Advance = Callable[[int], None]
 Item = TypeVar("Item")
 
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
+_drawing = threading.Lock()
 
 
 @contextmanager
@@ -52,8 +53,14 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
     if not (_shown.get() if show is None else show):
         yield lambda count: None
     elif sys.stderr.isatty():
-        with _terminal_bar(description, total, unit) as advance:
-            yield _up_to(total, advance)
+        if not _drawing.acquire(blocking=False):  # a terminal shows one at a time, the outer
+            yield lambda count: None
+            return
+        try:
+            with _terminal_bar(description, total, unit) as advance:
+                yield _up_to(total, advance)
+        finally:
+            _drawing.release()
     else:
         lines = _PlainLines(description, total, unit)
         with lines.beating():

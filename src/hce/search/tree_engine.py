@@ -16,6 +16,7 @@ from typing import ClassVar
 import faiss
 import numpy as np
 
+from hce.progress import progress_bar
 from hce.search.balance import balance, settle
 from hce.search.engine import (
     EngineFiles,
@@ -68,7 +69,8 @@ class TreeEngine:
     ) -> TreeEngine:
         """Build an engine of these vectors; `hce.search.engine.new_engine` says what the arguments are."""
         layers = lay_out(dim, numbers, vectors, dtype, hierarchy, seed)
-        balance(layers)
+        with progress_bar("balancing lists", None, "lists"):
+            balance(layers)
         return cls(layers, seed)
 
     def __len__(self) -> int:
