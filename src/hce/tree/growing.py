@@ -1,4 +1,4 @@
-"""How a tree of vectors is grown: bottom-up as in the paper's Alg. 1, or top-down for very large collections.
+"""How a tree of vectors is grown: bottom-up as in the paper's Alg. 1, or top-down, as it wishes for 100M documents.
 
 Both return plain arrays, from the root's children down to the documents: for each level the parent of each node and
 the node's centroid. What can be asked of a tree is in `hce.tree.hierarchy`.
