@@ -21,7 +21,9 @@ from hce.data.records import USUAL, Reading
 
 @with_reading
 def generate_queries(
-    corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
+    corpus: Annotated[
+        Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, or -")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new .jsonl file", show_default=False)],
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="NAME|DIR|HUB-ID", help="smollm2, or a doc2query or causal model")

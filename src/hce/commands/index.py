@@ -50,7 +50,8 @@ ADVICE = {
 @with_reading
 def index(
     corpus: Annotated[
-        Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, another index, or -")
+        Path,
+        typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, another index, or -"),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[

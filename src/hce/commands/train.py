@@ -52,7 +52,9 @@ class LabelFiles(NamedTuple):
 
 @with_reading
 def train(
-    corpus: Annotated[Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts, or -")],
+    corpus: Annotated[
+        Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, or -")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
     encoder: EncoderOption = "static",
     queries: Annotated[Path | None, typer.Option(help="queries of labelled pairs (JSONL or TSV)")] = None,
