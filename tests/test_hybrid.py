@@ -52,7 +52,9 @@ def expected(index: Index, encoder: Encoder, query: str, k: int, allowed=None) -
     words = Words.new()
     words.add(enumerate((document.full_text for document in index), start=1))
     place = {document.id: number for number, document in enumerate(index, start=1)}
-    bm25 = words.scores(query, np.array([place[document.id] for document in documents]))
+    found = words.among(query, np.array([place[document.id] for document in documents]))
+    score_of = dict(zip(found.numbers.tolist(), found.scores.tolist(), strict=True))
+    bm25 = np.array([score_of.get(place[document.id], 0.0) for document in documents])
     share = index.manifest.words_share
     score = (1 - share) * (cosine - cosine.min()) / (cosine.max() - cosine.min()) + share * bm25 / bm25.max()
     return [documents[row].id for row in np.lexsort((np.arange(len(score)), -score.round(6)))[:k]]

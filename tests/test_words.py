@@ -42,15 +42,18 @@ def test_scores_are_those_of_bm25():
     for query in ("red", "shoes hat", "a red red hat"):
         # tantivy leaves the factor k1 + 1 in, Lucene leaves it out.
         expected = 2.2 * rival.get_scores(query.split())
-        np.testing.assert_allclose(words.scores(query, np.arange(1, 6)), expected, rtol=1e-5)
+        found, scores = words.among(query, np.arange(1, 6)), np.zeros(5)
+        scores[found.numbers - 1] = found.scores
+        np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
 def test_scores_of_given_documents_are_those_of_the_search():
     words = of(TEXTS)
     found = words.search("red shoes hat", 10)
-    np.testing.assert_array_equal(words.scores("red shoes hat", found.numbers), found.scores)
-    assert words.scores("red", np.array([5, 1])).tolist()[0] == 0.0
-    assert len(words.scores("red", np.empty(0, np.int64))) == 0
+    for ours, theirs in zip(words.among("red shoes hat", found.numbers), found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert words.among("red", np.array([5, 1])).numbers.tolist() == [1]
+    assert len(words.among("red", np.empty(0, np.int64)).numbers) == 0
 
 
 @pytest.mark.parametrize(

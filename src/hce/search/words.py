@@ -175,14 +175,6 @@ class Words:
         )
         return self._each_once(self._found(only, len(numbers) + self._passages))
 
-    def scores(self, query: str, numbers: np.ndarray) -> np.ndarray:
-        """Return the score of each of these documents, of shape (m,), float32; 0 where no word is shared."""
-        found = self.among(query, numbers)
-        scores = np.zeros(len(numbers), np.float32)
-        place = np.argsort(numbers, kind="stable")
-        scores[place[np.searchsorted(numbers, found.numbers, sorter=place)]] = found.scores
-        return scores
-
     def matched(
         self, query: str, numbers: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})
     ) -> list[tuple[str, ...]]:
