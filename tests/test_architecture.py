@@ -134,11 +134,7 @@ def test_no_regular_expression_takes_more_than_a_pass_or_so(pattern):
     compiled = re.compile(pattern)
     for part, before, after in itertools.product(ENDLESS, ("", "a", "."), ("", "!", "a\x00")):
         text = f"{before}{part * 1000}{after}"
-        start = time.perf_counter()
+        start = time.thread_time()  # of the processor: a busy machine changes nothing
         compiled.fullmatch(text)
         compiled.findall(text)
-        if time.perf_counter() - start > 0.05:  # once more: it may have been the machine
-            start = time.perf_counter()
-            compiled.fullmatch(text)
-            compiled.findall(text)
-            assert time.perf_counter() - start < 0.05, repr(part)
+        assert time.thread_time() - start < 0.05, repr(part)

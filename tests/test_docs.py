@@ -174,7 +174,7 @@ def test_signatures_and_docstrings_become_markdown():
 
 def test_every_command_is_on_the_generated_page():
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    names = {(command.name or command.callback.__name__).replace("_", "-") for command in app.registered_commands}
     assert names == set(re.findall(r"^## `hce ([\w-]+)`$", page, flags=re.MULTILINE))
 
 

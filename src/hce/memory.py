@@ -32,7 +32,7 @@ def parse_size(text: str) -> int:
     Raises:
         InputError: it is no size, or 0.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE | re.ASCII)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE | re.ASCII)
     size = 0
     if found and (found[2] or not found[3]):
         size = int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS[found[2].lower()])

@@ -134,6 +134,7 @@ class Index:
         """
         from hce.index.create import create_index
 
+        check_engine(engine, at, dtype, "auto")
         create_index(
             *(path, corpus, encoder, hierarchy),
             engine=engine,
