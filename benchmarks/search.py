@@ -31,8 +31,8 @@ from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import evaluate
 from hce.evaluation.runs import Scored
+from hce.memory import LEAF
 from hce.search.engine import CODECS, ENGINES, new_engine
-from hce.search.tree_engine import LEAF
 from hce.tree.hierarchy import Hierarchy
 
 K = 10

@@ -118,14 +118,14 @@ def test_vectors_from_a_file_give_the_hits_that_vectors_in_memory_give(
 
     held = found("held", dtype="float32")
     assert found("bounded", dtype=None, memory=64 * GB) == held
-    monkeypatch.setattr(mapped, "HELD_BYTES", 0)
+    monkeypatch.setattr(mapped, "HELD", 0)
     assert found("mapped", dtype="float32") == held
     assert not list(tmp_path.rglob(".vectors-*"))
 
 
 def test_leaves_of_very_many_vectors_are_split_node_by_node(monkeypatch, planted_vectors):
     """In a search that looks everywhere, the shape of the tree is not seen."""
-    monkeypatch.setattr(tree_engine, "MOST_BYTES", 0)
+    monkeypatch.setattr(tree_engine, "MOST_GROWING", 0)
     numbers = np.arange(len(planted_vectors))
     engine = tree_engine.TreeEngine.build(planted_vectors.shape[1], numbers, planted_vectors)
     engine.effort = np.inf

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hce.memory import LEAF
 from hce.search import balance
 from hce.search.balance import INNER, MOST, ROOT, bounds, parts
 from hce.search.engine import load_engine, new_engine
 from hce.search.lists import Lists
-from hce.search.tree_engine import LEAF, TreeEngine
+from hce.search.tree_engine import TreeEngine
 from hce.tree.hierarchy import Hierarchy
 
 DIM = 16

@@ -20,7 +20,7 @@ MiB = 1 << 20
 HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
 GROWING = 20  # bytes for each number of a centroid, while k-means is at work
 MOST_GROWING = 2048 * MiB  # what that may come to: beyond, leaves are split node by node
-LEAF = 8  # documents in a leaf of the engine `tree`
+LEAF = 8  # documents in a leaf of the engine `tree`, on average
 
 
 def parse_size(text: str) -> int:

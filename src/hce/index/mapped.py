@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from hce.index.store import Reader
+from hce.memory import HELD
 from hce.progress import progress_bar
 
-HELD_BYTES = 1 << 30  # of vectors that are kept in memory
 ROWS_AT_ONCE = 16_384
 SECONDS_BETWEEN_RELEASES = 0.5
 
@@ -45,7 +45,7 @@ def all_vectors(reader: Reader, folder: Path, dtype: str = "float32") -> Iterato
 
 
 def _are_few(reader: Reader, numbers: np.ndarray) -> bool:
-    return 4 * reader.dim * len(numbers) <= HELD_BYTES
+    return 4 * reader.dim * len(numbers) <= HELD
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import ClassVar
 import faiss
 import numpy as np
 
+from hce.memory import GROWING, LEAF, MOST_GROWING
 from hce.progress import progress_bar
 from hce.search.balance import balance, settle
 from hce.search.engine import (
@@ -33,10 +34,8 @@ from hce.search.lists import CENTROID_DTYPE, InvertedFile, Layers, Lists
 from hce.tree.growing import Grown, Level
 from hce.tree.hierarchy import Hierarchy
 
-LEAF = 8  # documents in a leaf, on average
 EFFORT = 6.0
 ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new document
-BYTES_WHILE_GROWING, MOST_BYTES = 20, 2 << 30  # for each number of a centroid, and in all
 LISTS = ("stored", "sizes", "ids", "home", "ranges")  # arrays of a layer on disk
 KEPT = 64  # settings of searches; making one takes as long as searching a few lists
 
@@ -238,7 +237,7 @@ def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) ->
         return Grown((), np.empty(0, np.int64))
     if hierarchy is not None and len(vectors) <= 2 * LEAF * len(np.unique(hierarchy.document_parent)):
         return Grown(hierarchy.levels, hierarchy.document_parent)
-    if vectors.size // LEAF * BYTES_WHILE_GROWING <= MOST_BYTES:
+    if vectors.size // LEAF * GROWING <= MOST_GROWING:
         grown = Hierarchy.build(vectors, LEAF, seed=seed, progress=None)
         return Grown(grown.levels, grown.document_parent)
     broad = hierarchy or Hierarchy.build(vectors, seed=seed, progress=None)
