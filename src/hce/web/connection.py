@@ -41,9 +41,9 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, if there is room or can be made."""
-        super().connection_made(transport)
         self.waiting_since = self._looked = self.loop.time()
         self._unsent = 0
+        super().connection_made(transport)
         self.address = _network(self.client[0]) if self.client else ""
         if not self._make_room():
             self.app = overloaded
