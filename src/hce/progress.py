@@ -63,7 +63,7 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
             _drawing.release()
     else:
         lines = _PlainLines(description, total, unit)
-        with lines.beating():
+        with every(SECONDS_TO_FIRST_LINE, lambda: lines.advance(0)):  # tells that something is still done
             yield _up_to(total, lines.advance)
 
 
@@ -86,6 +86,24 @@ def _up_to(total: int | None, advance: Advance) -> Advance:
         advance(counted)
 
     return advance_within
+
+
+@contextmanager
+def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Do something again and again, in a thread beside what is done within."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager
@@ -132,23 +150,6 @@ class _PlainLines:
             is_end = self.total is not None and self._done >= self.total
             if now >= self._next_line or (is_end and now - self._start >= SECONDS_BETWEEN_LINES):
                 self._write(now)
-
-    @contextmanager
-    def beating(self) -> Iterator[None]:
-        """Tell from time to time that something is still done, within."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(SECONDS_TO_FIRST_LINE):
-                self.advance(0)
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
     def _write(self, now: float) -> None:
         self._next_line = now + SECONDS_BETWEEN_LINES

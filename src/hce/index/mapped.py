@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from hce.index.store import Reader
 from hce.memory import HELD
-from hce.progress import progress_bar
+from hce.progress import every, progress_bar
 
 ROWS_AT_ONCE = 16_384
 SECONDS_BETWEEN_RELEASES = 0.5
@@ -58,19 +57,8 @@ def released(vectors: np.ndarray) -> Iterator[None]:
     if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
         yield
         return
-    ended = threading.Event()
-
-    def release() -> None:
-        while not ended.wait(SECONDS_BETWEEN_RELEASES):
-            mapped.madvise(mmap.MADV_DONTNEED)
-
-    thread = threading.Thread(target=release, daemon=True)
-    thread.start()
-    try:
+    with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 class StoredVectors:
