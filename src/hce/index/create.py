@@ -153,7 +153,7 @@ def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype
     if memory is None:
         return dtype or "float32"
     chosen = dtype or ("float32" if engine in ELSEWHERE else widest_dtype(documents, dim, engine, memory))
-    remedy = "give so much, fewer documents" + (", or --dtype int8" if chosen != "int8" else "")
+    remedy = "give so much, or fewer documents" + ("" if chosen == "int8" else ", or --dtype int8")
     line = require(index_needs(documents, dim, engine, chosen), memory, remedy)
     logger.info("%s; the engine keeps vectors in %s", line, chosen)
     return chosen
