@@ -102,6 +102,8 @@ def test_docstrings_and_no_pickle(name):
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert "pickle" not in names
     assert not any(isinstance(node, ast.Name) and node.id in {"eval", "exec"} for node in ast.walk(tree))
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not attributes & {"all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list"}
 
 
 def patterns() -> set[str]:

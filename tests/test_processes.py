@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.processes import own_share, share_out, working_together
+from hce.processes import _packed, _unpacked, own_share, share_out, working_together
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
@@ -138,6 +141,34 @@ def test_tasks_return_the_same_to_one_process_and_to_two(forkserver, folder):
     first, second = run_two(forkserver, folder, "tasks")
     assert (first.pop("ran"), second.pop("ran"), alone.pop("ran")) == ([0, 2, 4, 6], [1, 3, 5], [*range(7)])
     assert first == second == alone
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+DTYPES = st.sampled_from([np.float32, np.float64, np.int64, np.uint64, np.uint8, np.bool_])
+ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, min_side=0))
+
+
+def are_equal(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray):
+        return (
+            isinstance(other, np.ndarray)
+            and (one.dtype, one.shape) == (other.dtype, other.shape)
+            and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+        )
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(are_equal, one, other))
+    return type(one) is type(other) and one == other
+
+
+@given(st.recursive(PLAIN | ARRAYS, lambda inner: st.lists(inner, max_size=4), max_leaves=8))
+def test_what_is_told_arrives_as_it_was(value):
+    assert are_equal(value, _unpacked(_packed(value)))
+
+
+def test_arrays_in_any_order_of_memory_arrive_as_they_were():
+    told = np.arange(12).reshape(3, 4)
+    for array in (told.T, told[:, ::2], told[::-1]):
+        assert are_equal([array], _unpacked(_packed((array,))))
 
 
 def test_work_is_shared_only_when_asked_for(monkeypatch):

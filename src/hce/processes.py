@@ -1,10 +1,12 @@
 """Several processes as one: work shared out, rows gathered with their gradients, gradients averaged.
 
-Alone, everything here returns what it was given, so one code path serves one process and many.
+Alone, everything here returns what it was given, so one code path serves one process and many. What processes tell each
+other is numbers, JSON and safetensors: nothing is pickled.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 from torch import Tensor
 
 from hce.errors import InputError
@@ -23,6 +27,7 @@ from hce.files import other_identity, writing_to
 
 T = TypeVar("T")
 R = TypeVar("R")
+ARRAY, JSON = "array", "json"  # in what processes tell each other
 _working_together: ContextVar[bool] = ContextVar("working_together", default=False)
 
 
@@ -47,10 +52,10 @@ def require_alike(facts: Mapping[str, Any]) -> None:
     """
     if process_count() == 1:
         return
-    everyones: list[Any] = [None] * process_count()
-    dist.all_gather_object(everyones, (socket.gethostname(), dict(facts)))
-    (first, wanted), *others = everyones
-    for host, found in others:
+    (first, wanted), *others = _told_by_all((socket.gethostname(), json.dumps(dict(facts))))
+    wanted = json.loads(wanted)
+    for host, told in others:
+        found = json.loads(told)
         name = other_identity(wanted, found)
         if name is not None:
             raise InputError(
@@ -66,9 +71,7 @@ def require_shared(folder: Path) -> None:
     """
     if process_count() == 1:
         return
-    notes = [f".hce-{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(notes, src=0)
-    note = folder / notes[0]
+    note = folder / _told_by_all(f".hce-{secrets.token_hex(8)}")[0]
     if is_first_process():
         with writing_to(note):
             note.touch()
@@ -149,18 +152,55 @@ def working_together(wanted: bool = True) -> Iterator[None]:
 
 
 def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return the results of `work(items)`, one an item; of processes that work together each does a share."""
+    """Return the results of `work(items)`, one an item; of processes that work together each does a share.
+
+    Results are arrays, numbers, strings, None, and tuples and lists of these; tuples of others come as lists.
+    """
     count = process_count()
     if count == 1 or not _working_together.get():
         return work(items)
     with working_together(False):  # the work on a share is this process's own affair
         own = work(items[process_rank() :: count])
-    shares: list[list[R]] = [[] for _ in range(count)]
-    dist.all_gather_object(shares, own)
     results: list[Any] = [None] * len(items)
-    for rank, share in enumerate(shares):
+    for rank, share in enumerate(_told_by_all(own)):
         results[rank::count] = share
     return results
+
+
+def _told_by_all(own: Any) -> list[Any]:
+    """Return what every process tells, in the order of their ranks; see `share_out` for what can be told."""
+    message = torch.frombuffer(bytearray(_packed(own)), dtype=torch.uint8).to(_device_of_exchange())
+    sizes = gather(torch.tensor([len(message)], dtype=torch.int64, device=message.device)).tolist()
+    everyones = gather(torch.nn.functional.pad(message, (0, max(sizes) - len(message)))).view(len(sizes), -1)
+    return [_unpacked(everyone[:size].cpu().numpy().tobytes()) for everyone, size in zip(everyones, sizes, strict=True)]
+
+
+def _device_of_exchange() -> torch.device:
+    """Return the device whose tensors the processes exchange: the CPU, or by NCCL and its like their own."""
+    if dist.get_backend() in ("gloo", "mpi"):
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator() or torch.device("cuda")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def _packed(value: Any) -> bytes:
+    """Pack nested lists of arrays and plain values: arrays as safetensors, the rest as JSON with arrays by number."""
+    arrays: list[np.ndarray] = []
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            arrays.append(np.ascontiguousarray(part).reshape(part.shape))
+            return {ARRAY: len(arrays) - 1}
+        return [plain(each) for each in part] if isinstance(part, list | tuple) else part
+
+    text = json.dumps(plain(value)).encode()
+    return save_arrays({JSON: np.frombuffer(text, np.uint8), **{str(at): array for at, array in enumerate(arrays)}})
+
+
+def _unpacked(packed: bytes) -> Any:
+    """Return what `_packed` packed."""
+    arrays = load_arrays(packed)
+    return json.loads(arrays[JSON].tobytes(), object_hook=lambda part: arrays[str(part[ARRAY])])
 
 
 def wait_for_all() -> None:

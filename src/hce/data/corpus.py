@@ -57,7 +57,7 @@ BEIR_CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 PART_FORMATS = (*JSONL_SUFFIXES, ".parquet")
 OPEN_PARTS = 64  # files of a corpus that are open at once
 
-ShareOut = Callable[[Callable[[Sequence[Path]], list["_Part"]], Sequence[Path]], list["_Part"]]
+ShareOut = Callable[[Callable[[Sequence[Path]], list[tuple[Any, ...]]], Sequence[Path]], list[tuple[Any, ...]]]
 
 
 class Corpus(Sequence[Document]):
@@ -171,10 +171,10 @@ class Corpus(Sequence[Document]):
             scratch = ScratchFolder("hce-parts-")
             copies = scratch.path
 
-        def read(own: Sequence[Path]) -> list[_Part]:
-            return [cls._read_part(path, copies, reading, bad) for path in own]
+        def read(own: Sequence[Path]) -> list[tuple[Any, ...]]:
+            return [cls._read_part(path, copies, reading, bad).to_plain() for path in own]
 
-        documents = _Parts(share_out(read, paths), scratch)
+        documents = _Parts([_Part.from_plain(*each) for each in share_out(read, paths)], scratch)
         check = _Checker(str(folder))
         for part in documents.parts:
             check.join(part)
@@ -508,6 +508,33 @@ class _Part(NamedTuple):
     id_hashes: array[int]
     digest: bytes
     empty: dict[str, str]
+
+    def to_plain(self) -> tuple[Any, ...]:
+        """Return arrays, strings and numbers that say the same."""
+        arrays = [np.asarray(each) for each in (self.lines.starts, self.lines.sizes, self.id_hashes)]
+        paths = str(self.source), str(self.path)
+        return *paths, *arrays, self.fields, self.state, self.digest.hex(), list(self.empty.items())
+
+    @classmethod
+    def from_plain(
+        cls,
+        source: str,
+        path: str,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        id_hashes: np.ndarray,
+        fields: Sequence[Any] | None,
+        state: Sequence[int],
+        digest: str,
+        empty: Sequence[tuple[str, str]],
+    ) -> _Part:
+        """Return the part of which `to_plain` said this."""
+        lines, hashes = _Extents(), array("Q", id_hashes.tobytes())
+        lines.starts, lines.sizes = array("Q", starts.tobytes()), array("Q", sizes.tobytes())
+        names = None if fields is None else Fields(tuple(fields[0]), *fields[1:])
+        mtime, size = state
+        files = Path(source), Path(path)
+        return cls(*files, lines, names, (mtime, size), hashes, bytes.fromhex(digest), dict(empty))
 
 
 class _Parts(Sequence[Document]):

@@ -93,50 +93,46 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
     from a seed of its own, so the result does not depend on who is first.
     """
     assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
-    count, levels = 1, []
+    levels: list[Level] = []
     for height in range(len(level_sizes(len(vectors), branching)) + 1, 1, -1):
-        groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
-        sizes = [-(-len(group) // branching ** (height - 1)) for group in groups]
-        results = _split_all(vectors, groups, sizes, (seed, height), cluster)
-        levels.append(Level(np.repeat(np.arange(count), sizes), np.concatenate([each.centroids for each in results])))
-        first = np.cumsum([0, *sizes[:-1]])
-        for group, node, result in zip(groups, first, results, strict=True):
-            assigned[group] = node + result.assignment
-        count = sum(sizes)
+        count = len(levels[-1].parent) if levels else 1
+        level, assigned = _split_nodes(vectors, assigned, count, branching ** (height - 1), (seed, height), cluster)
+        levels.append(level)
     return Grown(tuple(levels), assigned)
 
 
 def split_leaves(vectors: np.ndarray, grown: Grown, size: int, seed: int, cluster: Cluster) -> Grown:
     """Split each node of a tree's last inner level into nodes of about `size` documents, a level below it."""
     count = len(grown.levels[-1].parent)
-    order = np.argsort(grown.document_parent, kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(grown.document_parent, minlength=count))[:-1])
-    sizes = [-(-len(group) // size) for group in groups]
-    results = _split_all(vectors, groups, sizes, (seed, 1), cluster)
-    level = Level(np.repeat(np.arange(count), sizes), np.concatenate([each.centroids for each in results]))
-    leaf = np.empty(len(vectors), dtype=np.int64)
-    for group, first, result in zip(groups, np.cumsum([0, *sizes[:-1]]), results, strict=True):
-        leaf[group] = first + result.assignment
+    level, leaf = _split_nodes(vectors, grown.document_parent, count, size, (seed, 1), cluster)
     return Grown((*grown.levels, level), leaf)
 
 
-def _split_all(
-    vectors: np.ndarray, groups: list[np.ndarray], sizes: list[int], seed: tuple[int, int], cluster: Cluster
-) -> list[KMeansResult]:
-    """Split each group of rows into its number of nodes."""
+def _split_nodes(
+    vectors: np.ndarray, assigned: np.ndarray, count: int, size: int, seed: tuple[int, int], cluster: Cluster
+) -> tuple[Level, np.ndarray]:
+    """Split each of `count` nodes into nodes of about `size` documents: their level, and each document's node."""
+    groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
+    sizes = [-(-len(group) // size) for group in groups]
 
-    def split(group: int) -> KMeansResult:
+    def split(group: int) -> tuple[np.ndarray, np.ndarray]:
         own_seed = int(np.random.SeedSequence([*seed, group]).generate_state(1)[0])
-        return cluster(vectors[groups[group]], sizes[group], seed=own_seed)
+        result = cluster(vectors[groups[group]], sizes[group], seed=own_seed)
+        return result.centroids, result.assignment
 
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
-    if len(groups) < MANY_NODES:
-        return [split(group) for group in range(len(groups))]
-    import torch
+    if count < MANY_NODES:
+        results = [split(group) for group in range(count)]
+    else:
+        import torch
 
-    from hce.tree.rows import run_all
+        from hce.tree.rows import run_all
 
-    return run_all(split, range(len(groups)), torch.device("cpu"))
+        results = run_all(split, range(count), torch.device("cpu"))
+    node = np.empty(len(vectors), dtype=np.int64)
+    for group, first, (_, assignment) in zip(groups, np.cumsum([0, *sizes[:-1]]), results, strict=True):
+        node[group] = first + assignment
+    return Level(np.repeat(np.arange(count), sizes), np.concatenate([centroids for centroids, _ in results])), node
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
