@@ -18,7 +18,7 @@ from page import Page, seeds_note, table
 
 from hce.comparison.run import Bench
 from hce.comparison.systems import SYSTEMS, choose
-from hce.comparison.table import Comparison, Table, notes
+from hce.comparison.table import Comparison, ComparisonTable, notes
 from hce.comparison.table import table as tested
 from hce.errors import InputError
 
@@ -63,7 +63,7 @@ def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
     return choose(wanted or able, bench.task, static=static)
 
 
-def _table(comparison: Comparison, by_first: Table) -> str:
+def _table(comparison: Comparison, by_first: ComparisonTable) -> str:
     first, *others = comparison.measures
     rows = []
     for row in by_first.rows:

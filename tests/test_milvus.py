@@ -34,7 +34,7 @@ from hce.index.index import Index
 from hce.index.milvus_rows import pieces_of
 from hce.index.mirror import POINTER_FILE, Pointer
 from hce.search import milvus
-from hce.search.milvus import LOG, Address, Collection, Milvus, Row, is_address
+from hce.search.milvus import LOG, Address, Collection, Milvus, MilvusRow, is_address
 from hce.web.app import create_app
 from hce.web.guard import rules_for
 
@@ -238,7 +238,7 @@ def test_large_requests_are_cut_up(real_server):
     server.create("large_1", 1024)
     collection = Collection(server, "large_1", 1024)
     vector = np.full(1024, 1 / 32, np.float32)
-    rows = [Row(i, i, 1, "x" * 60_000, vector) for i in range(1, 1101)]
+    rows = [MilvusRow(i, i, 1, "x" * 60_000, vector) for i in range(1, 1101)]
     collection.put(milvus.DOCUMENTS, rows)
     assert sum(1 for _ in collection.rows_between(milvus.DOCUMENTS, 1, 1101, ("number", "document", "part"))) == 1100
     collection.put(milvus.DOCUMENTS, rows[:5], again=True)

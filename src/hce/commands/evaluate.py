@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
     from hce.comparison.run import Finished
-    from hce.comparison.table import Table
+    from hce.comparison.table import ComparisonTable
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, Query
     from hce.encoding.encoder import Encoder
@@ -470,7 +470,7 @@ def _tell_result(finished: Finished) -> None:
         tell(f"{result.system}, seed {result.seed}: {means}{' (kept from before)' * finished.cached}")
 
 
-def _save(results: Table, output: Path) -> dict[str, Any]:
+def _save(results: ComparisonTable, output: Path) -> dict[str, Any]:
     from hce.comparison.table import as_json, as_markdown
     from hce.files import open_atomically, write_json
     from hce.pages.comparison import page

@@ -55,7 +55,7 @@ class Memory(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------ readers
 
 
-class Reader(nn.Module):
+class TextReader(nn.Module):
     """What turns texts into states.
 
     Attributes:
@@ -69,7 +69,7 @@ class Reader(nn.Module):
         raise NotImplementedError
 
 
-class TableReader(Reader):
+class TableReader(TextReader):
     """A token table: the states of a text are the rows of its tokens, all on one scale.
 
     Rows differ in length, which is how a table says what matters; they are not normalised one by one.
@@ -96,7 +96,7 @@ class TableReader(Reader):
         return Memory(states, there | is_first)  # a text without tokens is read as one zero
 
 
-class TransformerReader(Reader):
+class TransformerReader(TextReader):
     """A sentence-transformers encoder without its pooling: the states of its tokens."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -111,7 +111,7 @@ class TransformerReader(Reader):
         return Memory(features["token_embeddings"], features["attention_mask"].bool())
 
 
-class SequenceReader(Reader):
+class SequenceReader(TextReader):
     """The encoder of an encoder-decoder."""
 
     def __init__(self, tokenizer: Any, network: nn.Module, width: int) -> None:
@@ -283,7 +283,7 @@ class IdNetwork(nn.Module):
     """
 
     def __init__(
-        self, reader: Reader, decoder: nn.Module, alphabet: Alphabet, *, device: torch.device, dtype: torch.dtype
+        self, reader: TextReader, decoder: nn.Module, alphabet: Alphabet, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.reader, self.decoder, self.alphabet = reader, decoder, alphabet
@@ -432,7 +432,7 @@ def _encoder_decoder(spec: str) -> tuple[SequenceReader, SequenceDecoder]:
     return SequenceReader(tokenizer, model.get_encoder(), width), SequenceDecoder(model.get_decoder())
 
 
-def _reader(encoder: Encoder) -> Reader:
+def _reader(encoder: Encoder) -> TextReader:
     first = encoder.model[0]
     if isinstance(first, StaticEmbedding):
         return TableReader(first)

@@ -80,7 +80,7 @@ def padded(paths: Sequence[Sequence[int]]) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------------- trie
 
 
-class Level(NamedTuple):
+class TrieLevel(NamedTuple):
     """The nodes of a trie at one depth, ordered by their paths.
 
     Attributes:
@@ -114,7 +114,7 @@ class Trie:
         self.codes = codes
         lengths = (codes >= 0).sum(axis=1)
         _check(codes, lengths)
-        self.levels: list[Level] = []
+        self.levels: list[TrieLevel] = []
         node_of = np.zeros(len(codes), dtype=np.int64)  # of each document's path, at the level before
         counts = [np.array([0])]  # children of the root, then of each level's nodes
         arrays = []
@@ -133,7 +133,7 @@ class Trie:
         self.root_children = int(counts[0][0])
         for (symbol, document), children in zip(arrays, counts[1:], strict=True):
             tensors = (symbol, document, np.cumsum(children) - children, children)
-            self.levels.append(Level(*(torch.from_numpy(each).to(device) for each in tensors)))
+            self.levels.append(TrieLevel(*(torch.from_numpy(each).to(device) for each in tensors)))
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -61,7 +61,7 @@ Ngram = tuple[int, ...]
 # ------------------------------------------------------------------------------------------ n-grams of the corpus
 
 
-class Span(NamedTuple):
+class SuffixRange(NamedTuple):
     """The rows of a suffix array whose suffixes begin with one and the same n-gram of `length` tokens."""
 
     low: int
@@ -118,16 +118,16 @@ class Substrings:
         return len(self.tokens) - len(self.ends)
 
     @property
-    def everything(self) -> Span:
+    def everything(self) -> SuffixRange:
         """The span of the empty n-gram; suffixes that begin with a separator come last and are left out."""
-        return Span(0, self.size, 0)
+        return SuffixRange(0, self.size, 0)
 
     @property
     def nbytes(self) -> int:
         """The size of the index."""
         return int(self.tokens.nbytes + self.suffixes.nbytes + self.ends.nbytes)
 
-    def longer(self, span: Span, token: int) -> Span:
+    def longer(self, span: SuffixRange, token: int) -> SuffixRange:
         """Return the span of an n-gram with one more token, which is empty if the corpus does not have it."""
 
         def at(row: int) -> int:
@@ -135,16 +135,16 @@ class Substrings:
 
         rows = range(span.low, span.high)
         low, high = (bisect_left(rows, wanted, key=at) for wanted in (token, token + 1))
-        return Span(span.low + low, span.low + high, span.length + 1)
+        return SuffixRange(span.low + low, span.low + high, span.length + 1)
 
-    def find(self, ngram: Ngram) -> Span:
+    def find(self, ngram: Ngram) -> SuffixRange:
         """Return the span of an n-gram, which is empty if the corpus does not have it."""
         span = self.everything
         for token in ngram:
             span = self.longer(span, token)
         return span
 
-    def next_tokens(self, span: Span) -> np.ndarray:
+    def next_tokens(self, span: SuffixRange) -> np.ndarray:
         """Return the tokens that follow an n-gram somewhere in the corpus, in order."""
         return self._first_tokens if span == self.everything else self._following(span)
 
@@ -152,13 +152,13 @@ class Substrings:
     def _first_tokens(self) -> np.ndarray:
         return self._following(self.everything)
 
-    def _following(self, span: Span) -> np.ndarray:
+    def _following(self, span: SuffixRange) -> np.ndarray:
         column = self.tokens[self.suffixes[span.low : span.high] + span.length]  # sorted, as the suffixes are
         changes = np.flatnonzero(column[1:] != column[:-1]) + 1
         tokens = column[np.concatenate([[0], changes])] if len(column) else column
         return tokens[tokens != self.separator]
 
-    def places(self, span: Span) -> np.ndarray:
+    def places(self, span: SuffixRange) -> np.ndarray:
         """Return where in `tokens` the tokens of each occurrence are, of shape (occurrences, length)."""
         starts = self.suffixes[span.low : span.high].astype(np.int64)
         return starts[:, None] + np.arange(span.length)
@@ -279,7 +279,7 @@ class _Row(NamedTuple):
 
     ngram: Ngram
     score: float
-    span: Span
+    span: SuffixRange
     rest: Ngram | None
 
 

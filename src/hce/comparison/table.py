@@ -160,7 +160,7 @@ class Comparison:
         return max(rivals, key=lambda name: self.score(name, self.measures[0]).mean)
 
 
-class Table(NamedTuple):
+class ComparisonTable(NamedTuple):
     """A comparison with everything that takes time to compute.
 
     Attributes:
@@ -174,7 +174,7 @@ class Table(NamedTuple):
     effects: list[Effect]
 
 
-def table(comparison: Comparison) -> Table:
+def table(comparison: Comparison) -> ComparisonTable:
     """Test every system against the best rival, and the tree against its absence."""
     scored = comparison.per_query
     effects = [
@@ -182,7 +182,7 @@ def table(comparison: Comparison) -> Table:
         for one, other in comparison.pairs
         for measure in comparison.measures
     ]
-    return Table(comparison, _rows(comparison), effects)
+    return ComparisonTable(comparison, _rows(comparison), effects)
 
 
 def _rows(comparison: Comparison) -> list[Row]:
@@ -237,7 +237,7 @@ def cells(row: Row, measures: Sequence[str]) -> list[str]:
     ]
 
 
-def notes(table: Table) -> list[str]:
+def notes(table: ComparisonTable) -> list[str]:
     """Write what stands below the table: what the marks mean, and what the tree adds."""
     lines = []
     rival = table.comparison.best_rival
@@ -262,7 +262,7 @@ def notes(table: Table) -> list[str]:
     return lines
 
 
-def as_markdown(table: Table) -> str:
+def as_markdown(table: ComparisonTable) -> str:
     """Write the table and its notes as Markdown."""
     comparison = table.comparison
     columns = header(comparison.measures)
@@ -274,7 +274,7 @@ def as_markdown(table: Table) -> str:
     return "\n".join([*facts, "", *lines, "", *(f"- {note}" for note in notes(table)), "", *systems, ""])
 
 
-def as_json(table: Table) -> dict[str, Any]:
+def as_json(table: ComparisonTable) -> dict[str, Any]:
     """Return the table, its notes and how it came about, for other programs."""
     comparison = table.comparison
     return {

@@ -23,7 +23,7 @@ from hce.errors import FormatError
 from hce.files import checked_fields
 from hce.index.manifest import Manifest
 from hce.index.store import Entry, Moment, Reader
-from hce.search.milvus import DOCUMENTS, FILES, LOG, PASSAGES, PIECE, PIECES, Collection, Row
+from hce.search.milvus import DOCUMENTS, FILES, LOG, PASSAGES, PIECE, PIECES, Collection, MilvusRow
 
 FORMAT = 1  # of a collection
 FACTS = 1  # the number of the row of the log that says what the collection is made of
@@ -64,12 +64,12 @@ class LogEntry(NamedTuple):
     removed: list[int]
 
 
-def log_rows(entry: LogEntry) -> Iterator[Row]:
+def log_rows(entry: LogEntry) -> Iterator[MilvusRow]:
     """Write an entry as rows, the last of which makes it count."""
     blocks = [entry.removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(entry.removed), REMOVED_AT_ONCE)] or [[]]
     for part, removed in enumerate(blocks, start=1):
         content = {"moment": entry.moment._asdict() if part == len(blocks) else None, "removed": removed}
-        yield Row((entry.moment.change + 1 << ENTRY_BITS) + part, entry.moment.change, part, json.dumps(content))
+        yield MilvusRow((entry.moment.change + 1 << ENTRY_BITS) + part, entry.moment.change, part, json.dumps(content))
 
 
 def read_log(collection: Collection, after: int) -> list[LogEntry]:
@@ -91,11 +91,11 @@ class Facts(NamedTuple):
     files: FileFacts
 
 
-def facts_rows(facts: Facts, writer: str) -> Iterator[Row]:
+def facts_rows(facts: Facts, writer: str) -> Iterator[MilvusRow]:
     """Write facts as rows; `writer` names the index that alone may write to the collection."""
     content = {"format": FORMAT, "writer": writer, "files": facts.files, "manifest": asdict(facts.manifest)}
     pieces = pieces_of(json.dumps(content))
-    return (Row(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
+    return (MilvusRow(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
 
 
 def read_writer(collection: Collection) -> str | None:
@@ -136,13 +136,13 @@ def _read_content(collection: Collection) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- documents
 
 
-def document_rows(entries: list[Entry]) -> tuple[list[Row], list[Row]]:
+def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow]]:
     """Write documents as rows with their vectors, and what does not fit into these as further ones."""
     rows, further = [], []
     for number, document, vector in entries:
         pieces = pieces_of(document.to_json())
-        rows.append(Row(number, number, len(pieces), pieces[0], vector))
-        further += [Row(number << 16 | i, number, i, piece) for i, piece in enumerate(pieces[1:], start=1)]
+        rows.append(MilvusRow(number, number, len(pieces), pieces[0], vector))
+        further += [MilvusRow(number << 16 | i, number, i, piece) for i, piece in enumerate(pieces[1:], start=1)]
     return rows, further
 
 
@@ -168,7 +168,7 @@ def _document(content: str) -> Document:
     return Document(values["_id"], values["text"], values["title"], values["metadata"])
 
 
-def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[Row]:
+def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
     """Write the passages of documents as rows with their vectors, and where they stand."""
     if not reader.has_passages():
         return
@@ -176,7 +176,7 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[Row]:
     places = reader.places(passages.numbers.tolist())
     columns = passages.numbers.tolist(), passages.documents.tolist(), passages.vectors
     for number, document, vector in zip(*columns, strict=True):
-        yield Row(number, document, 0, json.dumps(places[number]), vector)
+        yield MilvusRow(number, document, 0, json.dumps(places[number]), vector)
 
 
 def read_places(
@@ -190,7 +190,7 @@ def read_places(
 # ------------------------------------------------------------------------------------------------- files
 
 
-def file_rows(folder: Path) -> tuple[FileFacts, Iterator[Row]]:
+def file_rows(folder: Path) -> tuple[FileFacts, Iterator[MilvusRow]]:
     """Write all files below a folder as rows; return what they are, and the rows."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files: FileFacts = {}
@@ -200,7 +200,7 @@ def file_rows(folder: Path) -> tuple[FileFacts, Iterator[Row]]:
         files[path.relative_to(folder).as_posix()] = [size, file_sha256(path), number, number + pieces - 1]
         number += pieces
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[MilvusRow]:
         for path in paths:
             first = files[path.relative_to(folder).as_posix()][2]
             with path.open("rb") as file:
@@ -208,7 +208,7 @@ def file_rows(folder: Path) -> tuple[FileFacts, Iterator[Row]]:
                     piece = file.read(FILE_PIECE)
                     if not piece:
                         break
-                    yield Row(number, 0, 0, base64.b64encode(piece).decode())
+                    yield MilvusRow(number, 0, 0, base64.b64encode(piece).decode())
 
     return files, rows()
 

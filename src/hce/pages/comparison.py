@@ -7,13 +7,13 @@ from html import escape
 
 import numpy as np
 
-from hce.comparison.table import Comparison, Row, Table, cells, header, notes
+from hce.comparison.table import Comparison, ComparisonTable, Row, cells, header, notes
 from hce.evaluation.significance import bootstrap_interval
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Bar, Point, bar_panels, difference_bars, point_panel
 
 
-def page(table: Table) -> str:
+def page(table: ComparisonTable) -> str:
     """Write the page; whatever comes from the user's files is escaped."""
     comparison, rows, _ = table
     parts = [

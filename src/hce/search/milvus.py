@@ -87,7 +87,7 @@ def is_address(text: str | Path) -> bool:
     return bool(re.match(r"https?:/", place)) or (place.endswith(".db") and not Path(place, "manifest.json").exists())
 
 
-class Row(NamedTuple):
+class MilvusRow(NamedTuple):
     """What a collection keeps under a number.
 
     Attributes:
@@ -307,7 +307,7 @@ class Collection:
 
         return self.server.ask(loaded, again=again)
 
-    def put(self, partition: Partition, rows: Iterable[Row], *, again: bool = False) -> None:
+    def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
         """Write rows, in requests that Milvus takes.
 
         Args:
@@ -360,7 +360,7 @@ class Collection:
 
     def rows_between(
         self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
-    ) -> Iterator[Row]:
+    ) -> Iterator[MilvusRow]:
         """Read the rows with numbers from `first` to `last`, or those of the documents with these numbers, in order."""
         start, at_once = first, MOST_ROWS
         while start <= last:
@@ -380,9 +380,11 @@ class Collection:
             yield from (found[number] for number in sorted(found))
             start = stop + 1
 
-    def rows_of(self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS) -> list[Row]:
+    def rows_of(
+        self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS
+    ) -> list[MilvusRow]:
         """Read the rows that belong to some documents, in order of their numbers."""
-        found: dict[int, Row] = {}
+        found: dict[int, MilvusRow] = {}
         for start in range(0, len(documents), MOST_ROWS):
             some = [int(number) for number in documents[start : start + MOST_ROWS]]
             found |= self._query(partition, f"document in {some}", fields=fields)
@@ -398,7 +400,7 @@ class Collection:
             return np.empty((0, self.dim), np.float32)
         wanted = np.unique(numbers).tolist()
         at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
-        found: dict[int, Row] = {}
+        found: dict[int, MilvusRow] = {}
         for start in range(0, len(wanted), at_once):
             keys = [partition.key(number) for number in wanted[start : start + at_once]]
             found |= self._query(partition, _among(keys), fields=("number", "document", "part", "vector"))
@@ -406,7 +408,7 @@ class Collection:
             raise GoneOnError(f"{self.server.address}: a document is gone")
         return np.stack([found[number].vector for number in numbers.tolist()])  # type: ignore[misc]
 
-    def rows_after(self, partition: Partition, after: int) -> list[Row]:
+    def rows_after(self, partition: Partition, after: int) -> list[MilvusRow]:
         """Read the rows with numbers above `after`, in order."""
         key = partition.key(after)
         found = self._query(partition, f"number {'<' if partition.step < 0 else '>'} {key}")
@@ -455,7 +457,7 @@ class Collection:
             )
         )
 
-    def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, Row]:
+    def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, MilvusRow]:
         answer = self._ask(
             lambda client: client.query(
                 self.name,
@@ -471,7 +473,7 @@ class Collection:
         for each in answer:
             number = partition.step * (int(each["number"]) - partition.base)
             vector = np.array(each["vector"], np.float32) if "vector" in fields else None
-            found[number] = Row(number, int(each["document"]), int(each["part"]), each.get("content", ""), vector)
+            found[number] = MilvusRow(number, int(each["document"]), int(each["part"]), each.get("content", ""), vector)
         return found
 
 
@@ -498,8 +500,8 @@ def _among(keys: Sequence[int]) -> str:
     return f"number in {list(keys)}"
 
 
-def _batches(rows: Iterable[Row], width: int) -> Iterator[list[Row]]:
-    batch: list[Row] = []
+def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]:
+    batch: list[MilvusRow] = []
     size = 0
     for row in rows:
         length = width + len(row.content.encode())

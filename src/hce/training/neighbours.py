@@ -49,7 +49,7 @@ def neighbours_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np
     return np.take_along_axis(found, order, axis=1)[:, :count]
 
 
-class Bags(NamedTuple):
+class WordCounts(NamedTuple):
     """Words of texts: how often each is in each, of shape (texts, words), and how many words each text has."""
 
     counts: sparse.csr_matrix
@@ -72,7 +72,7 @@ class WordTeacher:
             bags = [Counter(terms(text, language)) for text in told(corpus.texts(), advance)]
         for word in chain.from_iterable(bags):
             self.column.setdefault(word, len(self.column))
-        self.documents = self._bags(bags)
+        self.documents = self._counted(bags)
         frequency = np.bincount(self.documents.counts.indices, minlength=len(self.column))
         self.idf = np.log(1 + (len(bags) - frequency + 0.5) / (frequency + 0.5)).astype(np.float32)
         self.mean_length = max(1.0, float(self.documents.lengths.mean()))
@@ -89,7 +89,7 @@ class WordTeacher:
         Returns:
             Scores of shape (B, 1 + S): of each query's own document, then of its candidates.
         """
-        queries = self._bags(Counter(terms(text, self.language)) for text in batch.queries)
+        queries = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
         cut = [
             text != self.corpus[position].full_text
             for text, position in zip(batch.documents, batch.positions.tolist(), strict=True)
@@ -100,7 +100,7 @@ class WordTeacher:
         others = self._bm25(queries, rows, candidates.ravel(), np.zeros(len(rows), dtype=np.float32))
         return np.concatenate([own[:, None], others.reshape(candidates.shape)], axis=1)
 
-    def _bm25(self, queries: Bags, rows: np.ndarray, positions: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    def _bm25(self, queries: WordCounts, rows: np.ndarray, positions: np.ndarray, cut: np.ndarray) -> np.ndarray:
         """Score documents by queries, pair by pair, less the query itself where `cut` is 1; of shape (pairs,)."""
         asked = queries.counts[rows]  # (pairs, words)
         shared = self.documents.counts[positions].multiply(asked > 0).tocsr()
@@ -114,7 +114,7 @@ class WordTeacher:
             :, 0
         ]
 
-    def _bags(self, bags: Iterable[Counter[str]]) -> Bags:
+    def _counted(self, bags: Iterable[Counter[str]]) -> WordCounts:
         """Count the known words of some texts."""
         known = [{self.column[word]: count for word, count in bag.items() if word in self.column} for bag in bags]
         ends = np.cumsum([0, *map(len, known)])
@@ -122,7 +122,7 @@ class WordTeacher:
         counts = np.fromiter(chain.from_iterable(bag.values() for bag in known), dtype=np.float32, count=len(columns))
         matrix = sparse.csr_matrix((counts, columns, ends), shape=(len(known), len(self.column)))
         matrix.sort_indices()
-        return Bags(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
+        return WordCounts(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
 
 
 def taught(
