@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 RecipeName = Literal["measured", "paper"]
-GO_ON = "the same command with --resume goes on from the last checkpoint, with as many processes as there are then"
+GO_ON = "the same command with --resume goes on from the last checkpoint"
 
 
 class LabelFiles(NamedTuple):
@@ -91,7 +91,7 @@ def train(
     require_parent(output)
     bound = None if memory is None else parse_size(memory)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
-    with interruptible(GO_ON), together(GO_ON) as device:
+    with interruptible(GO_ON), together(f"{GO_ON}, with as many processes as there are then") as device:
         documents = _corpus(corpus, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
