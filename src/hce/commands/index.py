@@ -74,6 +74,10 @@ def index(
         float | None,
         typer.Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .25"),
     ] = None,
+    tokens: Annotated[
+        bool,
+        typer.Option("--tokens/--no-tokens", help="keep a transformer's tokens too, which order the first hits better"),
+    ] = True,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
@@ -110,6 +114,7 @@ def index(
             language=language,
             words_share=words_share,
             memory=bound,
+            tokens=tokens,
             progress=True,
         )
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
@@ -316,6 +321,14 @@ def _documents_of(path: Path, reading: Reading) -> Corpus:
         return Corpus.from_documents(opened, name=path.absolute().name)
 
 
+def _parts(hit: Hit) -> str:
+    """Say what meaning, single tokens and words gave to the score, and the words."""
+    parts = [f"{hit.from_meaning:.2f} meaning"]
+    parts += [f"{hit.from_tokens:.2f} tokens"] if hit.from_tokens else []
+    parts += [f"{hit.from_words:.2f} {' '.join(hit.matched)}"] if hit.from_words else []
+    return " + ".join(parts)
+
+
 def _line(hit: Hit, query: str) -> Text:
     """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
 
@@ -324,8 +337,8 @@ def _line(hit: Hit, query: str) -> Text:
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
     if hit.first_rank is not None:
         line.append(f"was {hit.first_rank}  ", style="dim")
-    elif hit.from_meaning and hit.from_words:
-        line.append(f"= {hit.from_meaning:.2f} meaning + {hit.from_words:.2f} {' '.join(hit.matched)}  ", style="dim")
+    elif hit.from_meaning and (hit.from_words or hit.from_tokens):
+        line.append(f"= {_parts(hit)}  ", style="dim")
     line.append(hit.id, style="bold")
     if hit.title:
         line.append(f"  {' '.join(hit.title.split())}")

@@ -33,6 +33,10 @@ def rebuild(
     at: AtOption = None,
     dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
     refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
+    tokens: Annotated[
+        bool | None,
+        typer.Option("--tokens/--no-tokens", help="keep a transformer's tokens from now on; default: as it was"),
+    ] = None,
     memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +61,7 @@ def rebuild(
             known = opened.manifest
             named = engine or opened.derived.engine_name
             dtype = kept_within(bound, len(opened), known.dim, named, dtype or known.dtype)
-        opened.rebuild(engine, dtype, at=at, refit=refit, progress=True)
+        opened.rebuild(engine, dtype, at=at, refit=refit, tokens=tokens, progress=True)
         found = opened.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
     line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"

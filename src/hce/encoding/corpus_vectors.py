@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hce.data.corpus import Corpus
-from hce.encoding.encoder import Encoder
+from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
 from hce.files import other_identity, read_json, sync_folder, write_json
 from hce.processes import gather_rows, is_first_process, own_share, process_count, process_rank, wait_for_all
@@ -39,6 +39,7 @@ def encode_corpus(
     *,
     chunk_size: int = ROWS_AT_ONCE,
     progress: bool | None = False,
+    on_tokens: OnTokens | None = None,
 ) -> np.ndarray:
     """Encode all documents, in order; processes that work together encode a share each.
 
@@ -51,6 +52,7 @@ def encode_corpus(
             written. By default the vectors are held in memory.
         chunk_size: rows that a process writes at a time.
         progress: show a bar; None: within `hce.progress.bars_shown`.
+        on_tokens: told of the tokens of what is encoded now, see `Encoder.encode`.
 
     Returns:
         Unit rows of shape (N, n), float32.
@@ -61,20 +63,26 @@ def encode_corpus(
     if folder is None:
         show = progress if is_first_process() else False
         return encode_in_shares(
-            corpus, lambda _, texts: encoder.encode(texts), encoder.dim, encoder.device, progress=show
+            *(corpus, lambda _, texts: encoder.encode(texts, on_tokens=on_tokens), encoder.dim, encoder.device),
+            progress=show,
         )
     identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
     file = VectorFile(folder, len(corpus), encoder.dim, identity)
     try:
         if not file.is_complete():
-            _encode_to_file(encoder, corpus, file, chunk_size, progress=progress and is_first_process())
+            show = progress and is_first_process()
+            _encode_to_file(lambda texts: encoder.encode(texts, on_tokens=on_tokens), corpus, file, chunk_size, show)
     except OSError as error:
         raise InputError(f"{folder}: the vectors cannot be written ({error.strerror}); free some space") from error
     return file.open()
 
 
 def _encode_to_file(
-    encoder: Encoder, corpus: Corpus, file: VectorFile, chunk_size: int, *, progress: bool | None
+    encode: Callable[[list[str]], np.ndarray],
+    corpus: Corpus,
+    file: VectorFile,
+    chunk_size: int,
+    progress: bool | None,
 ) -> None:
     """Encode in rounds: each process a chunk, then the first one notes that all of the round are safe."""
     file.start()
@@ -82,7 +90,7 @@ def _encode_to_file(
         advance(file.done)
         for start in range(file.done, len(corpus), chunk_size * process_count()):
             mine = start + chunk_size * process_rank()
-            file.write(mine, encoder.encode([document.full_text for document in corpus[mine : mine + chunk_size]]))
+            file.write(mine, encode([document.full_text for document in corpus[mine : mine + chunk_size]]))
             wait_for_all()
             safe = min(start + chunk_size * process_count(), len(corpus))
             advance(safe - file.done)

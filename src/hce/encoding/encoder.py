@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer, SimilarityFunction
-from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding, Transformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -56,6 +56,9 @@ SORT_WINDOW = 8192
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 MOST_COUNTED = 1 << 18  # documents whose words are counted: more tell nothing that these do not
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
+
+OnTokens = Callable[[str, np.ndarray, Tensor], None]
+"""Told of a text, its tokens' ids, of shape (T,), and their states, of shape (T, n), on the encoder's device."""
 
 
 class Encoder:
@@ -270,14 +273,48 @@ class Encoder:
             vectors: Tensor = self.model(features, task=kind)["sentence_embedding"]
         return F.normalize(vectors.float(), dim=1)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether the encoder, or its first part, is a transformer, which has a state for each token of a text."""
+        return self._transformer is not None and isinstance(self.tokenizer, PreTrainedTokenizerBase)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are, of which the first part's tokenizer knows."""
+        return len(self.tokenizer)
+
+    def token_ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the ids of each text's tokens, as far as the first part reads it."""
+        for start in range(0, len(texts), SORT_WINDOW):
+            yield from self._tokenized(texts[start : start + SORT_WINDOW], "document")
+
+    def vocabulary_texts(self, count: int, words: int = 16) -> list[str]:
+        """Return so many texts, each of some words of the vocabulary, from all over it."""
+        ids = np.linspace(0, self.vocabulary_size, max(0, count) * words, endpoint=False).astype(int).tolist()
+        return [self.tokenizer.decode(ids[start::count], skip_special_tokens=True) for start in range(count)]
+
+    def prompt_ids(self, kind: Kind) -> list[int]:
+        """Return the ids of the tokens that are put before each text of a kind."""
+        ids: list[int] = self.tokenizer(self.prompt(kind) or "", add_special_tokens=False)["input_ids"]
+        return ids
+
     def encode(
-        self, texts: Sequence[str], kind: Kind = "document", *, progress: bool = False, zeros: bool = False
+        self,
+        texts: Sequence[str],
+        kind: Kind = "document",
+        *,
+        progress: bool = False,
+        zeros: bool = False,
+        on_tokens: OnTokens | None = None,
     ) -> np.ndarray:
         """Encode texts to unit vectors, float32, of shape (texts, n), rows in the order of the texts.
 
         A text of which the encoder knows no token (to a static one, the empty text is such) has no direction of its
         own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays 0, as a
         part has to that stands beside others.
+
+        Where the encoder `has_states`, `on_tokens` is told of each text's tokens, but for special ones: they come with
+        the same pass.
 
         >>> encoder = Encoder.load("static")
         >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
@@ -293,7 +330,7 @@ class Encoder:
         self.model.eval()
         with torch.inference_mode(), progress_bar("encoding", len(texts), "texts", show=progress) as advance:
             for rows in self._batches(texts, kind):
-                vectors[rows] = self._embedded([texts[row] for row in rows], kind)
+                vectors[rows] = self._embedded([texts[row] for row in rows], kind, on_tokens)
                 advance(len(rows))
         return finished(vectors, self.name, zeros=zeros)
 
@@ -374,11 +411,36 @@ class Encoder:
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
 
-    def _embedded(self, texts: list[str], kind: Kind) -> np.ndarray:
+    def _embedded(self, texts: list[str], kind: Kind, on_tokens: OnTokens | None) -> np.ndarray:
         try:
-            return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
+            with self._telling_tokens(texts, on_tokens):
+                return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
         except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
             raise unfit(self.name, error) from error
+
+    @property
+    def _transformer(self) -> Transformer | None:
+        first = self.model[0].parts[0][0] if isinstance(self.model[0], SideBySide) else self.model[0]
+        return first if isinstance(first, Transformer) else None
+
+    @contextmanager
+    def _telling_tokens(self, texts: list[str], on_tokens: OnTokens | None) -> Iterator[None]:
+        """Within this, `on_tokens` is told of the states that the transformer has for these texts."""
+        if on_tokens is None or self._transformer is None:
+            yield
+            return
+        special = torch.tensor(self.tokenizer.all_special_ids, device=self.device)
+
+        def tell(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
+            told = found["attention_mask"].bool() & ~torch.isin(found["input_ids"], special)
+            for text, mask, ids, states in zip(texts, told, found["input_ids"], found["token_embeddings"], strict=True):
+                on_tokens(text, ids[mask].cpu().numpy(), states[mask].float())
+
+        handle = self._transformer.register_forward_hook(tell)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
         """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
@@ -407,11 +469,17 @@ class Encoder:
         tokenizer = self.model.tokenizer
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_table:
             return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
-        prompt = self.prompt(kind) or ""
+        return np.array([len(ids) for ids in self._tokenized(texts, kind)])
+
+    def _tokenized(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
+        """Return the ids of texts' tokens, cut where the model stops reading."""
+        prompt, tokenizer = self.prompt(kind) or "", self.tokenizer
         given = self.model.max_seq_length or tokenizer.model_max_length
         limit = given if given < NO_LIMIT else None
-        encoded = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)["input_ids"]
-        return np.array([len(ids) for ids in encoded])
+        ids: list[list[int]] = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)[
+            "input_ids"
+        ]
+        return ids
 
 
 def device_and_dtype(device: str | torch.device | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,8 @@ from hce.index.mapped import released
 from hce.index.mirror import check_place
 from hce.index.passages import Cutter, LongDocuments
 from hce.index.store import STORE_FILE, Store, Writer, now
+from hce.index.tokens import FOLDER as TOKENS_FOLDER
+from hce.index.tokens import TokenCodes
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
 from hce.memory import index_needs, require, widest_dtype
 from hce.progress import progress_bar
@@ -97,6 +99,7 @@ def create_index(
     language: str = "english",
     words_share: float | None = None,
     memory: int | None = None,
+    tokens: bool = True,
     progress: bool,
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
@@ -123,7 +126,12 @@ def create_index(
     dtype = kept_within(memory, len(long.corpus), start.encoder.dim, engine, dtype)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
-    vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress)
+    codes = None
+    if tokens and start.encoder.has_states and engine not in ELSEWHERE:
+        place = part.with_name(f"{part.name}-tokens")
+        codes = TokenCodes.find(place) or TokenCodes.create(place, start.encoder, corpus, progress=progress)
+    with codes.filling() if codes else nullcontext() as on_tokens:
+        vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
     with released(vectors):
         grown = part.with_name(f"{part.name}-tree")
         tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], grown, progress)
@@ -139,6 +147,8 @@ def create_index(
         manifest = replace(manifest, language=language, words_share=share, engine_at=at)
         for file in filled.iterdir():
             file.replace(folder / file.name)
+        if codes is not None:
+            codes.folder.replace(folder / TOKENS_FOLDER)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     delete_whole(unfinished(path))

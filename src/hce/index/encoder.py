@@ -15,7 +15,7 @@ from hce.index.manifest import Beside, Manifest
 from hce.index.threads import heed_forks
 
 if TYPE_CHECKING:
-    from hce.encoding.encoder import Encoder
+    from hce.encoding.encoder import Encoder, OnTokens
 
 ENCODER_FOLDER = "encoder"
 
@@ -60,10 +60,13 @@ class CarriedEncoder:
                 self._model = self._load_model()
             return self._model
 
-    def encode(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
-        """Encode texts to unit vectors of shape (texts, n)."""
+    def encode(self, texts: Sequence[str], kind: Kind, on_tokens: OnTokens | None = None) -> np.ndarray:
+        """Encode texts to unit vectors of shape (texts, n); a transformer tells of its tokens, if that is asked for."""
         with self._lock:
-            return self._loaded().encode(texts, kind)
+            encoder = self._loaded()
+            if on_tokens is None or self._model is None:
+                return encoder.encode(texts, kind)
+            return self._model.encode(texts, kind, on_tokens=on_tokens)
 
     def _loaded(self) -> TextEncoder:
         if self._encoder is None:

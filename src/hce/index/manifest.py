@@ -25,7 +25,7 @@ FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
-FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words")
+FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
@@ -264,6 +264,7 @@ class IndexStatus:
         format: of the folder.
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
+        tokens: whether tokens put the first hits into a better order.
     """
 
     path: str
@@ -285,6 +286,7 @@ class IndexStatus:
     format: int
     reindexing: str | None = None
     earlier: str | None = None
+    tokens: bool = False
 
     @property
     def has_outgrown_its_table(self) -> bool:

@@ -38,11 +38,12 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the two parts below; of words alone, BM25; where
-            a cross-encoder re-ranked the hits, its score.
+        score: the cosine to the query; in a hybrid search the sum of the three parts below; of words alone, BM25;
+            where a cross-encoder re-ranked the hits, its score.
         number: of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
+        from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
         matched: the query's words that the document has, in any form; of a long query, of the first 64 words.
         passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
             it was found as a whole. In a hybrid search, the one of words where these gave more of the score.
@@ -59,6 +60,7 @@ class Hit(NamedTuple):
     number: int = 0
     from_meaning: float = 0.0
     from_words: float = 0.0
+    from_tokens: float = 0.0
     matched: tuple[str, ...] = ()
     passage: Passage | None = None
     first_rank: int | None = None
@@ -366,7 +368,7 @@ def reranked(scorer: PairScorer, query: str, hits: list[Hit]) -> list[Hit]:
 
     Of a long document the passage is read that was found, after the title.
     """
-    scores = scorer.scores(query, [_read(hit) for hit in hits])
+    scores = scorer.scores(query, [read_text(hit) for hit in hits])
     order = np.argsort(-scores, kind="stable").tolist()
     return [
         hits[row]._replace(rank=rank, score=float(scores[row]), first_rank=hits[row].rank)
@@ -383,6 +385,7 @@ def reranked_first(scorer: PairScorer, query: str, hits: list[Hit], depth: int) 
     return [*first, *(hit._replace(score=hit.score + lower) for hit in others)]
 
 
-def _read(hit: Hit) -> str:
+def read_text(hit: Hit) -> str:
+    """Return what is read of a hit: all of it, or of a long document the passage that was found, after the title."""
     text = hit.text if hit.passage is None else hit.text[hit.passage.start : hit.passage.stop]
     return Document(hit.id, text, hit.title).full_text

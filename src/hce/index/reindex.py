@@ -33,8 +33,11 @@ from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_tree
 from hce.index.manifest import FORMAT, Beside, Manifest, delete_other_folders
 from hce.index.passages import Cutter
 from hce.index.store import Passages, Reader, Store, Writer
+from hce.index.tokens import FOLDER as TOKENS_FOLDER
+from hce.index.tokens import TokenCodes
 from hce.index.writing import Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
+from hce.search.engine import ELSEWHERE
 from hce.training.model_folder import IN_AN_INDEX, keep_facts, trained_tree
 
 logger = logging.getLogger(__name__)
@@ -136,6 +139,8 @@ def _write_encoder(
             tree = trained_tree(start.folder, corpus)
         if tree is not None:
             NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index / f"{FOLDER}{suffix}")
+        if start.encoder.has_states and Manifest.read(index, writer).engine not in ELSEWHERE:
+            TokenCodes.create(index / f"{TOKENS_FOLDER}{suffix}", start.encoder, corpus)
         other = Beside(
             was_in_force=False,
             spec=spec,
@@ -163,7 +168,7 @@ def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
     index = store.path.parent
     carried = CarriedEncoder(index, other)
     cutter = Cutter(carried.get()) if other.window is not None else None
-    catch_up = _CatchUp(store, lambda texts: carried.encode(texts, "document"), cutter)
+    catch_up = _CatchUp(store, _encoding(carried, TokenCodes.find(index / f"{TOKENS_FOLDER}{other.suffix}")), cutter)
     catch_up.all(progress)
     other = _with_tree(store, other)
     _keep_snapshots(store, other, catch_up)
@@ -172,6 +177,18 @@ def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
         if _patiently(partial(_switch, store, other, catch_up, whatever_is_left=not left)):
             break
     return _patiently(partial(_decided, store))
+
+
+def _encoding(carried: CarriedEncoder, codes: TokenCodes | None) -> Encode:
+    """Return what encodes documents, and keeps their tokens where there is a place for them."""
+
+    def encode(texts: list[str]) -> np.ndarray:
+        if codes is None:
+            return carried.encode(texts, "document")
+        with codes.filling() as on_tokens:
+            return carried.encode(texts, "document", on_tokens)
+
+    return encode
 
 
 class _Encoded(NamedTuple):

@@ -314,6 +314,7 @@ def _shown(hit: Hit, words: QueryWords) -> Shown:
         metadata=hit.metadata,
         from_meaning=hit.from_meaning,
         from_words=hit.from_words,
+        from_tokens=hit.from_tokens,
         matched=hit.matched,
         passage=hit.passage,
         folded=hit.folded,

@@ -133,6 +133,7 @@ class _Found(NamedTuple):
     matched: list[str]
     passage: list[int] | None
     folded: list[str] | None = None  # an earlier version does not tell
+    from_tokens: float = 0.0
 
 
 class _Text(NamedTuple):
@@ -150,6 +151,7 @@ def _hit(found: _Found, document: _Text) -> Hit:
         *(found.rank, found.score, found.id, *shown),
         from_meaning=found.from_meaning,
         from_words=found.from_words,
+        from_tokens=found.from_tokens,
         matched=tuple(found.matched),
         passage=Passage(*found.passage) if found.passage else None,
         folded=tuple(found.folded or ()),

@@ -66,6 +66,7 @@ class Shown:
             document was found as a whole.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
+        from_tokens: the part of the score that single tokens gave.
         matched: the query's words that the document has, in any form.
         before: of a hit, its rank by the untrained encoder, where that is compared with.
         folded: the ids of near-equal documents that were found below this one and left out, if that was asked for.
@@ -83,6 +84,7 @@ class Shown:
     metadata: dict[str, Any]
     from_meaning: float = 0.0
     from_words: float = 0.0
+    from_tokens: float = 0.0
     matched: tuple[str, ...] = ()
     passage: Mark | None = None
     before: int | None = None

@@ -194,22 +194,26 @@ function hitOf(hit, moved, score = null) {
         score,
         place),
       el("p", { class: "snippet" }, hit.snippet_start ? "… " : null, marked(hit.snippet, hit.snippet_marks), hit.snippet_is_whole ? null : " …"),
-      hit.title || pieces.length || hit.from_words ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
+      hit.title || pieces.length || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
   for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
     row.addEventListener(event, () => showTwins(hit.id, on));
   }
   return row;
 }
 
-// What meaning and words gave to the score, and the words.
+// What meaning, single tokens and words gave to the score, and the words.
 function told(hit) {
-  if (!hit.from_words) return null;
-  return el("span", { class: "told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} + words ${hit.from_words.toFixed(2)} `,
+  if (!hit.from_words && !hit.from_tokens) return null;
+  const tokens = hit.from_tokens ? `+ tokens ${hit.from_tokens.toFixed(2)} ` : "";
+  const words = hit.from_words ? `+ words ${hit.from_words.toFixed(2)} ` : "";
+  return el("span", { class: "told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} ${tokens}${words}`,
     el("b", {}, hit.matched.join(" ")));
 }
 
 function why(hit) {
-  return hit.from_words ? "what meaning gave to the score, and what the words that the document shares with the query gave" : "closeness in meaning";
+  if (!hit.from_words && !hit.from_tokens) return "closeness in meaning";
+  return "what meaning gave to the score, and what the words that the document shares with the query gave"
+    + (hit.from_tokens ? "; tokens: how well each token of the query is met by one of the text" : "");
 }
 
 // The same document in the other column.

@@ -1,0 +1,199 @@
+"""The tokens of an index's texts, by which the first hits of a hybrid search are put into a better order.
+
+See `hce.encoding.tokens`. A folder holds the space of the tokens and, by text, their codes. Codes come with the pass of
+the encoder that makes a vector. They are kept for speed alone: those that are missing, or damaged, are made when a
+search needs them, so nothing depends on what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.errors import InputError
+from hce.files import new_folder
+from hce.index.ranking import Hit, read_text
+from hce.index.store import content_key
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hce.encoding.encoder import Encoder, OnTokens
+    from hce.encoding.tokens import QueryTokens, TokenSpace
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "tokens"
+SPACE_FILE, CODES_FILE = "space.safetensors", "codes.sqlite"
+SCHEMA = "CREATE TABLE codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
+TEXTS_AT_ONCE = 1024
+SECONDS_TO_WAIT = 20.0
+
+FIRST = 50  # hits that are put into another order; 30 and 100 were as good
+SHARE = 0.4  # of tokens in what decides the order; .3 and .5 were nearly as good
+
+EncodeTokens = Callable[[Sequence[str], "OnTokens"], object]
+
+
+class TokenCodes:
+    """The codes of texts' tokens in a folder; used by any number of threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def find(cls, folder: Path) -> TokenCodes | None:
+        """Return what is kept in a folder; None where there is no such folder."""
+        return cls(folder) if (folder / SPACE_FILE).is_file() else None
+
+    @classmethod
+    def create(cls, folder: Path, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenCodes:
+        """Find out in which space an encoder's tokens are kept, and make a folder without any."""
+        from hce.encoding.tokens import TokenSpace
+
+        space = TokenSpace.fit(encoder, corpus, progress=progress)
+        with new_folder(folder) as new:
+            space.save(new / SPACE_FILE)
+            with closing(sqlite3.connect(new / CODES_FILE)) as connection:
+                connection.execute(SCHEMA)
+        return cls(folder)
+
+    @cached_property
+    def space(self) -> TokenSpace:
+        """What turns states into codes.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        from hce.encoding.tokens import TokenSpace
+
+        return TokenSpace.load(self.folder / SPACE_FILE)
+
+    @contextmanager
+    def filling(self) -> Iterator[OnTokens]:
+        """Yield what is to be told of tokens; their codes are kept some texts at a time."""
+        found: dict[str, np.ndarray] = {}
+
+        def keep(text: str, ids: np.ndarray, states: Tensor) -> None:
+            found[text] = self.space.codes(states)
+            if len(found) >= TEXTS_AT_ONCE:
+                self.put(found)
+                found.clear()
+
+        yield keep
+        self.put(found)
+
+    def put(self, codes: Mapping[str, np.ndarray]) -> None:
+        """Keep codes by text; where that cannot be done now, they will be made again."""
+        rows = [(content_key(text), _sealed(each)) for text, each in codes.items()]
+        try:
+            with self._connection() as connection, connection:
+                connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            logger.debug("%s: tokens are not kept (%s)", self.folder, error)
+
+    def get(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return the codes of those texts that are kept, each of shape (tokens, DIM)."""
+        wanted = {content_key(text): text for text in texts}
+        query = f"SELECT content, codes FROM codes WHERE content IN ({', '.join('?' * len(wanted))})"  # noqa: S608
+        try:
+            with self._connection() as connection:
+                rows = connection.execute(query, list(wanted)).fetchall()
+        except sqlite3.Error as error:
+            logger.debug("%s: tokens cannot be read (%s)", self.folder, error)
+            return {}
+        width = self.space.basis.shape[1]
+        found = {wanted[content]: _unsealed(blob, width) for content, blob in rows}
+        return {text: codes for text, codes in found.items() if codes is not None}
+
+    def keep_only(self, contents: np.ndarray) -> None:
+        """Forget the texts of documents that are gone, of which those that stay are given by the keys of their texts.
+
+        Passages of long documents are forgotten too, and made again when they are found.
+        """
+        try:
+            with self._connection() as connection:
+                with connection:
+                    connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
+                    connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((int(each),) for each in contents))
+                    connection.execute("DELETE FROM codes WHERE content NOT IN kept")
+                connection.execute("VACUUM")
+        except sqlite3.Error as error:
+            raise InputError(f"{self.folder}: {error}; check the disk's space, or delete the folder") from error
+
+    def of(self, texts: Sequence[str], encode: EncodeTokens) -> dict[str, np.ndarray]:
+        """Return the codes of all texts; those that are not kept are made."""
+        found = self.get(dict.fromkeys(texts))
+        left = [text for text in dict.fromkeys(texts) if text not in found]
+        if left:
+            made: dict[str, np.ndarray] = {}
+            encode(left, lambda text, ids, states: made.__setitem__(text, self.space.codes(states)))
+            self.put(made)
+            found |= made
+        return found
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.folder / CODES_FILE, timeout=SECONDS_TO_WAIT)) as connection:
+            yield connection
+
+
+class AskedTokens:
+    """The tokens of queries, by text, in the space of some codes."""
+
+    def __init__(self, codes: TokenCodes) -> None:
+        self.codes = codes
+        self.tokens: dict[str, QueryTokens] = {}
+
+    def keep(self, text: str, ids: np.ndarray, states: Tensor) -> None:
+        """Take the tokens of a query."""
+        self.tokens[text] = self.codes.space.query(ids, states)
+
+    def is_of(self, codes: TokenCodes, texts: Sequence[str]) -> bool:
+        """Tell whether all of these queries are here, to be compared with these codes."""
+        return codes is self.codes and all(text in self.tokens for text in texts)
+
+
+def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
+    """Put the first hits into another order, by what tokens add to the score; the others stay behind them.
+
+    What tokens add lies between 0 and `SHARE` / (1 − `SHARE`) of what the scores of the first hits differ by.
+    """
+    first, others = list(hits[:FIRST]), hits[FIRST:]
+    if len(first) < 2:
+        return list(hits)
+    closeness = np.array([query.closeness(codes[read_text(hit)]) for hit in first])
+    scores = np.array([hit.score for hit in first])
+    span = closeness.max() - closeness.min()
+    most = SHARE / (1 - SHARE) * float(scores.max() - scores.min())
+    added = most * (closeness - closeness.min()) / span if span > 1e-9 else np.zeros(len(first))
+    order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
+    return [
+        *(
+            first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
+            for rank, row in enumerate(order, 1)
+        ),
+        *others,
+    ]
+
+
+def _sealed(codes: np.ndarray) -> bytes:
+    data = codes.tobytes()
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def _unsealed(blob: bytes, width: int) -> np.ndarray | None:
+    """Return codes as they were written, of shape (tokens, width); None where they are not."""
+    data, checksum = blob[:-4], blob[-4:]
+    if zlib.crc32(data).to_bytes(4, "little") != checksum or len(data) % width:
+        return None
+    return np.frombuffer(data, np.int8).reshape(-1, width)
