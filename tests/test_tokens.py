@@ -21,9 +21,12 @@ from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import DIM, STEPS, QueryTokens, TokenSpace
 from hce.errors import FormatError
+from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
 from hce.index.index import Index
 from hce.index.ranking import Hit
-from hce.index.tokens import CODES_FILE, FIRST, SHARE, SPACE_FILE, TokenCodes, in_order_of_tokens
+from hce.index.tokens import CODES_FILE, SPACE_FILE, TokenCodes, in_order_of_tokens
+from hce.search.fusion import TOKENS_FIRST as FIRST
+from hce.search.fusion import TOKENS_SHARE as SHARE
 
 TEXTS = [
     "ships and the sea",
@@ -146,9 +149,9 @@ def hit(number: int, score: float) -> Hit:
 
 
 def test_order_by_hand():
-    """Scores .9 and .5 differ by .4; tokens add ⅔ of that at most: 0 to the first, all of it to the second, half to the third.
+    """Scores .9 and .5 differ by .4; tokens add at most ⅔ of that: nothing to 1, all of it to 2, half of it to 3.
 
-    So the second has .7667, the third .5 + .1333, and the first stays first.
+    So 2 has .7667 and 3 has .6333, and 1 stays first.
     """
     query = QueryTokens(np.array([[1, 0]], np.float32), np.array([1.0], np.float32))
     codes = {"text 1": [[0, 127]], "text 2": [[127, 0]], "text 3": [[64, 110]]}
@@ -279,3 +282,12 @@ def test_long_documents_are_compared_by_the_passage_that_was_found(tmp_path, tra
         hits = index.search("ships of the sea", 9)
         assert next(each for each in hits if each.id == "long").passage is not None
         assert any(each.from_tokens for each in hits)
+
+
+def test_an_index_ranks_as_a_comparison_does(index, encoder):
+    corpus = Corpus.from_documents(DOCUMENTS)
+    searcher = HybridSearcher.of(DenseSearcher.of(encoder, corpus), corpus, tokens=True)
+    for text, row in zip(TEXTS, searcher.search(TEXTS, 8), strict=True):
+        hits = index.search(text, 8)
+        assert ids_of(hits) == [each.id for each in row]
+        assert [each.score for each in hits] == pytest.approx([each.score for each in row], abs=1e-4)

@@ -60,9 +60,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
-        _look_around(
-            out, index, HybridSearcher.of(DenseSearcher.of(Encoder.load(encoder_spec), corpus), corpus.texts())
-        )
+        _look_around(out, index, HybridSearcher.of(DenseSearcher.of(Encoder.load(encoder_spec), corpus), corpus))
         _come_and_go(out, index)
     seconds = time.perf_counter() - start
     out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
@@ -88,7 +86,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     searchers: dict[str, Searcher] = {
         "BM25": BM25Searcher.index(corpus.ids, corpus.texts()),
         "untrained": by_untrained,
-        "untrained and words": HybridSearcher.of(by_untrained, corpus.texts()),
+        "untrained and words": HybridSearcher.of(by_untrained, corpus),
     }
     if untrained.is_static:
         searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
@@ -98,7 +96,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce, meaning alone": by_trained, "hce": HybridSearcher.of(by_trained, corpus.texts())}
+    return {**searchers, "hce, meaning alone": by_trained, "hce": HybridSearcher.of(by_trained, corpus, tokens=True)}
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:

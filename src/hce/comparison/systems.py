@@ -87,15 +87,15 @@ def trained(
     return build
 
 
-def with_words(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
-    """Return what builds a dense system and adds words to it, fused as `hce search` fuses them."""
+def with_words(build: Callable[[Task], Built], *, tokens: bool = False) -> Callable[[Task], Built]:
+    """Return what builds a dense system and adds words to it, fused as `hce search` fuses them, and maybe tokens."""
 
     def build_both(task: Task) -> Built:
         built = build(task)
         if not isinstance(built.searcher, DenseSearcher):
             raise InputError("words can be added to a dense system only")
         start = time.perf_counter()
-        searcher = HybridSearcher.of(built.searcher, task.corpus.texts())
+        searcher = HybridSearcher.of(built.searcher, task.corpus, tokens=tokens)
         share = built.facts.get("words_share")  # that training chose, and an index of this model would have
         if share is not None:
             searcher = replace(searcher, words_share=share)
@@ -177,7 +177,11 @@ SYSTEMS: dict[str, System] = {
         trained(ours=True, level_target="node"),
         ours=True,
     ),
-    "hce-hybrid": System("hce and BM25, fused: what `hce search` does", with_words(HCE), ours=True),
+    "hce-hybrid": System(
+        "hce and BM25, fused, and a transformer's tokens: what `hce search` does",
+        with_words(HCE, tokens=True),
+        ours=True,
+    ),
     "hce+qg": System("hce with generated queries", trained(ours=True, generated=True), "generated", ours=True),
 }
 

@@ -118,6 +118,22 @@ class TokenSpace:
         return cls(basis, weights)
 
 
+class TextTokens(NamedTuple):
+    """The tokens of a corpus: their space, and the codes of each document in order."""
+
+    space: TokenSpace
+    codes: list[np.ndarray]
+
+    @classmethod
+    def read(cls, encoder: Encoder, corpus: Corpus) -> TextTokens:
+        """Read all documents for their tokens."""
+        space = TokenSpace.fit(encoder, corpus)
+        found: dict[str, np.ndarray] = {}
+        texts = list(corpus.texts())
+        encoder.encode(texts, on_tokens=lambda text, ids, states: found.update({text: space.codes(states)}))
+        return cls(space, [found[text] for text in texts])
+
+
 def _spread_out(corpus: Corpus, most: int) -> list[str]:
     """Return the texts of at most so many documents, from all over a corpus."""
     every = max(1, -(-len(corpus) // most))

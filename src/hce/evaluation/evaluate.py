@@ -11,17 +11,27 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
+from hce.encoding.tokens import QueryTokens, TextTokens, TokenSpace
 from hce.errors import InputError
 from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
-from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE, Fused, candidates_for, search_both
+from hce.search.fusion import (
+    STATIC_SHARE,
+    TOKENS_FIRST,
+    TRANSFORMER_SHARE,
+    Fused,
+    candidates_for,
+    given_by_tokens,
+    search_both,
+)
 from hce.search.words import Words
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
@@ -100,28 +110,34 @@ class InnerProductSearcher(DenseSearcher):
 
 @dataclass(frozen=True)
 class HybridSearcher:
-    """A dense searcher and the words of the same documents, fused as an index fuses them.
+    """A dense searcher and the words of the same documents, fused as an index fuses them; tokens too, where given.
 
     Attributes:
         dense: what searches by meaning.
         words: of the documents, numbered by their position.
         words_share: of words in the sum, from 0 to 1.
+        tokens: of the documents, in their order; they put the first hits into another order.
     """
 
     dense: DenseSearcher
     words: Words
     words_share: float
+    tokens: TextTokens | None = None
 
     @classmethod
-    def of(cls, dense: DenseSearcher, texts: Iterable[str]) -> HybridSearcher:
-        """Index the words of the texts that a dense searcher has the vectors of."""
-        words = Words.new()
-        words.add(enumerate(texts))
-        return cls(dense, words, STATIC_SHARE if dense.encoder.is_table else TRANSFORMER_SHARE)
+    def of(cls, dense: DenseSearcher, corpus: Corpus, *, tokens: bool = False) -> HybridSearcher:
+        """Index the words of the documents that a dense searcher has the vectors of, and a transformer's tokens."""
+        words, encoder = Words.new(), dense.encoder
+        words.add(enumerate(corpus.texts()))
+        read = TextTokens.read(encoder, corpus) if tokens and encoder.has_states else None
+        return cls(dense, words, STATIC_SHARE if encoder.is_table else TRANSFORMER_SHARE, read)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""
-        vectors, candidates = self.dense.encoder.encode(queries, "query"), candidates_for(k)
+        wanted = k if self.tokens is None else max(k, TOKENS_FIRST)
+        candidates, asked = candidates_for(wanted), dict[str, QueryTokens]()
+        on_tokens = None if self.tokens is None else partial(_ask, self.tokens.space, asked)
+        vectors = self.dense.encoder.encode(queries, "query", on_tokens=on_tokens)
         positions, scores = nearest(vectors, self.dense.vectors, candidates)
         fused = [
             search_both(
@@ -131,15 +147,26 @@ class HybridSearcher:
                 cosines_at=partial(_cosines, self.dense.vectors, vector),
                 candidates=candidates,
                 words_share=self.words_share,
-                k=k,
+                k=wanted,
             )
             for text, vector, numbers, cosines in zip(queries, vectors, positions, scores, strict=True)
         ]
-        return [self._scored(each) for each in fused]
+        return [self._scored(each, asked.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
 
-    def _scored(self, fused: Fused) -> list[Scored]:
-        rows = zip(fused.numbers.tolist(), (fused.meaning + fused.words).tolist(), strict=True)
+    def _scored(self, fused: Fused, query: QueryTokens | None) -> list[Scored]:
+        positions, scores = fused.numbers, fused.meaning + fused.words
+        if self.tokens is not None and query is not None:
+            first = positions[:TOKENS_FIRST]
+            closeness = np.array([query.closeness(self.tokens.codes[position]) for position in first])
+            scores[: len(first)] += given_by_tokens(scores[: len(first)], closeness)
+            order = np.lexsort((positions, -scores.round(6)))
+            positions, scores = positions[order], scores[order]
+        rows = zip(positions.tolist(), scores.tolist(), strict=True)
         return [Scored(self.dense.ids[position], score) for position, score in rows]
+
+
+def _ask(space: TokenSpace, asked: dict[str, QueryTokens], text: str, ids: np.ndarray, states: Tensor) -> None:
+    asked[text] = space.query(ids, states)
 
 
 def _cosines(vectors: np.ndarray, query: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -39,11 +39,12 @@ from hce.index.mirror import check_place, withdraw
 from hce.index.passages import Cutter
 from hce.index.ranking import RERANKED, Hit, Queries, SearchMode, find_hits, read_text, reranked, reranked_first
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
-from hce.index.tokens import FIRST, AskedTokens, TokenCodes, in_order_of_tokens
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
+from hce.index.tokens import AskedTokens, TokenCodes, in_order_of_tokens
 from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import Advance, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
+from hce.search.fusion import TOKENS_FIRST
 from hce.search.milvus import is_address
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
@@ -469,7 +470,7 @@ class Index:
                 most = max(1, reader.moment().documents)  # who asks for more is not given room for more
                 k_or_all = min(int(k), most)
                 codes = self._token_codes() if mode == "hybrid" and vectors is not None else None
-                wanted = k_or_all if codes is None else min(max(k_or_all, FIRST), most)
+                wanted = k_or_all if codes is None else min(max(k_or_all, TOKENS_FIRST), most)
                 queries = Queries(texts, vectors, wanted, allowed, mode, self.manifest.words_share, unique)
                 hits = find_hits(reader, self.derived, queries)
                 if hits is not None:
@@ -818,11 +819,11 @@ class Index:
         if asked is None or not asked.is_of(codes, texts):
             asked = AskedTokens(codes)
             self._for_queries.encode(texts, "query", asked.keep)
-        encode = partial(self._for_queries.encode, kind="document")
-        ordered = []
+        encoder, ordered = self._for_queries, []
         for text, row in zip(texts, hits, strict=True):
             check_deadline()
-            found = codes.of([read_text(hit) for hit in row[:FIRST]], lambda left, keep: encode(left, on_tokens=keep))
+            read = [read_text(hit) for hit in row[:TOKENS_FIRST]]
+            found = codes.of(read, lambda left, keep: encoder.encode(left, "document", keep))
             ordered.append(in_order_of_tokens(asked.tokens[text], row, found)[:k])
         return ordered
 

@@ -23,6 +23,7 @@ from hce.errors import InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, read_text
 from hce.index.store import content_key
+from hce.search.fusion import TOKENS_FIRST, given_by_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +38,6 @@ SPACE_FILE, CODES_FILE = "space.safetensors", "codes.sqlite"
 SCHEMA = "CREATE TABLE codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
 TEXTS_AT_ONCE = 1024
 SECONDS_TO_WAIT = 20.0
-
-FIRST = 50  # hits that are put into another order; 30 and 100 were as good
-SHARE = 0.4  # of tokens in what decides the order; .3 and .5 were nearly as good
 
 EncodeTokens = Callable[[Sequence[str], "OnTokens"], object]
 
@@ -164,26 +162,17 @@ class AskedTokens:
 
 
 def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
-    """Put the first hits into another order, by what tokens add to the score; the others stay behind them.
-
-    What tokens add lies between 0 and `SHARE` / (1 − `SHARE`) of what the scores of the first hits differ by.
-    """
-    first, others = list(hits[:FIRST]), hits[FIRST:]
-    if len(first) < 2:
-        return list(hits)
+    """Put the first hits into another order, by what tokens add to their scores; the others stay behind them."""
+    first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
     closeness = np.array([query.closeness(codes[read_text(hit)]) for hit in first])
     scores = np.array([hit.score for hit in first])
-    span = closeness.max() - closeness.min()
-    most = SHARE / (1 - SHARE) * float(scores.max() - scores.min())
-    added = most * (closeness - closeness.min()) / span if span > 1e-9 else np.zeros(len(first))
+    added = given_by_tokens(scores, closeness)
     order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
-    return [
-        *(
-            first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
-            for rank, row in enumerate(order, 1)
-        ),
-        *others,
+    changed = [
+        first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
+        for rank, row in enumerate(order, 1)
     ]
+    return [*changed, *others]
 
 
 def _sealed(codes: np.ndarray) -> bytes:

@@ -4,6 +4,8 @@ Scores of both kinds are scaled to 0 … 1 over the candidates of a query and ad
 the worst candidate's to the best one's, BM25 from 0, which is what sharing no word scores, to the best one's. That
 beat reciprocal ranks on seven of eight collections, and full scores of all documents hardly beat those of 200
 candidates of each kind (docs/LOG.md).
+
+Where the encoder is a transformer, its tokens then put the first hits into another order.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from hce.search.words import Words
 CANDIDATES = 200  # of each kind, at the least
 SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
+TOKENS_FIRST = 50  # hits that tokens put into another order; 30 and 100 were as good
+TOKENS_SHARE = 0.4  # of tokens in that order; .3 and .5 were nearly as good
 
 
 class Fused(NamedTuple):
@@ -148,3 +152,19 @@ def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
     """Scale scores to 0 … 1 from `low` up; where none is above it they say nothing, and become 0."""
     above = scores.max(initial=low) - low
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
+
+
+def given_by_tokens(scores: np.ndarray, closeness: np.ndarray) -> np.ndarray:
+    """Return what tokens add to the scores of the first hits, so that they have `TOKENS_SHARE` in their order.
+
+    >>> given_by_tokens(np.array([0.9, 0.5, 0.3]), np.array([0.1, 0.4, 0.7])).round(4)
+    array([0. , 0.2, 0.4])
+
+    Args:
+        scores: by meaning and words, of shape (m,).
+        closeness: of the query's tokens to those of each text, of shape (m,); see `hce.encoding.tokens`.
+    """
+    if not len(scores):
+        return np.zeros(0)
+    most = TOKENS_SHARE / (1 - TOKENS_SHARE) * np.ptp(scores)
+    return np.asarray(most * _scaled(closeness, closeness.min()))
