@@ -11,6 +11,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -60,18 +61,15 @@ def encode_corpus(
     Raises:
         InputError: the folder holds vectors of another encoder or corpus, or other files, or cannot be written.
     """
+    encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
     if folder is None:
         show = progress if is_first_process() else False
-        return encode_in_shares(
-            *(corpus, lambda _, texts: encoder.encode(texts, on_tokens=on_tokens), encoder.dim, encoder.device),
-            progress=show,
-        )
+        return encode_in_shares(corpus, lambda _, texts: encode(texts), encoder.dim, encoder.device, progress=show)
     identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
     file = VectorFile(folder, len(corpus), encoder.dim, identity)
     try:
         if not file.is_complete():
-            show = progress and is_first_process()
-            _encode_to_file(lambda texts: encoder.encode(texts, on_tokens=on_tokens), corpus, file, chunk_size, show)
+            _encode_to_file(encode, corpus, file, chunk_size, progress and is_first_process())
     except OSError as error:
         raise InputError(f"{folder}: the vectors cannot be written ({error.strerror}); free some space") from error
     return file.open()

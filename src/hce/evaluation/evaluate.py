@@ -135,9 +135,10 @@ class HybridSearcher:
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""
         wanted = k if self.tokens is None else max(k, TOKENS_FIRST)
-        candidates, asked = candidates_for(wanted), dict[str, QueryTokens]()
-        on_tokens = None if self.tokens is None else partial(_ask, self.tokens.space, asked)
-        vectors = self.dense.encoder.encode(queries, "query", on_tokens=on_tokens)
+        candidates, asked, encode = candidates_for(wanted), dict[str, QueryTokens](), self.dense.encoder.encode
+        if self.tokens is not None:
+            encode = partial(encode, on_tokens=partial(_ask, self.tokens.space, asked))
+        vectors = encode(queries, "query")
         positions, scores = nearest(vectors, self.dense.vectors, candidates)
         fused = [
             search_both(
