@@ -73,8 +73,10 @@ def test_closeness_by_hand():
     """Tokens of the query: (1, 0) met best by (.8, .6) with .8, and (0, 1) by (0, 1) with 1; ¾ · .8 + ¼ · 1 = .85."""
     query = QueryTokens(np.array([[1, 0], [0, 1]], np.float32), np.array([0.75, 0.25], np.float32))
     codes = np.array([[0.8, 0.6], [0, 1], [-1, 0]]) * STEPS
-    assert query.closeness(codes.round().astype(np.int8)) == pytest.approx(0.85, abs=0.01)
-    assert query.closeness(np.zeros((0, 2), np.int8)) == 0.0
+    texts = [codes.round().astype(np.int8), np.zeros((0, 2), np.int8), np.array([[0, STEPS]], np.int8)]
+    assert query.closeness(texts) == pytest.approx([0.85, 0, 0.25], abs=0.01)
+    assert query.closeness([]).shape == (0,)
+    assert QueryTokens(np.zeros((0, 2), np.float32), np.zeros(0, np.float32)).closeness(texts) == pytest.approx(0)
 
 
 @given(arrays.arrays(np.float32, (5, 6), elements=st.floats(-1, 1, width=32)), st.integers(1, 5))
@@ -89,7 +91,7 @@ def test_closeness_is_that_of_plain_loops(states, count):
         length = max(float(np.linalg.norm(states[row])), 1e-12)
         best = max(float(states[row] / length @ (codes[other] / STEPS)) for other in range(5))
         expected += (row + 1) / total * best
-    assert query.closeness(codes) == pytest.approx(expected, abs=1e-4)
+    assert query.closeness([codes[:1], codes])[1] == pytest.approx(expected, abs=1e-4)
     assert (np.abs(codes.astype(int)) <= STEPS).all()
 
 
@@ -101,7 +103,7 @@ def test_a_text_meets_itself_best(encoder):
     asked: dict[str, QueryTokens] = {}
     encoder.encode(TEXTS, on_tokens=lambda text, ids, states: asked.update({text: space.query(ids, states)}))
     for text in TEXTS:
-        assert max(codes, key=lambda other: asked[text].closeness(codes[other])) == text
+        assert max(codes, key=lambda other: asked[text].closeness([codes[other]])) == text
 
 
 def test_rare_tokens_count_more_and_prompts_nothing(encoder):

@@ -10,6 +10,7 @@ Measured on five collections, a first list re-ordered so gains on each (docs/LOG
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,12 +43,19 @@ class QueryTokens(NamedTuple):
     vectors: np.ndarray
     weights: np.ndarray
 
-    def closeness(self, codes: np.ndarray) -> float:
-        """Return how well these tokens are met by those of a text, given by `TokenSpace.codes`; from −1 to 1."""
-        if not len(codes) or not len(self.vectors):
-            return 0.0
-        met = (self.vectors @ codes.T.astype(np.float32)).max(axis=1) / STEPS
-        return float(met @ self.weights)
+    def closeness(self, codes: Sequence[np.ndarray]) -> np.ndarray:
+        """Return how well these tokens are met by those of each text, from −1 to 1, of shape (texts,).
+
+        Args:
+            codes: of each text's tokens, as `TokenSpace.codes` gives them; to a text without any, closeness is 0.
+        """
+        close = np.zeros(len(codes), np.float32)
+        some = [row for row, each in enumerate(codes) if len(each)]
+        if some and len(self.vectors):
+            met = self.vectors @ np.concatenate([codes[row] for row in some]).T.astype(np.float32)
+            starts = np.cumsum([0, *(len(codes[row]) for row in some[:-1])])
+            close[some] = self.weights @ np.maximum.reduceat(met, starts, axis=1) / STEPS
+        return close
 
 
 class TokenSpace:

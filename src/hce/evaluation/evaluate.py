@@ -158,7 +158,7 @@ class HybridSearcher:
         positions, scores = fused.numbers, fused.meaning + fused.words
         if self.tokens is not None and query is not None:
             first = positions[:TOKENS_FIRST]
-            closeness = np.array([query.closeness(self.tokens.codes[position]) for position in first])
+            closeness = query.closeness([self.tokens.codes[position] for position in first])
             scores[: len(first)] += given_by_tokens(scores[: len(first)], closeness)
             order = np.lexsort((positions, -scores.round(6)))
             positions, scores = positions[order], scores[order]

@@ -164,7 +164,7 @@ class AskedTokens:
 def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
     """Put the first hits into another order, by what tokens add to their scores; the others stay behind them."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
-    closeness = np.array([query.closeness(codes[read_text(hit)]) for hit in first])
+    closeness = query.closeness([codes[read_text(hit)] for hit in first])
     scores = np.array([hit.score for hit in first])
     added = given_by_tokens(scores, closeness)
     order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
