@@ -27,7 +27,7 @@ from hce.errors import FormatError, one_line
 from hce.progress import progress_bar
 
 DIM = 48  # 32 to 128 were level within noise, 16 was worse
-SAMPLE = 256  # documents whose states tell the directions
+SAMPLE = 64  # documents whose states tell the directions; 256 told nothing more
 COUNTED = 1 << 15  # documents whose tokens are counted
 STEPS = 127  # an entry of a unit vector is kept as a whole number of 127ths
 
