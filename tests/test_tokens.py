@@ -22,6 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import DIM, STEPS, QueryTokens, TokenSpace
 from hce.errors import FormatError
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
+from hce.index.check import check
 from hce.index.index import Index
 from hce.index.ranking import Hit
 from hce.index.tokens import CODES_FILE, SPACE_FILE, TokenCodes, in_order_of_tokens
@@ -218,9 +219,41 @@ def test_what_is_missing_or_damaged_is_made_again(index):
         connection.execute("UPDATE codes SET codes = x'00112233445566778899'")
     connection.close()
     assert index.search(TEXTS, 8) == expected
-    codes.write_bytes(b"no database at all")
-    assert index.search(TEXTS, 8) == expected
-    codes.unlink()
+    for ruin in (lambda: codes.write_bytes(b"no database at all, for sure, it is none"), codes.unlink):
+        ruin()
+        assert index.search(TEXTS, 8) == expected
+        assert len(TokenCodes(codes.parent).get(TEXTS)) == len(TEXTS)  # which are kept again
+
+
+def test_a_check_finds_damage_and_a_repair_heals_it(index):
+    expected = index.search(TEXTS, 8)
+    index.close()
+    folder = index.path / "tokens"
+    assert check(index.path).findings == ()
+
+    def flip() -> None:
+        data = bytearray((folder / SPACE_FILE).read_bytes())
+        data[-9] ^= 1
+        (folder / SPACE_FILE).write_bytes(data)
+
+    def change() -> None:
+        with sqlite3.connect(folder / CODES_FILE) as connection:
+            connection.execute("UPDATE codes SET codes = x'00112233445566778899' WHERE content % 2 = 0")
+        connection.close()
+
+    for ruin in (flip, change, lambda: (folder / CODES_FILE).write_bytes(b"no database at all, for sure, it is none")):
+        ruin()
+        found = check(index.path).findings
+        assert [(each.part, each.heals) for each in found] == [("tokens", True)]
+        assert check(index.path, repair=True).is_sound
+        with Index.open(index.path) as opened:
+            assert opened.search(TEXTS, 8) == expected
+
+
+def test_a_rebuild_does_without_what_is_damaged(index):
+    expected = index.search(TEXTS, 8)
+    (index.path / "tokens" / CODES_FILE).write_bytes(b"no database at all, for sure, it is none")
+    index.rebuild()
     assert index.search(TEXTS, 8) == expected
 
 

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save
 from torch import Tensor
 
+from hce.checksums import SEAL, checksum_of_arrays, kept_arrays
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import FormatError, one_line
+from hce.errors import FormatError
 from hce.progress import progress_bar
 
 DIM = 48  # 32 to 128 were level within noise, 16 was worse
@@ -106,8 +106,9 @@ class TokenSpace:
         return F.normalize(states.float() @ self._basis.to(states.device), dim=1)
 
     def save(self, path: Path) -> None:
-        """Write a file."""
-        save_file({"basis": self.basis, "weights": self.weights}, path)
+        """Write a file, with its checksum."""
+        arrays = {"basis": self.basis, "weights": self.weights}
+        path.write_bytes(save(arrays, {SEAL: str(checksum_of_arrays(arrays.values()))}))
 
     @classmethod
     def load(cls, path: Path) -> TokenSpace:
@@ -116,14 +117,10 @@ class TokenSpace:
         Raises:
             FormatError: it is damaged.
         """
-        try:
-            arrays = load_file(path)
-            basis, weights = arrays["basis"], arrays["weights"]
-            if basis.ndim != 2 or weights.ndim != 1 or not (np.isfinite(basis).all() and np.isfinite(weights).all()):
-                raise ValueError("it holds something else")
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise FormatError(f"{path} is damaged ({one_line(error)}); 'hce rebuild --tokens' makes it anew") from error
-        return cls(basis, weights)
+        kept = kept_arrays(path, ("basis", "weights"))
+        if kept is None:
+            raise FormatError(f"{path} is not as it was written; 'hce rebuild --tokens' makes it anew")
+        return cls(*kept.arrays)
 
 
 class TextTokens(NamedTuple):

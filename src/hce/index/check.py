@@ -27,6 +27,8 @@ from hce.index.map import MAP_FILE, is_damaged_map
 from hce.index.passages import Cutter
 from hce.index.schema import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, Reader, content_key
+from hce.index.tokens import FOLDER as TOKENS_FOLDER
+from hce.index.tokens import TokenCodes
 from hce.index.writing import chunks_of, insert_documents
 from hce.progress import Advance, progress_bar
 from hce.training.model_folder import FACTS, IN_AN_INDEX, ModelFolder
@@ -174,6 +176,9 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         for each in damage_in(path / model) or []
     ]
     findings += _tree_findings(path, manifest)
+    tokens = TokenCodes.find(path / f"{TOKENS_FOLDER}{manifest.suffix}")
+    if tokens is not None and (damage := tokens.damage()) is not None:
+        findings.append(Finding("tokens", damage, heals=True))
     if is_damaged_map(path / MAP_FILE):
         findings.append(Finding("map", f"{MAP_FILE} is not as it was written", heals=True))
     documents = 0
@@ -372,7 +377,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         unsound = {each.number for each in findings if each.heals and each.number is not None}
         if unsound:
             _encode_anew(index, sorted(unsound), progress)
-        index.rebuild(refit=False)
+        index.rebuild(refit=False, tokens=True if any(each.part == "tokens" for each in findings) else None)
     folder = path / Manifest.read(path).encoder_folder
     if not (folder / CHECKSUMS).is_file():
         write_checksums(folder)

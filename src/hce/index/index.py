@@ -367,7 +367,8 @@ class Index:
             queries: a text or a list of texts.
             k: how many; all where there are fewer (by words alone, those that share a word).
             filter: conditions on metadata, see `hce.index.filters`; k documents are found if so many fulfil them.
-            mode: "hybrid", by words and meaning; "dense", by meaning alone; "words", by BM25 alone.
+            mode: "hybrid", by words and meaning, the first hits in the order of a transformer's tokens where the index
+                has these; "dense", by meaning alone; "words", by BM25 alone.
             unique: leave out what is near-equal to a better hit, which then names it (`Hit.folded`); see
                 `hce.index.ranking.fold_near_equal`. k documents are found if there are so many different ones.
             rerank: a cross-encoder, or the directory or hub id of one, that puts the first hits into another order.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.errors import InputError
+from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, read_text
 from hce.index.store import content_key
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "tokens"
 SPACE_FILE, CODES_FILE = "space.safetensors", "codes.sqlite"
-SCHEMA = "CREATE TABLE codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
+SCHEMA = "CREATE TABLE IF NOT EXISTS codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
 TEXTS_AT_ONCE = 1024
 SECONDS_TO_WAIT = 20.0
 
@@ -61,8 +61,6 @@ class TokenCodes:
         space = TokenSpace.fit(encoder, corpus, progress=progress)
         with new_folder(folder) as new:
             space.save(new / SPACE_FILE)
-            with closing(sqlite3.connect(new / CODES_FILE)) as connection:
-                connection.execute(SCHEMA)
         return cls(folder)
 
     @cached_property
@@ -94,8 +92,7 @@ class TokenCodes:
         """Keep codes by text; where that cannot be done now, they will be made again."""
         rows = [(content_key(text), _sealed(each)) for text, each in codes.items()]
         try:
-            with self._connection() as connection, connection:
-                connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows)
+            self._write(lambda connection: connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows))
         except sqlite3.Error as error:
             logger.debug("%s: tokens are not kept (%s)", self.folder, error)
 
@@ -117,16 +114,36 @@ class TokenCodes:
         """Forget the texts of documents that are gone, of which those that stay are given by the keys of their texts.
 
         Passages of long documents are forgotten too, and made again when they are found.
+
+        Raises:
+            InputError: that cannot be written.
         """
+
+        def forget(connection: sqlite3.Connection) -> None:
+            connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
+            connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((each,) for each in contents.tolist()))
+            connection.execute("DELETE FROM codes WHERE content NOT IN kept")
+
         try:
+            self._write(forget)
             with self._connection() as connection:
-                with connection:
-                    connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
-                    connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((int(each),) for each in contents))
-                    connection.execute("DELETE FROM codes WHERE content NOT IN kept")
                 connection.execute("VACUUM")
         except sqlite3.Error as error:
             raise InputError(f"{self.folder}: {error}; check the disk's space, or delete the folder") from error
+
+    def damage(self) -> str | None:
+        """Say what is not as it was written; None where nothing is."""
+        try:
+            width = self.space.basis.shape[1]
+            with self._connection() as connection:
+                connection.execute(SCHEMA)
+                rows = connection.execute("SELECT codes FROM codes")
+                damaged = sum(_unsealed(blob, width) is None for (blob,) in rows)
+        except FormatError as error:
+            return str(error)
+        except sqlite3.Error as error:
+            return f"{self.folder.name}/{CODES_FILE} is damaged ({error})"
+        return f"the tokens of {damaged:,} texts are not as they were written" if damaged else None
 
     def of(self, texts: Sequence[str], encode: EncodeTokens) -> dict[str, np.ndarray]:
         """Return the codes of all texts; those that are not kept are made."""
@@ -138,6 +155,21 @@ class TokenCodes:
             self.put(made)
             found |= made
         return found
+
+    def _write(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        """Do something in one transaction; a file that is no database any more is begun anew."""
+        try:
+            with self._connection() as connection, connection:
+                connection.execute(SCHEMA)
+                work(connection)
+        except sqlite3.OperationalError:  # a full disk, another who writes
+            raise
+        except sqlite3.DatabaseError:
+            logger.warning("%s: %s was damaged, and is begun anew", self.folder, CODES_FILE)
+            (self.folder / CODES_FILE).unlink(missing_ok=True)
+            with self._connection() as connection, connection:
+                connection.execute(SCHEMA)
+                work(connection)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
