@@ -20,7 +20,6 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import DIM, STEPS, QueryTokens, TokenSpace
-from hce.errors import FormatError
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
 from hce.index.check import check
 from hce.index.index import Index
@@ -257,10 +256,21 @@ def test_a_rebuild_does_without_what_is_damaged(index):
     assert index.search(TEXTS, 8) == expected
 
 
-def test_a_damaged_space_is_told_in_one_line(index):
+def test_a_damaged_space_is_told_in_one_line_and_done_without(index, caplog):
     (index.path / "tokens" / SPACE_FILE).write_bytes(b"damaged")
-    with Index.open(index.path) as opened, pytest.raises(FormatError, match="'hce rebuild --tokens' makes it anew"):
-        opened.search("ships")
+    with Index.open(index.path) as opened:
+        for _ in range(3):
+            assert not any(hit.from_tokens for hit in opened.search("ships"))
+    (record,) = caplog.records
+    assert "'hce rebuild --tokens' makes it anew; until then the index ranks without tokens" in record.getMessage()
+
+
+def test_another_process_notices_what_a_rebuild_changed(index):
+    with Index.open(index.path) as other:
+        index.rebuild(tokens=False)
+        assert not any(hit.from_tokens for hit in other.search("ships of the night"))
+        index.rebuild(tokens=True)
+        assert any(hit.from_tokens for hit in other.search("ships of the night"))
 
 
 def test_added_documents_have_tokens_and_removed_ones_none_after_a_rebuild(index, tmp_path, transformer):

@@ -176,8 +176,8 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         for each in damage_in(path / model) or []
     ]
     findings += _tree_findings(path, manifest)
-    tokens = TokenCodes.find(path / f"{TOKENS_FOLDER}{manifest.suffix}")
-    if tokens is not None and (damage := tokens.damage()) is not None:
+    tokens = path / f"{TOKENS_FOLDER}{manifest.suffix}"
+    if tokens.is_dir() and (damage := TokenCodes(tokens).damage()) is not None:
         findings.append(Finding("tokens", damage, heals=True))
     if is_damaged_map(path / MAP_FILE):
         findings.append(Finding("map", f"{MAP_FILE} is not as it was written", heals=True))

@@ -40,7 +40,7 @@ from hce.index.passages import Cutter
 from hce.index.ranking import RERANKED, Hit, Queries, SearchMode, find_hits, read_text, reranked, reranked_first
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import AskedTokens, TokenCodes, in_order_of_tokens
+from hce.index.tokens import AskedTokens, TokenCodes, in_order_of_tokens, is_token_folder
 from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
 from hce.progress import Advance, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
@@ -88,7 +88,7 @@ class Index:
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
         self._tree: NumberedHierarchy | None = None
         self._last_reranker: Reranker | None = None
-        self._codes: TokenCodes | None = None
+        self._codes: tuple[Path, TokenCodes | None] | None = None  # by folder, None where there are none
         self._asked: AskedTokens | None = None  # tokens of the last queries
 
     @classmethod
@@ -602,7 +602,7 @@ class Index:
             format=manifest.format,
             reindexing=other.encoder if other and not other.was_in_force else None,
             earlier=other.encoder if other and other.was_in_force else None,
-            tokens=self._token_codes() is not None,
+            tokens=manifest.engine not in ELSEWHERE and is_token_folder(self._token_folder()),
         )
 
     def drift(self, seed: int = 0) -> Drift:
@@ -666,11 +666,11 @@ class Index:
             engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else self.derived.engine_name)
             manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
             manifest = replace(manifest, window=window, format=FORMAT)
-            manifest.write(self.path)
+            self._rebuild_tokens(writer, tokens and engine not in ELSEWHERE, progress)
+            manifest.write(self.path)  # by which others notice what has changed
             self._adopt(manifest)
             self.derived.rebuild(writer, manifest)
             self._calibrate(writer)
-            self._rebuild_tokens(writer, tokens, progress)
             writer.forget(manifest.documents)
             delete_other_folders(self.path, manifest)
         if before.engine_at not in (None, at):
@@ -746,6 +746,7 @@ class Index:
             self._cutter = None
         if manifest.engine_at != self.manifest.engine_at:
             self.derived = Derived(self._store, manifest)
+        self._codes = None
         self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
         self._stamp = None if manifest.switch else stamp
 
@@ -794,25 +795,29 @@ class Index:
         with codes.filling() as on_tokens:
             return self._for_documents.encode(texts, "document", on_tokens)
 
+    def _token_folder(self) -> Path:
+        return self.path / f"{TOKENS_FOLDER}{self.manifest.suffix}"
+
     def _token_codes(self) -> TokenCodes | None:
         """Return the tokens of the present encoder's texts; None where none are kept, or not by readers elsewhere."""
         if self.manifest.engine in ELSEWHERE:
             return None
-        folder = self.path / f"{TOKENS_FOLDER}{self.manifest.suffix}"
-        if self._codes is None or self._codes.folder != folder:
-            self._codes = TokenCodes.find(folder)
-        return self._codes
+        folder = self._token_folder()
+        if self._codes is None or self._codes[0] != folder:
+            self._codes = folder, TokenCodes.find(folder)
+        return self._codes[1]
 
     def _rebuild_tokens(self, writer: Writer, wanted: bool | None, progress: bool) -> None:
         """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
-        codes, folder = self._token_codes(), self.path / f"{TOKENS_FOLDER}{self.manifest.suffix}"
-        if wanted is not None:
-            delete_whole(folder)
-            self._codes = None
-        if wanted and self.manifest.engine not in ELSEWHERE:
-            self._codes = _read_tokens(folder, self._for_documents.model(), writer, progress)
-        elif wanted is None and codes is not None:
-            codes.keep_only(writer.contents()[1])
+        folder = self._token_folder()
+        if wanted is None:
+            if (codes := TokenCodes.find(folder)) is not None:
+                codes.keep_only(writer.contents()[1])
+            return
+        delete_whole(folder)
+        if wanted:
+            _read_tokens(folder, self._for_documents.model(), writer, progress)
+        self._codes = None
 
     def _by_tokens(self, codes: TokenCodes, texts: Sequence[str], hits: list[list[Hit]], k: int) -> list[list[Hit]]:
         """Let tokens put the first hits of each query into another order."""
@@ -847,15 +852,14 @@ class Index:
         return cutter.window
 
 
-def _read_tokens(folder: Path, encoder: Encoder, reader: Reader, progress: bool) -> TokenCodes | None:
-    """Read all documents anew for their tokens; None where the encoder is no transformer."""
+def _read_tokens(folder: Path, encoder: Encoder, reader: Reader, progress: bool) -> None:
+    """Read all documents anew for their tokens, where the encoder is a transformer."""
     if not encoder.has_states:
-        return None
+        return
     documents = [entry.document for entry in reader.entries()]
     codes = TokenCodes.create(folder, encoder, Corpus.from_documents(documents), progress=progress)
     with codes.filling() as on_tokens:
         encoder.encode([document.full_text for document in documents], progress=progress, on_tokens=on_tokens)
-    return codes
 
 
 @dataclass(frozen=True)

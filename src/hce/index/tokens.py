@@ -50,8 +50,13 @@ class TokenCodes:
 
     @classmethod
     def find(cls, folder: Path) -> TokenCodes | None:
-        """Return what is kept in a folder; None where there is no such folder."""
-        return cls(folder) if (folder / SPACE_FILE).is_file() else None
+        """Return what is kept in a folder; None where there is no such folder, or its space is damaged."""
+        found = cls(folder) if is_token_folder(folder) else None
+        try:
+            return found if found and found.space else None
+        except FormatError as error:
+            logger.warning("%s; until then the index ranks without tokens", error)
+            return None
 
     @classmethod
     def create(cls, folder: Path, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenCodes:
@@ -175,6 +180,11 @@ class TokenCodes:
     def _connection(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self.folder / CODES_FILE, timeout=SECONDS_TO_WAIT)) as connection:
             yield connection
+
+
+def is_token_folder(folder: Path) -> bool:
+    """Tell whether a folder holds a space of tokens, without loading it, for which torch is imported."""
+    return (folder / SPACE_FILE).is_file()
 
 
 class AskedTokens:
