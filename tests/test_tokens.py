@@ -336,3 +336,25 @@ def test_an_index_ranks_as_a_comparison_does(index, encoder):
         hits = index.search(text, 8)
         assert ids_of(hits) == [each.id for each in row]
         assert [each.score for each in hits] == pytest.approx([each.score for each in row], abs=1e-4)
+
+
+def test_odd_queries_and_few_documents_are_no_trouble(tmp_path, transformer):
+    with Index.create(tmp_path / "index", DOCUMENTS[:1], transformer) as index:
+        for query in ("?", "unknown words only", "ships " * 300, "ships"):
+            assert ids_of(index.search(query, 3)) == ["0"]
+        assert index.search([], 3) == []
+        assert [ids_of(row) for row in index.search(["ships", "ships", "?"], 2)] == [["0"]] * 3
+        index.add(DOCUMENTS[1:])
+        assert ids_of(index.search("stars of the night", 1)) == ["1"]
+        assert len(index.search("stars", 100, unique=True)) == len(DOCUMENTS)
+
+
+def test_an_encoder_that_tells_of_no_states_is_used_without(tmp_path, transformer, monkeypatch):
+    monkeypatch.setattr(Transformer, "forward", without_ids(Transformer.forward))
+    with Index.create(tmp_path / "index", DOCUMENTS, transformer) as index:
+        assert not index.status().tokens
+        assert not any(each.from_tokens for each in index.search("ships of the night"))
+
+
+def without_ids(forward):
+    return lambda self, *a, **o: {key: each for key, each in forward(self, *a, **o).items() if key != "input_ids"}

@@ -432,6 +432,8 @@ class Encoder:
         special = torch.tensor(self.tokenizer.all_special_ids, device=self.device)
 
         def tell(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
+            if not {"input_ids", "attention_mask", "token_embeddings"} <= found.keys():
+                return
             told = found["attention_mask"].bool() & ~torch.isin(found["input_ids"], special)
             for text, mask, ids, states in zip(texts, told, found["input_ids"], found["token_embeddings"], strict=True):
                 on_tokens(text, ids[mask].cpu().numpy(), states[mask].float())

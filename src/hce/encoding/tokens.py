@@ -71,15 +71,19 @@ class TokenSpace:
         self._basis = torch.from_numpy(basis)
 
     @classmethod
-    def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace:
-        """Find the directions in the states of some documents, and count the tokens of many.
+    def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace | None:
+        """Find the directions in the states of some documents, and count the tokens of many; None where none are told.
 
         Words of the vocabulary stand in for documents that are not there yet: an index may start with one.
         """
+        if not encoder.has_states:
+            return None
         states: list[Tensor] = []
         some = _spread_out(corpus, SAMPLE)
         some += encoder.vocabulary_texts(SAMPLE - len(some))
         encoder.encode(some, on_tokens=lambda text, ids, found: states.append(F.normalize(found, dim=1)))
+        if not states:
+            return None
         rows = torch.cat(states)
         varying = rows - rows.mean(dim=0)
         directions = torch.linalg.eigh((varying.T @ varying).double().cpu()).eigenvectors.flip(1)[:, :DIM]
@@ -103,7 +107,9 @@ class TokenSpace:
         return QueryTokens(self._reduced(states).cpu().numpy(), weights / max(float(weights.sum()), 1e-9))
 
     def _reduced(self, states: Tensor) -> Tensor:
-        return F.normalize(states.float() @ self._basis.to(states.device), dim=1)
+        if self._basis.device != states.device:
+            self._basis = self._basis.to(states.device)
+        return F.normalize(states.float() @ self._basis, dim=1)
 
     def save(self, path: Path) -> None:
         """Write a file, with its checksum."""
@@ -130,12 +136,13 @@ class TextTokens(NamedTuple):
     codes: list[np.ndarray]
 
     @classmethod
-    def read(cls, encoder: Encoder, corpus: Corpus) -> TextTokens:
-        """Read all documents for their tokens."""
-        space = TokenSpace.fit(encoder, corpus)
-        found: dict[str, np.ndarray] = {}
-        texts = list(corpus.texts())
-        encoder.encode(texts, on_tokens=lambda text, ids, states: found.update({text: space.codes(states)}))
+    def read(cls, encoder: Encoder, corpus: Corpus) -> TextTokens | None:
+        """Read all documents for their tokens; None where the encoder tells of none."""
+        space, found = TokenSpace.fit(encoder, corpus), dict[str, np.ndarray]()
+        if space is None:
+            return None
+        texts, codes = list(corpus.texts()), space.codes
+        encoder.encode(texts, on_tokens=lambda text, ids, states: found.update({text: codes(states)}))
         return cls(space, [found[text] for text in texts])
 
 

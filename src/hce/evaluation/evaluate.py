@@ -129,7 +129,7 @@ class HybridSearcher:
         """Index the words of the documents that a dense searcher has the vectors of, and a transformer's tokens."""
         words, encoder = Words.new(), dense.encoder
         words.add(enumerate(corpus.texts()))
-        read = TextTokens.read(encoder, corpus) if tokens and encoder.has_states else None
+        read = TextTokens.read(encoder, corpus) if tokens else None
         return cls(dense, words, STATIC_SHARE if encoder.is_table else TRANSFORMER_SHARE, read)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:

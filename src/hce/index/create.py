@@ -21,6 +21,7 @@ from hce.data.language import warn_of_language
 from hce.data.terms import checked_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
+from hce.encoding.tokens import TokenSpace
 from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
 from hce.index.encoder import ENCODER_FOLDER, file_stamps
@@ -127,9 +128,8 @@ def create_index(
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     codes = None
-    if tokens and start.encoder.has_states and engine not in ELSEWHERE:
-        place = part.with_name(f"{part.name}-tokens")
-        codes = TokenCodes.find(place) or TokenCodes.create(place, start.encoder, corpus, progress=progress)
+    if tokens and engine not in ELSEWHERE:
+        codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
     with codes.filling() if codes else nullcontext() as on_tokens:
         vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
     with released(vectors):
@@ -167,6 +167,16 @@ def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype
     line = require(index_needs(documents, dim, engine, chosen), memory, remedy)
     logger.info("%s; the engine keeps vectors in %s", line, chosen)
     return chosen
+
+
+def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
+    """Return what a killed run has left of tokens, or a new place for them; None where the encoder tells of none."""
+    found = TokenCodes.find(place)
+    if found is not None:
+        return found
+    delete_whole(place)
+    space = TokenSpace.fit(encoder, corpus, progress=progress)
+    return None if space is None else TokenCodes.create(place, space)
 
 
 def checked_share(words_share: float | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, overload
 
@@ -41,7 +42,14 @@ from hce.index.ranking import RERANKED, Hit, Queries, SearchMode, find_hits, rea
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
 from hce.index.tokens import AskedTokens, TokenCodes, in_order_of_tokens, is_token_folder
-from hce.index.writing import checked, chunks_of, cut_documents, insert_documents, without_unchanged
+from hce.index.writing import (
+    DOCUMENTS_AT_ONCE,
+    checked,
+    chunks_of,
+    cut_documents,
+    insert_documents,
+    without_unchanged,
+)
 from hce.progress import Advance, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 from hce.search.fusion import TOKENS_FIRST
@@ -853,13 +861,22 @@ class Index:
 
 
 def _read_tokens(folder: Path, encoder: Encoder, reader: Reader, progress: bool) -> None:
-    """Read all documents anew for their tokens, where the encoder is a transformer."""
-    if not encoder.has_states:
+    """Read all documents anew for their tokens, where the encoder tells of some."""
+    from hce.encoding.tokens import COUNTED, TokenSpace
+
+    numbers = reader.numbers()
+    some = reader.documents(numbers[:: max(1, -(-len(numbers) // COUNTED))].tolist())
+    space = TokenSpace.fit(encoder, Corpus.from_documents(some.values())) if some else None
+    if space is None:
         return
-    documents = [entry.document for entry in reader.entries()]
-    codes = TokenCodes.create(folder, encoder, Corpus.from_documents(documents), progress=progress)
-    with codes.filling() as on_tokens:
-        encoder.encode([document.full_text for document in documents], progress=progress, on_tokens=on_tokens)
+    with (
+        TokenCodes.create(folder, space).filling() as on_tokens,
+        progress_bar("reading tokens", len(numbers), "documents", show=progress) as advance,
+    ):
+        entries = reader.entries()
+        while chunk := list(islice(entries, DOCUMENTS_AT_ONCE)):
+            encoder.encode([entry.document.full_text for entry in chunk], on_tokens=on_tokens)
+            advance(len(chunk))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.language import warn_of_language
 from hce.encoding.encoder import Encoder
+from hce.encoding.tokens import TokenSpace
 from hce.errors import InputError, WriterBusyError
 from hce.files import held_alone
 from hce.index.create import Start, checked_share, start_from
@@ -107,7 +108,8 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
     suffix = _patiently(lambda: _make_room(store))
     share = start.words_share if words_share is None else words_share
     numbers = [number for number, _ in entries]
-    return _patiently(lambda: _write_encoder(store, suffix, start, str(encoder), share, numbers, corpus))
+    space = TokenSpace.fit(start.encoder, corpus)
+    return _patiently(lambda: _write_encoder(store, suffix, start, str(encoder), share, numbers, corpus, space))
 
 
 def _make_room(store: Store) -> str:
@@ -126,7 +128,14 @@ def _make_room(store: Store) -> str:
 
 
 def _write_encoder(
-    store: Store, suffix: str, start: Start, spec: str, words_share: float, numbers: list[int], corpus: Corpus
+    store: Store,
+    suffix: str,
+    start: Start,
+    spec: str,
+    words_share: float,
+    numbers: list[int],
+    corpus: Corpus,
+    space: TokenSpace | None,
 ) -> Beside:
     """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
     index = store.path.parent
@@ -139,8 +148,8 @@ def _write_encoder(
             tree = trained_tree(start.folder, corpus)
         if tree is not None:
             NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index / f"{FOLDER}{suffix}")
-        if start.encoder.has_states and Manifest.read(index, writer).engine not in ELSEWHERE:
-            TokenCodes.create(index / f"{TOKENS_FOLDER}{suffix}", start.encoder, corpus)
+        if space is not None and Manifest.read(index, writer).engine not in ELSEWHERE:
+            TokenCodes.create(index / f"{TOKENS_FOLDER}{suffix}", space)
         other = Beside(
             was_in_force=False,
             spec=spec,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hce.data.corpus import Corpus
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, read_text
@@ -28,7 +27,7 @@ from hce.search.fusion import TOKENS_FIRST, given_by_tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hce.encoding.encoder import Encoder, OnTokens
+    from hce.encoding.encoder import OnTokens
     from hce.encoding.tokens import QueryTokens, TokenSpace
 
 logger = logging.getLogger(__name__)
@@ -59,11 +58,8 @@ class TokenCodes:
             return None
 
     @classmethod
-    def create(cls, folder: Path, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenCodes:
-        """Find out in which space an encoder's tokens are kept, and make a folder without any."""
-        from hce.encoding.tokens import TokenSpace
-
-        space = TokenSpace.fit(encoder, corpus, progress=progress)
+    def create(cls, folder: Path, space: TokenSpace) -> TokenCodes:
+        """Make a folder for the codes of a space, without any yet."""
         with new_folder(folder) as new:
             space.save(new / SPACE_FILE)
         return cls(folder)
@@ -206,7 +202,8 @@ class AskedTokens:
 def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
     """Put the first hits into another order, by what tokens add to their scores; the others stay behind them."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
-    closeness = query.closeness([codes[read_text(hit)] for hit in first])
+    none = np.zeros((0, query.vectors.shape[1]), np.int8)
+    closeness = query.closeness([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
     added = given_by_tokens(scores, closeness)
     order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
