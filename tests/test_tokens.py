@@ -24,7 +24,7 @@ from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.ranking import Hit
-from hce.index.tokens import CODES_FILE, SPACE_FILE, TokenCodes, in_order_of_tokens
+from hce.index.tokens import SPACE_FILE, TokenCodes, in_order_of_tokens
 from hce.search.fusion import TOKENS_FIRST as FIRST
 from hce.search.fusion import TOKENS_SHARE as SHARE
 
@@ -106,15 +106,29 @@ def test_a_text_meets_itself_best(encoder):
         assert max(codes, key=lambda other: asked[text].closeness([codes[other]])) == text
 
 
-def test_rare_tokens_count_more_and_prompts_nothing(encoder):
+def test_rare_tokens_count_more(encoder):
     weights = TokenSpace.fit(encoder, Corpus.from_documents(DOCUMENTS)).weights
-    the, bread, number, hats = (
-        encoder.tokenizer.convert_tokens_to_ids(word) for word in ("the", "bread", "number", "7")
-    )
+    the, bread, number, seven = map(encoder.tokenizer.convert_tokens_to_ids, ("the", "bread", "number", "7"))
     assert weights[the] == pytest.approx(np.log(9 / 6.5))  # in 6 of 8
-    assert weights[the] < weights[bread] < weights[number] < weights[hats]
-    prompted = Encoder.load(encoder.name, device="cpu", prompts={"query": "the "})
-    assert TokenSpace.fit(prompted, Corpus.from_documents(DOCUMENTS)).weights[the] == 0
+    assert weights[the] < weights[bread] < weights[number] < weights[seven]
+
+
+def test_prompts_are_no_tokens_of_a_text(encoder):
+    prompted = Encoder.load(encoder.name, device="cpu", prompts={"query": "the sea ", "document": "of "})
+    for kind in ("query", "document"):
+        told: dict[str, list[int]] = {}
+        prompted.encode(TEXTS, kind, on_tokens=lambda text, ids, states, told=told: told.update({text: ids.tolist()}))
+        assert told == {text: encoder.tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS}
+    plain, other = (TokenSpace.fit(each, Corpus.from_documents(DOCUMENTS)).weights for each in (encoder, prompted))
+    np.testing.assert_array_equal(plain, other)
+
+
+def test_states_of_lower_precision_are_kept_too(transformer):
+    encoder = Encoder.load(transformer, device="cpu", dtype=torch.bfloat16)
+    space = TokenSpace.fit(encoder, Corpus.from_documents(DOCUMENTS))
+    asked: list[QueryTokens] = []
+    encoder.encode(["ships"], "query", on_tokens=lambda text, ids, states: asked.append(space.query(ids, states)))
+    assert asked[0].vectors.dtype == np.float32
 
 
 def test_states_come_with_the_pass_that_makes_vectors(encoder):
@@ -212,7 +226,7 @@ def test_all_codes_come_with_the_first_pass(index, monkeypatch):
 
 def test_what_is_missing_or_damaged_is_made_again(index):
     expected = index.search(TEXTS, 8)
-    codes = index.path / "tokens" / CODES_FILE
+    codes = TokenCodes(index.path / "tokens").file
     with sqlite3.connect(codes) as connection:
         connection.execute("DELETE FROM codes WHERE content % 2 = 0")
         connection.execute("UPDATE codes SET codes = x'00112233445566778899'")
@@ -236,11 +250,15 @@ def test_a_check_finds_damage_and_a_repair_heals_it(index):
         (folder / SPACE_FILE).write_bytes(data)
 
     def change() -> None:
-        with sqlite3.connect(folder / CODES_FILE) as connection:
+        with sqlite3.connect(TokenCodes(folder).file) as connection:
             connection.execute("UPDATE codes SET codes = x'00112233445566778899' WHERE content % 2 = 0")
         connection.close()
 
-    for ruin in (flip, change, lambda: (folder / CODES_FILE).write_bytes(b"no database at all, for sure, it is none")):
+    for ruin in (
+        flip,
+        change,
+        lambda: TokenCodes(folder).file.write_bytes(b"no database at all, for sure, it is none"),
+    ):
         ruin()
         found = check(index.path).findings
         assert [(each.part, each.heals) for each in found] == [("tokens", True)]
@@ -251,7 +269,7 @@ def test_a_check_finds_damage_and_a_repair_heals_it(index):
 
 def test_a_rebuild_does_without_what_is_damaged(index):
     expected = index.search(TEXTS, 8)
-    (index.path / "tokens" / CODES_FILE).write_bytes(b"no database at all, for sure, it is none")
+    TokenCodes(index.path / "tokens").file.write_bytes(b"no database at all, for sure, it is none")
     index.rebuild()
     assert index.search(TEXTS, 8) == expected
 
@@ -277,10 +295,12 @@ def test_added_documents_have_tokens_and_removed_ones_none_after_a_rebuild(index
     index.add([Document("new", "supper and stars")])
     hits = index.search("supper and stars", 9)
     assert hits[0].id == "new"
-    with sqlite3.connect(index.path / "tokens" / CODES_FILE) as connection:
+    with sqlite3.connect(TokenCodes(index.path / "tokens").file) as connection:
         assert connection.execute("SELECT count(*) FROM codes").fetchone() == (9,)
-        index.remove(["new", "0"])
-        index.rebuild()
+    connection.close()
+    index.remove(["new", "0"])
+    index.rebuild()
+    with sqlite3.connect(TokenCodes(index.path / "tokens").file) as connection:
         assert connection.execute("SELECT count(*) FROM codes").fetchone() == (7,)
     connection.close()
     assert any(each.from_tokens for each in index.search("supper and stars", 9))
@@ -336,6 +356,26 @@ def test_an_index_ranks_as_a_comparison_does(index, encoder):
         hits = index.search(text, 8)
         assert ids_of(hits) == [each.id for each in row]
         assert [each.score for each in hits] == pytest.approx([each.score for each in row], abs=1e-4)
+
+
+def test_passages_of_added_documents_have_tokens(index, monkeypatch):
+    long = " ".join(["laws of the court and the number"] * 20) + " ships of the sea " + "bread and supper " * 40
+    index.add([Document("long", long, "stars")])
+    index.rebuild()
+    monkeypatch.setattr(TokenCodes, "put", lambda self, codes: pytest.fail(f"not kept: {list(codes)}"))
+    assert next(each for each in index.search("ships of the sea", 9) if each.id == "long").passage is not None
+
+
+def test_who_has_an_earlier_space_does_not_spoil_a_new_one(index):
+    earlier = TokenCodes.find(index.path / "tokens")
+    index.add([Document("new", "supper and stars and bread and laws")])
+    index.rebuild(tokens=True)
+    later = TokenCodes.find(index.path / "tokens")
+    assert earlier.file != later.file
+    earlier.put({"ships and the sea": np.ones((1, earlier.space.basis.shape[1]), np.int8)})
+    assert len(later.get(["ships and the sea"])["ships and the sea"]) == 4
+    index.rebuild()
+    assert not earlier.file.exists()
 
 
 def test_odd_queries_and_few_documents_are_no_trouble(tmp_path, transformer):

@@ -280,23 +280,18 @@ class Encoder:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens there are, of which the first part's tokenizer knows."""
-        return len(self.tokenizer)
+        """One more than the highest id of a token that the first part's tokenizer knows."""
+        return max(self.tokenizer.get_vocab().values()) + 1
 
     def token_ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the ids of each text's tokens, as far as the first part reads it."""
+        """Yield the ids of each text's own tokens, as far as the first part reads it."""
         for start in range(0, len(texts), SORT_WINDOW):
-            yield from self._tokenized(texts[start : start + SORT_WINDOW], "document")
+            yield from self._tokenized(texts[start : start + SORT_WINDOW])
 
     def vocabulary_texts(self, count: int, words: int = 16) -> list[str]:
         """Return so many texts, each of some words of the vocabulary, from all over it."""
         ids = np.linspace(0, self.vocabulary_size, max(0, count) * words, endpoint=False).astype(int).tolist()
         return [self.tokenizer.decode(ids[start::count], skip_special_tokens=True) for start in range(count)]
-
-    def prompt_ids(self, kind: Kind) -> list[int]:
-        """Return the ids of the tokens that are put before each text of a kind."""
-        ids: list[int] = self.tokenizer(self.prompt(kind) or "", add_special_tokens=False)["input_ids"]
-        return ids
 
     def encode(
         self,
@@ -313,8 +308,8 @@ class Encoder:
         own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays 0, as a
         part has to that stands beside others.
 
-        Where the encoder `has_states`, `on_tokens` is told of each text's tokens, but for special ones: they come with
-        the same pass.
+        Where the encoder `has_states`, `on_tokens` is told of each text's tokens, but for special ones and those of a
+        prompt: they come with the same pass.
 
         >>> encoder = Encoder.load("static")
         >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
@@ -413,7 +408,7 @@ class Encoder:
 
     def _embedded(self, texts: list[str], kind: Kind, on_tokens: OnTokens | None) -> np.ndarray:
         try:
-            with self._telling_tokens(texts, on_tokens):
+            with self._telling_tokens(texts, kind, on_tokens):
                 return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
         except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
             raise unfit(self.name, error) from error
@@ -424,19 +419,20 @@ class Encoder:
         return first if isinstance(first, Transformer) else None
 
     @contextmanager
-    def _telling_tokens(self, texts: list[str], on_tokens: OnTokens | None) -> Iterator[None]:
+    def _telling_tokens(self, texts: list[str], kind: Kind, on_tokens: OnTokens | None) -> Iterator[None]:
         """Within this, `on_tokens` is told of the states that the transformer has for these texts."""
         if on_tokens is None or self._transformer is None:
             yield
             return
         special = torch.tensor(self.tokenizer.all_special_ids, device=self.device)
+        prompt = len(self.tokenizer(self.prompt(kind) or "", add_special_tokens=False)["input_ids"])
 
         def tell(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
             if not {"input_ids", "attention_mask", "token_embeddings"} <= found.keys():
                 return
             told = found["attention_mask"].bool() & ~torch.isin(found["input_ids"], special)
             for text, mask, ids, states in zip(texts, told, found["input_ids"], found["token_embeddings"], strict=True):
-                on_tokens(text, ids[mask].cpu().numpy(), states[mask].float())
+                on_tokens(text, ids[mask][prompt:].cpu().numpy(), states[mask][prompt:].float())
 
         handle = self._transformer.register_forward_hook(tell)
         try:
@@ -471,16 +467,15 @@ class Encoder:
         tokenizer = self.model.tokenizer
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_table:
             return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
-        return np.array([len(ids) for ids in self._tokenized(texts, kind)])
+        prompt = self.prompt(kind) or ""
+        return np.array([len(ids) for ids in self._tokenized([prompt + text for text in texts])])
 
-    def _tokenized(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
+    def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts' tokens, cut where the model stops reading."""
-        prompt, tokenizer = self.prompt(kind) or "", self.tokenizer
+        tokenizer = self.tokenizer
         given = self.model.max_seq_length or tokenizer.model_max_length
         limit = given if given < NO_LIMIT else None
-        ids: list[list[int]] = tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)[
-            "input_ids"
-        ]
+        ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
         return ids
 
 

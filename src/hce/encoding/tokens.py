@@ -50,11 +50,9 @@ class QueryTokens(NamedTuple):
             codes: of each text's tokens, as `TokenSpace.codes` gives them; to a text without any, closeness is 0.
         """
         close = np.zeros(len(codes), np.float32)
-        some = [row for row, each in enumerate(codes) if len(each)]
-        if some and len(self.vectors):
-            met = self.vectors @ np.concatenate([codes[row] for row in some]).T.astype(np.float32)
-            starts = np.cumsum([0, *(len(codes[row]) for row in some[:-1])])
-            close[some] = self.weights @ np.maximum.reduceat(met, starts, axis=1) / STEPS
+        for row, text in enumerate(codes):  # one by one: the tokens of all texts together may be very many
+            if len(text) and len(self.vectors):
+                close[row] = (self.vectors @ text.T.astype(np.float32)).max(axis=1) @ self.weights / STEPS
         return close
 
 
@@ -94,7 +92,6 @@ class TokenSpace:
                 counts[np.unique(ids)] += 1
                 advance(1)
         weights = np.log((len(texts) + 1) / (counts + 0.5)).clip(min=0)
-        weights[encoder.prompt_ids("query")] = 0
         return cls(np.ascontiguousarray(directions.numpy(), np.float32), weights.astype(np.float32))
 
     def codes(self, states: Tensor) -> np.ndarray:
@@ -109,12 +106,17 @@ class TokenSpace:
     def _reduced(self, states: Tensor) -> Tensor:
         if self._basis.device != states.device:
             self._basis = self._basis.to(states.device)
-        return F.normalize(states.float() @ self._basis, dim=1)
+        with torch.autocast(states.device.type, enabled=False):  # within which the encoder may compute
+            return F.normalize(states.float() @ self._basis, dim=1)
+
+    @property
+    def checksum(self) -> int:
+        """What tells this space from others."""
+        return checksum_of_arrays([self.basis, self.weights])
 
     def save(self, path: Path) -> None:
         """Write a file, with its checksum."""
-        arrays = {"basis": self.basis, "weights": self.weights}
-        path.write_bytes(save(arrays, {SEAL: str(checksum_of_arrays(arrays.values()))}))
+        path.write_bytes(save({"basis": self.basis, "weights": self.weights}, {SEAL: str(self.checksum)}))
 
     @classmethod
     def load(cls, path: Path) -> TokenSpace:

@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from hce.index.drift import Drift
 
 
+MOST_ASKED = 4096  # queries whose tokens are remembered between their encoding and their search
+
+
 class ReindexedError(InputError):
     """Queries were encoded by another encoder than the one that the index has by now."""
 
@@ -96,7 +99,7 @@ class Index:
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
         self._tree: NumberedHierarchy | None = None
         self._last_reranker: Reranker | None = None
-        self._codes: tuple[Path, TokenCodes | None] | None = None  # by folder, None where there are none
+        self._codes: dict[Path, TokenCodes | None] = {}  # by folder, None where there are none
         self._asked: AskedTokens | None = None  # tokens of the last queries
 
     @classmethod
@@ -420,13 +423,13 @@ class Index:
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
         encoder = self._present_encoder()
-        codes = self._token_codes()
+        codes = self._token_codes(encoder)
         if codes is None:
             return encoder.encode(texts, "query")
-        asked = AskedTokens(codes)
-        vectors = encoder.encode(texts, "query", asked.keep)
-        self._asked = asked
-        return vectors
+        asked = self._asked
+        if asked is None or asked.codes is not codes or len(asked.tokens) > MOST_ASKED:
+            asked = self._asked = AskedTokens(codes)
+        return encoder.encode(texts, "query", asked.keep)
 
     def search_vectors(
         self,
@@ -478,12 +481,13 @@ class Index:
                 allowed = None if filter is None else reader.numbers_where(filter)
                 most = max(1, reader.moment().documents)  # who asks for more is not given room for more
                 k_or_all = min(int(k), most)
-                codes = self._token_codes() if mode == "hybrid" and vectors is not None else None
+                encoder = self._for_queries
+                codes = self._token_codes(encoder) if mode == "hybrid" and vectors is not None else None
                 wanted = k_or_all if codes is None else min(max(k_or_all, TOKENS_FIRST), most)
                 queries = Queries(texts, vectors, wanted, allowed, mode, self.manifest.words_share, unique)
                 hits = find_hits(reader, self.derived, queries)
-                if hits is not None:
-                    return hits if codes is None else self._by_tokens(codes, texts, hits, k_or_all)
+            if hits is not None:
+                return hits if codes is None else self._by_tokens(encoder, codes, texts, hits, k_or_all)
             # Else another thread has brought a part to a later moment than this reader sees: look again.
 
     def good_match(
@@ -610,7 +614,8 @@ class Index:
             format=manifest.format,
             reindexing=other.encoder if other and not other.was_in_force else None,
             earlier=other.encoder if other and other.was_in_force else None,
-            tokens=manifest.engine not in ELSEWHERE and is_token_folder(self._token_folder()),
+            tokens=manifest.engine not in ELSEWHERE
+            and is_token_folder(self.path / f"{TOKENS_FOLDER}{manifest.suffix}"),
         )
 
     def drift(self, seed: int = 0) -> Drift:
@@ -754,7 +759,7 @@ class Index:
             self._cutter = None
         if manifest.engine_at != self.manifest.engine_at:
             self.derived = Derived(self._store, manifest)
-        self._codes = None
+        self._codes = {}
         self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
         self._stamp = None if manifest.switch else stamp
 
@@ -797,43 +802,43 @@ class Index:
             yield writer, advance
 
     def _encode_documents(self, texts: list[str]) -> np.ndarray:
-        codes = self._token_codes()
+        encoder = self._for_documents
+        codes = self._token_codes(encoder)
         if codes is None:
-            return self._for_documents.encode(texts, "document")
+            return encoder.encode(texts, "document")
         with codes.filling() as on_tokens:
-            return self._for_documents.encode(texts, "document", on_tokens)
+            return encoder.encode(texts, "document", on_tokens)
 
-    def _token_folder(self) -> Path:
-        return self.path / f"{TOKENS_FOLDER}{self.manifest.suffix}"
-
-    def _token_codes(self) -> TokenCodes | None:
-        """Return the tokens of the present encoder's texts; None where none are kept, or not by readers elsewhere."""
+    def _token_codes(self, encoder: CarriedEncoder) -> TokenCodes | None:
+        """Return the tokens of an encoder's texts; None where none are kept, or not by readers elsewhere."""
         if self.manifest.engine in ELSEWHERE:
             return None
-        folder = self._token_folder()
-        if self._codes is None or self._codes[0] != folder:
-            self._codes = folder, TokenCodes.find(folder)
-        return self._codes[1]
+        folder = self.path / f"{TOKENS_FOLDER}{encoder.manifest.suffix}"
+        if folder not in self._codes:
+            self._codes[folder] = TokenCodes.find(folder)
+        return self._codes[folder]
 
     def _rebuild_tokens(self, writer: Writer, wanted: bool | None, progress: bool) -> None:
         """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
-        folder = self._token_folder()
+        folder = self.path / f"{TOKENS_FOLDER}{self.manifest.suffix}"
         if wanted is None:
             if (codes := TokenCodes.find(folder)) is not None:
-                codes.keep_only(writer.contents()[1])
+                codes.keep_only(writer)
             return
         delete_whole(folder)
         if wanted:
             _read_tokens(folder, self._for_documents.model(), writer, progress)
-        self._codes = None
+        self._codes = {}
 
-    def _by_tokens(self, codes: TokenCodes, texts: Sequence[str], hits: list[list[Hit]], k: int) -> list[list[Hit]]:
+    def _by_tokens(
+        self, encoder: CarriedEncoder, codes: TokenCodes, texts: Sequence[str], hits: list[list[Hit]], k: int
+    ) -> list[list[Hit]]:
         """Let tokens put the first hits of each query into another order."""
         asked = self._asked
         if asked is None or not asked.is_of(codes, texts):
             asked = AskedTokens(codes)
-            self._for_queries.encode(texts, "query", asked.keep)
-        encoder, ordered = self._for_queries, []
+            encoder.encode(texts, "query", asked.keep)
+        ordered = []
         for text, row in zip(texts, hits, strict=True):
             check_deadline()
             read = [read_text(hit) for hit in row[:TOKENS_FIRST]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, read_text
-from hce.index.store import content_key
+from hce.index.store import Reader, content_key
 from hce.search.fusion import TOKENS_FIRST, given_by_tokens
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLDER = "tokens"
-SPACE_FILE, CODES_FILE = "space.safetensors", "codes.sqlite"
+SPACE_FILE = "space.safetensors"
 SCHEMA = "CREATE TABLE IF NOT EXISTS codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
 TEXTS_AT_ONCE = 1024
-SECONDS_TO_WAIT = 20.0
+SECONDS_TO_WAIT = 2.0  # for another process; what cannot be read or written then is made again
 
 EncodeTokens = Callable[[Sequence[str], "OnTokens"], object]
 
@@ -75,6 +75,11 @@ class TokenCodes:
 
         return TokenSpace.load(self.folder / SPACE_FILE)
 
+    @property
+    def file(self) -> Path:
+        """Where the codes are; named after their space, so that who still has another one never reads or adds to it."""
+        return self.folder / f"codes-{self.space.checksum:08x}.sqlite"
+
     @contextmanager
     def filling(self) -> Iterator[OnTokens]:
         """Yield what is to be told of tokens; their codes are kept some texts at a time."""
@@ -91,15 +96,15 @@ class TokenCodes:
 
     def put(self, codes: Mapping[str, np.ndarray]) -> None:
         """Keep codes by text; where that cannot be done now, they will be made again."""
-        rows = [(content_key(text), _sealed(each)) for text, each in codes.items()]
+        rows = [(_key(text), _sealed(each)) for text, each in codes.items()]
         try:
             self._write(lambda connection: connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows))
         except sqlite3.Error as error:
             logger.debug("%s: tokens are not kept (%s)", self.folder, error)
 
-    def get(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
+    def get(self, texts: Collection[str]) -> dict[str, np.ndarray]:
         """Return the codes of those texts that are kept, each of shape (tokens, DIM)."""
-        wanted = {content_key(text): text for text in texts}
+        wanted = {_key(text): text for text in texts}
         query = f"SELECT content, codes FROM codes WHERE content IN ({', '.join('?' * len(wanted))})"  # noqa: S608
         try:
             with self._connection() as connection:
@@ -108,42 +113,55 @@ class TokenCodes:
             logger.debug("%s: tokens cannot be read (%s)", self.folder, error)
             return {}
         width = self.space.basis.shape[1]
-        found = {wanted[content]: _unsealed(blob, width) for content, blob in rows}
-        return {text: codes for text, codes in found.items() if codes is not None}
+        found = {content: _unsealed(blob, width) for content, blob in rows}
+        return {text: codes for text in texts if (codes := found.get(_key(text))) is not None}
 
-    def keep_only(self, contents: np.ndarray) -> None:
-        """Forget the texts of documents that are gone, of which those that stay are given by the keys of their texts.
-
-        Passages of long documents are forgotten too, and made again when they are found.
+    def keep_only(self, reader: Reader) -> None:
+        """Forget the texts of documents that are gone; searches go on meanwhile.
 
         Raises:
             InputError: that cannot be written.
         """
-
-        def forget(connection: sqlite3.Connection) -> None:
-            connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
-            connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((each,) for each in contents.tolist()))
-            connection.execute("DELETE FROM codes WHERE content NOT IN kept")
-
+        copy = self.folder / f".{self.file.name}.partial"
         try:
-            self._write(forget)
-            with self._connection() as connection:
-                connection.execute("VACUUM")
-        except sqlite3.Error as error:
+            copy.unlink(missing_ok=True)
+            with closing(sqlite3.connect(copy)) as connection:
+                connection.execute(SCHEMA)
+                self._copy(connection, _keys_of(reader))
+            copy.replace(self.file)
+            for other in self.folder.glob("codes-*"):
+                if not other.name.startswith(self.file.name):
+                    other.unlink(missing_ok=True)
+        except (OSError, sqlite3.Error) as error:
             raise InputError(f"{self.folder}: {error}; check the disk's space, or delete the folder") from error
+
+    def _copy(self, connection: sqlite3.Connection, keys: Iterable[int]) -> None:
+        """Copy the codes of some texts from the file before; none where that is damaged."""
+        connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
+        connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((key,) for key in keys))
+        connection.commit()
+        try:
+            connection.execute("ATTACH ? AS before", (str(self.file),))
+            with connection:
+                connection.execute("INSERT INTO codes SELECT * FROM before.codes WHERE content IN kept")
+        except sqlite3.DatabaseError as error:
+            if "full" in str(error):
+                raise
+            logger.warning("%s: %s was damaged (%s), and is begun anew", self.folder, self.file.name, error)
 
     def damage(self) -> str | None:
         """Say what is not as it was written; None where nothing is."""
         try:
+            if not self.file.is_file():
+                return None
             width = self.space.basis.shape[1]
             with self._connection() as connection:
-                connection.execute(SCHEMA)
                 rows = connection.execute("SELECT codes FROM codes")
                 damaged = sum(_unsealed(blob, width) is None for (blob,) in rows)
         except FormatError as error:
             return str(error)
         except sqlite3.Error as error:
-            return f"{self.folder.name}/{CODES_FILE} is damaged ({error})"
+            return f"{self.folder.name}/{self.file.name} is damaged ({error})"
         return f"the tokens of {damaged:,} texts are not as they were written" if damaged else None
 
     def of(self, texts: Sequence[str], encode: EncodeTokens) -> dict[str, np.ndarray]:
@@ -166,16 +184,32 @@ class TokenCodes:
         except sqlite3.OperationalError:  # a full disk, another who writes
             raise
         except sqlite3.DatabaseError:
-            logger.warning("%s: %s was damaged, and is begun anew", self.folder, CODES_FILE)
-            (self.folder / CODES_FILE).unlink(missing_ok=True)
+            logger.warning("%s: %s was damaged, and is begun anew", self.folder, self.file.name)
+            self.file.unlink(missing_ok=True)
             with self._connection() as connection, connection:
                 connection.execute(SCHEMA)
                 work(connection)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.folder / CODES_FILE, timeout=SECONDS_TO_WAIT)) as connection:
+        with closing(sqlite3.connect(self.file, timeout=SECONDS_TO_WAIT)) as connection:
             yield connection
+
+
+def _key(text: str) -> int:
+    """Return the key of a text; white space at its ends makes no difference to an encoder."""
+    return content_key(text.strip())
+
+
+def _keys_of(reader: Reader) -> Iterator[int]:
+    """Yield the keys of all documents, and of the passages of long ones as `read_text` reads them."""
+    yield from reader.contents()[1].tolist()
+    for number, places in reader.all_places():
+        for document in reader.documents([number]).values():
+            text, title = document.full_text, document.title.strip()
+            for start, stop in places.values():
+                before = f"{title} " if start >= len(title) else ""
+                yield _key(before + text[start:stop].strip())
 
 
 def is_token_folder(folder: Path) -> bool:
@@ -184,7 +218,7 @@ def is_token_folder(folder: Path) -> bool:
 
 
 class AskedTokens:
-    """The tokens of queries, by text, in the space of some codes."""
+    """The tokens of the last queries, by text, in the space of some codes."""
 
     def __init__(self, codes: TokenCodes) -> None:
         self.codes = codes
