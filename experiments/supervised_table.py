@@ -23,13 +23,13 @@ from hce.comparison.table import table as tested
 from hce.errors import InputError
 
 ABOUT = """
-All systems learn from the same labelled queries, start from the same encoder and choose by the same dev queries; hce is
-the joint training of the paper (HCE-J). Splits differ in what training has seen of their documents: in squad, which
-stands in for NQ320k, the documents of test_seen have training queries and those of test have none. Look at hce beside
-no-tree, the same training without the tree, and beside no-cotrain, which keeps the first tree; and at what each system
-loses from seen to unseen documents.
+All systems learn from the same labelled queries, start from the same encoder and choose by the same dev queries. hce is
+what `hce train` does, joint training on labelled queries and pseudo-queries; hce-eq5 is the same with the paper's level
+losses (HCE-J). Splits differ in what training has seen of their documents: in squad, which stands in for NQ320k, the
+documents of test_seen have training queries and those of test have none. Look at hce beside no-tree, the same training
+without the tree, beside ct, which mines its negatives from all documents, and at what each loses from seen to unseen.
 """
-SUPERVISED = names("bm25,untrained,fitted,dpr,ct,tas-b,pefa-xs,pefa-xl,no-tree,no-cotrain,hce-s,hce")
+SUPERVISED = names("bm25,untrained,fitted,dpr,ct,tas-b,pefa-xs,pefa-xl,no-tree,no-cotrain,hce-s,hce-eq5,hce")
 WITH_GENERATED = ["bm25+qg", "dpr+qg", "no-tree+qg", "hce+qg"]
 MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 
