@@ -501,7 +501,8 @@ class Index:
     ) -> bool | None:
         """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
-        That is judged by its cosine and by the words of the query that it has: see `hce.index.confidence`.
+        That is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`; where tokens
+        have put another hit first, by the one that would be first without them.
 
         Args:
             query: what was searched for.
@@ -522,10 +523,13 @@ class Index:
         if calibration.fingerprint != self.manifest.fingerprint:
             return None
         vector = self.encode_queries([query])[0] if vector is None else vector
+        first = hits[0]
+        if any(hit.from_tokens for hit in hits):  # of which the calibration knows nothing
+            first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)
         with self.reading() as reader:
-            if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([hits[0].number]):
+            if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([first.number]):
                 return None  # it has another encoder by now, or the document is gone
-            measured = closeness(reader, self.derived, query, vector, hits[:1])
+            measured = closeness(reader, self.derived, query, vector, [first])
         return None if measured is None else calibration.is_good(measured[0])
 
     def facets(
