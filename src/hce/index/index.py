@@ -38,7 +38,17 @@ from hce.index.manifest import (
 )
 from hce.index.mirror import check_place, withdraw
 from hce.index.passages import Cutter
-from hce.index.ranking import RERANKED, Hit, Queries, SearchMode, find_hits, read_text, reranked, reranked_first
+from hce.index.ranking import (
+    RERANKED,
+    Hit,
+    Queries,
+    SearchMode,
+    find_hits,
+    read_text,
+    reranked,
+    reranked_first,
+    with_matched,
+)
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
 from hce.index.tokens import AskedTokens, TokenCodes, in_order_of_tokens, is_token_folder
@@ -484,7 +494,8 @@ class Index:
                 encoder = self._for_queries
                 codes = self._token_codes(encoder) if mode == "hybrid" and vectors is not None else None
                 wanted = k_or_all if codes is None else min(max(k_or_all, TOKENS_FIRST), most)
-                queries = Queries(texts, vectors, wanted, allowed, mode, self.manifest.words_share, unique)
+                share, matched = self.manifest.words_share, codes is None
+                queries = Queries(texts, vectors, wanted, allowed, mode, share, unique, matched)
                 hits = find_hits(reader, self.derived, queries)
             if hits is not None:
                 return hits if codes is None else self._by_tokens(encoder, codes, texts, hits, k_or_all)
@@ -848,7 +859,8 @@ class Index:
             read = [read_text(hit) for hit in row[:TOKENS_FIRST]]
             found = codes.of(read, lambda left, keep: encoder.encode(left, "document", keep))
             ordered.append(in_order_of_tokens(asked.tokens[text], row, found)[:k])
-        return ordered
+        with self._store.reading() as reader:
+            return with_matched(reader, self.derived, texts, ordered)
 
     def _document_cutter(self) -> Cutter | None:
         """Return what cuts long documents; None in an index of format 1, which an earlier version may open too."""

@@ -110,6 +110,7 @@ class Queries(NamedTuple):
         mode: by meaning, by words, or by both.
         words_share: of words in a hybrid search, from 0 to 1.
         unique: whether near-equal documents count as one.
+        matched: whether to tell of each hit which words of its query it has; see `with_matched`.
     """
 
     texts: Sequence[str]
@@ -119,6 +120,7 @@ class Queries(NamedTuple):
     mode: SearchMode
     words_share: float
     unique: bool = False
+    matched: bool = True
 
 
 def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[Hit]] | None:
@@ -129,10 +131,14 @@ def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[H
     if ranked is None:
         return None
     hits = _hits(reader, ranked)
-    if queries.mode == "dense":
+    if queries.mode == "dense" or not queries.matched:
         return hits
-    # Where words have gone on to a later moment meanwhile, the hits stand, without the words that they share.
-    return derived.words.use(reader, lambda words: _with_matched(words, queries.texts, hits)) or hits
+    return with_matched(reader, derived, queries.texts, hits)
+
+
+def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
+    """Tell of each hit which words of its query it has; not where words have gone on to a later moment."""
+    return derived.words.use(reader, lambda words: _with_matched(words, texts, hits)) or hits
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -207,7 +213,7 @@ class NearestToOne(NamedTuple):
 
 def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[RankedNumbers] | None:
     """Rank documents for each query; None where a part has gone on to a later moment."""
-    texts, vectors, k, allowed, mode, words_share, _ = queries
+    texts, vectors, k, allowed, mode, words_share, *_ = queries
     if vectors is None or mode == "words":
         return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
     candidates = k if mode == "dense" else candidates_for(k)
