@@ -228,6 +228,7 @@ def test_scores_of_two_encoders_are_not_drawn_side_by_side(site, visit):
 
 def test_keys_are_enough(site, visit):
     page = visit(site.url)
+    expect(page.locator("#q")).to_be_focused()  # by the page itself; not after the next line
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("/")
     expect(page.locator("#q")).to_be_focused()
