@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, overload
 
@@ -44,16 +43,14 @@ from hce.index.ranking import (
     Queries,
     SearchMode,
     find_hits,
-    read_text,
     reranked,
     reranked_first,
     with_matched,
 )
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import AskedTokens, TokenCodes, in_order_of_tokens, is_token_folder
+from hce.index.tokens import AskedTokens, TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens
 from hce.index.writing import (
-    DOCUMENTS_AT_ONCE,
     checked,
     chunks_of,
     cut_documents,
@@ -818,11 +815,7 @@ class Index:
 
     def _encode_documents(self, texts: list[str]) -> np.ndarray:
         encoder = self._for_documents
-        codes = self._token_codes(encoder)
-        if codes is None:
-            return encoder.encode(texts, "document")
-        with codes.filling() as on_tokens:
-            return encoder.encode(texts, "document", on_tokens)
+        return encode_keeping_tokens(encoder, self._token_codes(encoder), texts)
 
     def _token_codes(self, encoder: CarriedEncoder) -> TokenCodes | None:
         """Return the tokens of an encoder's texts; None where none are kept, or not by readers elsewhere."""
@@ -842,23 +835,18 @@ class Index:
             return
         delete_whole(folder)
         if wanted:
-            _read_tokens(folder, self._for_documents.model(), writer, progress)
+            read_all_tokens(folder, self._for_documents.model(), writer, progress=progress)
         self._codes = {}
 
     def _by_tokens(
         self, encoder: CarriedEncoder, codes: TokenCodes, texts: Sequence[str], hits: list[list[Hit]], k: int
     ) -> list[list[Hit]]:
-        """Let tokens put the first hits of each query into another order."""
+        """Let tokens put the first hits of each query into another order, and tell which words the k best have."""
         asked = self._asked
         if asked is None or not asked.is_of(codes, texts):
             asked = AskedTokens(codes)
             encoder.encode(texts, "query", asked.keep)
-        ordered = []
-        for text, row in zip(texts, hits, strict=True):
-            check_deadline()
-            read = [read_text(hit) for hit in row[:TOKENS_FIRST]]
-            found = codes.of(read, lambda left, keep: encoder.encode(left, "document", keep))
-            ordered.append(in_order_of_tokens(asked.tokens[text], row, found)[:k])
+        ordered = [asked.in_order(encoder, text, row)[:k] for text, row in zip(texts, hits, strict=True)]
         with self._store.reading() as reader:
             return with_matched(reader, self.derived, texts, ordered)
 
@@ -879,25 +867,6 @@ class Index:
             replace(Manifest.read(self.path), format=FORMAT).write(self.path)
             cut_documents(writer, self._encode_documents, cutter)
         return cutter.window
-
-
-def _read_tokens(folder: Path, encoder: Encoder, reader: Reader, progress: bool) -> None:
-    """Read all documents anew for their tokens, where the encoder tells of some."""
-    from hce.encoding.tokens import COUNTED, TokenSpace
-
-    numbers = reader.numbers()
-    some = reader.documents(numbers[:: max(1, -(-len(numbers) // COUNTED))].tolist())
-    space = TokenSpace.fit(encoder, Corpus.from_documents(some.values())) if some else None
-    if space is None:
-        return
-    with (
-        TokenCodes.create(folder, space).filling() as on_tokens,
-        progress_bar("reading tokens", len(numbers), "documents", show=progress) as advance,
-    ):
-        entries = reader.entries()
-        while chunk := list(islice(entries, DOCUMENTS_AT_ONCE)):
-            encoder.encode([entry.document.full_text for entry in chunk], on_tokens=on_tokens)
-            advance(len(chunk))
 
 
 @dataclass(frozen=True)

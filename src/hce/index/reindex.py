@@ -35,7 +35,7 @@ from hce.index.manifest import FORMAT, Beside, Manifest, delete_other_folders
 from hce.index.passages import Cutter
 from hce.index.store import Passages, Reader, Store, Writer
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import TokenCodes
+from hce.index.tokens import TokenCodes, encode_keeping_tokens
 from hce.index.writing import Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE
@@ -177,7 +177,8 @@ def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
     index = store.path.parent
     carried = CarriedEncoder(index, other)
     cutter = Cutter(carried.get()) if other.window is not None else None
-    catch_up = _CatchUp(store, _encoding(carried, TokenCodes.find(index / f"{TOKENS_FOLDER}{other.suffix}")), cutter)
+    codes = TokenCodes.find(index / f"{TOKENS_FOLDER}{other.suffix}")
+    catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)
     other = _with_tree(store, other)
     _keep_snapshots(store, other, catch_up)
@@ -186,18 +187,6 @@ def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
         if _patiently(partial(_switch, store, other, catch_up, whatever_is_left=not left)):
             break
     return _patiently(partial(_decided, store))
-
-
-def _encoding(carried: CarriedEncoder, codes: TokenCodes | None) -> Encode:
-    """Return what encodes documents, and keeps their tokens where there is a place for them."""
-
-    def encode(texts: list[str]) -> np.ndarray:
-        if codes is None:
-            return carried.encode(texts, "document")
-        with codes.filling() as on_tokens:
-            return carried.encode(texts, "document", on_tokens)
-
-    return encode
 
 
 class _Encoded(NamedTuple):

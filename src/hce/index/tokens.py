@@ -13,22 +13,27 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hce.data.corpus import Corpus
+from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, read_text
 from hce.index.store import Reader, content_key
+from hce.progress import progress_bar
 from hce.search.fusion import TOKENS_FIRST, given_by_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hce.encoding.encoder import OnTokens
+    from hce.encoding.encoder import Encoder, OnTokens
     from hce.encoding.tokens import QueryTokens, TokenSpace
+    from hce.index.encoder import CarriedEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +127,8 @@ class TokenCodes:
         Raises:
             InputError: that cannot be written.
         """
+        if not self.file.is_file():
+            return
         copy = self.folder / f".{self.file.name}.partial"
         try:
             copy.unlink(missing_ok=True)
@@ -145,8 +152,8 @@ class TokenCodes:
             with connection:
                 connection.execute("INSERT INTO codes SELECT * FROM before.codes WHERE content IN kept")
         except sqlite3.DatabaseError as error:
-            if "full" in str(error):
-                raise
+            if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+                raise  # a full disk, another who writes
             logger.warning("%s: %s was damaged (%s), and is begun anew", self.folder, self.file.name, error)
 
     def damage(self) -> str | None:
@@ -196,6 +203,33 @@ class TokenCodes:
             yield connection
 
 
+def encode_keeping_tokens(encoder: CarriedEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
+    """Encode documents to unit vectors of shape (texts, n), and keep their tokens where there is a place for them."""
+    if codes is None:
+        return encoder.encode(texts, "document")
+    with codes.filling() as on_tokens:
+        return encoder.encode(texts, "document", on_tokens)
+
+
+def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress: bool) -> None:
+    """Read all documents anew for their tokens, into a new folder, where the encoder tells of some."""
+    from hce.encoding.tokens import COUNTED, TokenSpace
+
+    numbers = reader.numbers()
+    some = reader.documents(numbers[:: max(1, -(-len(numbers) // COUNTED))].tolist())
+    space = TokenSpace.fit(encoder, Corpus.from_documents(some.values())) if some else None
+    if space is None:
+        return
+    with (
+        TokenCodes.create(folder, space).filling() as on_tokens,
+        progress_bar("reading tokens", len(numbers), "documents", show=progress) as advance,
+    ):
+        entries = reader.entries()
+        while chunk := list(islice(entries, TEXTS_AT_ONCE)):
+            encoder.encode([entry.document.full_text for entry in chunk], on_tokens=on_tokens)
+            advance(len(chunk))
+
+
 def _key(text: str) -> int:
     """Return the key of a text; white space at its ends makes no difference to an encoder."""
     return content_key(text.strip())
@@ -231,6 +265,13 @@ class AskedTokens:
     def is_of(self, codes: TokenCodes, texts: Sequence[str]) -> bool:
         """Tell whether all of these queries are here, to be compared with these codes."""
         return codes is self.codes and all(text in self.tokens for text in texts)
+
+    def in_order(self, encoder: CarriedEncoder, text: str, hits: Sequence[Hit]) -> list[Hit]:
+        """Put the first hits of a query into the order of tokens; codes that are not kept are made by the encoder."""
+        check_deadline()
+        read = [read_text(hit) for hit in hits[:TOKENS_FIRST]]
+        found = self.codes.of(read, lambda left, keep: encoder.encode(left, "document", keep))
+        return in_order_of_tokens(self.tokens[text], hits, found)
 
 
 def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
