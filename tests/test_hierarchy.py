@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import hce.progress
 from hce.errors import FormatError, InputError
+from hce.tree import growing
 from hce.tree.growing import Level, branching_for_depth, level_sizes
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
@@ -69,10 +71,13 @@ def test_depth_is_counted_and_not_computed_in_floating_point():
     method=st.sampled_from(["agglomerative", "divisive"]),
     seed=st.integers(0, 5),
     duplicates=st.booleans(),
+    sampled=st.sampled_from([2, 256]),
 )
-def test_invariants(count, branching, method, seed, duplicates):
+def test_invariants(count, branching, method, seed, duplicates, sampled):
     vectors = unit_rows(count, 6, seed, distinct=max(1, count // 5) if duplicates else None)
-    tree = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
+    with mock.patch.object(growing, "SAMPLED", sampled):
+        tree = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
+        again = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
 
     assert tree.depth == len(level_sizes(count, branching)) + 1
     assert tree.paths.shape == (count, tree.depth)  # each document once, all paths of length L
@@ -85,7 +90,6 @@ def test_invariants(count, branching, method, seed, duplicates):
     for level in tree.levels:
         np.testing.assert_allclose(np.linalg.norm(level.centroids, axis=1), 1, atol=1e-5)
         assert (np.diff(level.parent) >= 0).all()  # siblings are neighbours
-    again = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
     np.testing.assert_array_equal(again.paths, tree.paths)
 
 
@@ -109,10 +113,17 @@ def test_members_are_under_the_nearest_centroid_which_is_their_mean(count, branc
 
 
 @settings(max_examples=20, deadline=None)
-@given(count=st.integers(20, 300), branching=st.integers(2, 8), seed=st.integers(0, 3))
-def test_divisive_documents_are_under_the_nearest_child_at_every_step(count, branching, seed):
+@given(
+    count=st.integers(20, 300),
+    branching=st.integers(2, 8),
+    seed=st.integers(0, 3),
+    sampled=st.sampled_from([2, 256]),
+)
+def test_divisive_documents_are_under_the_nearest_child_at_every_step(count, branching, seed, sampled):
+    """Also those that were not among the sample by which their node was split."""
     vectors = unit_rows(count, 6, seed)
-    tree = Hierarchy.build(vectors, branching, method="divisive", seed=seed, mode="exact")
+    with mock.patch.object(growing, "SAMPLED", sampled):
+        tree = Hierarchy.build(vectors, branching, method="divisive", seed=seed, mode="exact")
     for level in range(1, tree.depth):
         scores = vectors @ tree.levels[level - 1].centroids.T
         own = tree.nodes_at(level)

@@ -5,9 +5,11 @@ Those on hosts of their own, with torchrun as users start it, are in benchmarks/
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,13 @@ from hce import hosts
 from hce.data import corpus as corpus_module
 from hce.data.corpus import Corpus
 from hce.data.records import Reading
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import HceError, InputError
 from hce.files import unfinished
+from hce.index import create
+from hce.index.index import Index
+from hce.index.tokens import TokenCodes
 from hce.training.recipe import Recipe
 from hce.training.train import train
 
@@ -271,6 +278,74 @@ def test_one_process_goes_on_where_two_were_killed(together, sources):
     alone = trained(sources, sources / "undisturbed")
     weights = [each.model[0].embedding.weight.detach().numpy() for each in (resumed, alone)]
     np.testing.assert_allclose(*weights, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- an index
+
+
+def indexed(folder: Path, output: Path) -> None:
+    """Make an index in pieces of eight documents, of which each process has some."""
+    create.encode_corpus = partial(encode_corpus, chunk_size=8)
+    create.create_index(
+        output,
+        Corpus.load(folder / "docs.jsonl"),
+        folder / "encoder",
+        "grow",
+        engine="flat",
+        dtype=None,
+        progress=False,
+    )
+
+
+def index_together(rank: int, folder: Path) -> None:
+    indexed(folder, folder / "index")
+
+
+def index_and_die(rank: int, folder: Path) -> None:
+    whole = Encoder.encode
+    calls = itertools.count()
+
+    def encode(self: Encoder, *arguments: Any, **options: Any) -> np.ndarray:
+        if rank == 1 and next(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(self, *arguments, **options)
+
+    Encoder.encode = encode
+    indexed(folder, folder / "index")
+
+
+def contents(path: Path) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """What is in an index: hits with scores and names of nodes; vectors, paths, and the tokens that are kept."""
+    with Index.open(path) as index:
+        codes = TokenCodes.find(path / "tokens")
+        kept = codes.get([document.full_text for document in index]) if codes else {}
+        hits = [[hit[:4] for hit in row] for row in index.search(["w5 w7 w53", "w84"], k=5)]
+        tree = index.tree.hierarchy
+        return [hits, tree.names], {"vectors": index.vectors()[1], "paths": tree.paths, **kept}
+
+
+@pytest.mark.parametrize("encoder", ["static", "transformer"])
+@pytest.mark.parametrize("job", [index_together, index_and_die])
+def test_an_index_of_two_processes_is_that_of_one(together, sources, bert_folder, encoder, job, monkeypatch):
+    """Killed, one process goes on with what two have encoded; only tokens that were not written yet are missing."""
+    monkeypatch.setattr(create, "encode_corpus", create.encode_corpus)
+    if encoder == "transformer":
+        shutil.rmtree(sources / "encoder")
+        shutil.copytree(bert_folder, sources / "encoder")
+    ends = together(job)
+    if job is index_and_die:
+        assert [code for code, _ in ends] == [1, -signal.SIGKILL]
+        indexed(sources, sources / "index")
+    else:
+        assert [code for code, _ in ends] == [0, 0], ends
+    indexed(sources, sources / "alone")
+    (said, arrays), (known, others) = contents(sources / "index"), contents(sources / "alone")
+    assert said == known
+    assert set(arrays) <= set(others) if job is index_and_die else set(arrays) == set(others)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name])
+    assert not unfinished(sources / "index").exists()
+    assert len(list((sources / "index").glob("tokens/codes-*"))) == (encoder == "transformer")
 
 
 # ------------------------------------------------------------------------------------------------- parts

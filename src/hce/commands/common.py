@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -18,6 +18,11 @@ from rich.segment import Segment
 
 from hce.data.records import Reading
 from hce.errors import InputError
+from hce.files import unfinished
+from hce.hosts import is_alone
+
+if TYPE_CHECKING:
+    from hce.data.corpus import Corpus
 
 # What a terminal obeys instead of showing it: control characters, and marks that turn the direction of a line. Halves
 # of surrogate pairs, which stand for what is no Unicode in a file's name, no stream can write.
@@ -116,6 +121,24 @@ def require_parent(output: Path) -> None:
     """
     if not output.absolute().parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
+
+
+def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
+    """Read the documents that `output` is to be made of; of a folder of parts, each of several processes reads some."""
+    from hce.data.corpus import Corpus
+
+    if is_alone():
+        return Corpus.load(source, reading)
+    from hce.processes import require_shared, share_out, working_together
+
+    require_shared(output.absolute().parent)
+    with working_together():
+        return Corpus.load(source, reading, share_out=share_out, copies=copies_of_parts(output))
+
+
+def copies_of_parts(output: Path) -> Path:
+    """Name the place of parts of the corpus that have to be copied for other hosts to read them."""
+    return unfinished(f"{output}.corpus")
 
 
 def print_json(value: Any) -> None:

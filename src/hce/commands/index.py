@@ -16,15 +16,18 @@ from hce.commands.common import (
     MemoryOption,
     SeedOption,
     answer,
+    copies_of_parts,
     interruptible,
     out,
     print_json,
     require_parent,
+    shared_corpus,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import require_new
+from hce.files import delete_whole, require_new
+from hce.hosts import together
 from hce.memory import parse_size
 from hce.progress import progress_bar
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from hce.training.model_folder import Training
 
 SNIPPET = 160  # characters
+NOT_MADE = "no index was made; the same command goes on with the vectors encoded so far"
 FOLDED = 5  # ids of near-equal documents that are shown
 BLANKS = re.compile(r"\s+")
 ADVICE = {
@@ -93,6 +97,7 @@ def index(
       hce index export.csv -o my-index --id-field Number --text-field Remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
+      torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
     """
     from hce.index.index import Index
 
@@ -100,12 +105,14 @@ def index(
     _refuse_without_engine(output)
     require_new(output)
     bound = None if memory is None else parse_size(memory)
-    documents = _documents_of(corpus, reading)
+    with interruptible(NOT_MADE), together(f"{NOT_MADE}, with as many processes as there are then") as device:
+        documents = _documents_of(corpus, reading, output)
 
-    with progress_bar("loading", None, "modules"):
-        from hce.index.create import create_index  # with torch, which takes seconds to import
+        with progress_bar("loading", None, "modules"):
+            from hce.index.create import create_index  # with torch, which takes seconds to import
+            from hce.processes import is_first_process
 
-    with interruptible("no index was made; the same command goes on with the vectors encoded so far"):
+        first = is_first_process()
         create_index(
             *(output, documents, model, "grow" if tree else None),
             engine=engine,
@@ -115,8 +122,13 @@ def index(
             words_share=words_share,
             memory=bound,
             tokens=tokens,
+            device=device,
             progress=True,
         )
+        if first:
+            delete_whole(copies_of_parts(output))
+    if not first:
+        return
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
         made.build_engine()
         found = made.status()
@@ -308,15 +320,15 @@ def _refuse_without_engine(path: Path) -> None:
         )
 
 
-def _documents_of(path: Path, reading: Reading) -> Corpus:
-    """Load documents from whatever holds them, another index included."""
+def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
+    """Load the documents of a new index from whatever holds them, another index included."""
     from hce.data.corpus import Corpus
     from hce.index.index import Index
     from hce.index.manifest import MANIFEST_FILE
     from hce.index.store import STORE_FILE
 
     if not ((path / STORE_FILE).is_file() and (path / MANIFEST_FILE).is_file()):
-        return Corpus.load(path, reading)
+        return shared_corpus(path, reading, output)
     with Index.open(path) as opened:
         return Corpus.from_documents(opened, name=path.absolute().name)
 

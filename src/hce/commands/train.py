@@ -16,17 +16,19 @@ from hce.commands.common import (
     JsonOption,
     MemoryOption,
     SeedOption,
+    copies_of_parts,
     err,
     interruptible,
     out,
     print_json,
     require_parent,
+    shared_corpus,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import delete_whole, unfinished
-from hce.hosts import is_alone, together
+from hce.files import delete_whole
+from hce.hosts import together
 from hce.memory import parse_size, require, train_needs
 from hce.progress import progress_bar
 
@@ -92,7 +94,7 @@ def train(
     bound = None if memory is None else parse_size(memory)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
     with interruptible(GO_ON), together(f"{GO_ON}, with as many processes as there are then") as device:
-        documents = _corpus(corpus, reading, output)
+        documents = shared_corpus(corpus, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         with progress_bar("loading", None, "modules"):
@@ -121,7 +123,7 @@ def train(
                 documents, start, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
             )
         if first:
-            delete_whole(_copies(output))
+            delete_whole(copies_of_parts(output))
     if not first:
         return
     if as_json:
@@ -246,24 +248,6 @@ def _read(name: str, value: Any) -> Any:
     from hce.training.recipe import Recipe
 
     return Recipe.parsed(name, value) if isinstance(value, str) else value
-
-
-def _corpus(source: Path, reading: Reading, output: Path) -> Corpus:
-    """Read the documents; of a folder of parts, each of several processes reads some."""
-    from hce.data.corpus import Corpus
-
-    if is_alone():
-        return Corpus.load(source, reading)
-    from hce.processes import require_shared, share_out, working_together
-
-    require_shared(output.absolute().parent)
-    with working_together():
-        return Corpus.load(source, reading, share_out=share_out, copies=_copies(output))
-
-
-def _copies(output: Path) -> Path:
-    """Name the place of parts of the corpus that have to be copied for other hosts to read them."""
-    return unfinished(f"{output}.corpus")
 
 
 def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str, *, strict: bool) -> dict[str, Labels | None]:

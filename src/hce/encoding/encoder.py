@@ -115,7 +115,9 @@ class Encoder:
         return encoder
 
     @classmethod
-    def for_corpus(cls, spec: str | Path, corpus: Corpus, *, progress: bool = False) -> Encoder:
+    def for_corpus(
+        cls, spec: str | Path, corpus: Corpus, *, device: str | torch.device | None = None, progress: bool = False
+    ) -> Encoder:
         """Load an encoder that is to encode a corpus untrained: "static", as it was distilled, is fitted to the corpus.
 
         Any other is loaded as it is; a trained table, for one, knows its corpus already. `progress` shows a bar.
@@ -124,7 +126,7 @@ class Encoder:
             InputError: there is no such model.
             MissingPackageError: a bundled encoder is asked for and not installed.
         """
-        encoder = cls.load(spec)
+        encoder = cls.load(spec, device=device)
         return encoder.fitted_to(corpus, progress=progress) if str(spec) == "static" else encoder
 
     @property

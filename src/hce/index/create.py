@@ -2,6 +2,9 @@
 
 The folder appears as soon as documents, vectors and tree are in it. The engine, which is derived from them, is built
 in its place afterwards: whatever happens to it, nothing that took long to encode is lost.
+
+Of several processes that work together (`hce.hosts`) each encodes a share and takes part in growing the tree; the first
+one does the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -32,9 +36,19 @@ from hce.index.mirror import check_place
 from hce.index.passages import Cutter, LongDocuments
 from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import TokenCodes
+from hce.index.tokens import TokenCodes, is_token_folder
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
 from hce.memory import index_needs, require, widest_dtype
+from hce.processes import (
+    is_first_process,
+    process_count,
+    process_rank,
+    require_alike,
+    require_shared,
+    take_weights_of_the_first,
+    wait_for_all,
+    working_together,
+)
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, engine_for
 from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
@@ -72,14 +86,19 @@ class Start:
         return STATIC_SHARE if self.encoder.is_table else TRANSFORMER_SHARE
 
 
-def start_from(encoder: Encoder | str | Path, corpus: Corpus, *, progress: bool = False) -> Start:
+def start_from(
+    encoder: Encoder | str | Path, corpus: Corpus, *, device: torch.device | None = None, progress: bool = False
+) -> Start:
     """Load an encoder by its spec, or take one as it is given, and find out what is known of its training.
 
     Raises:
         InputError: there is no such encoder.
         FormatError: its hce.json is damaged.
     """
-    loaded = encoder if isinstance(encoder, Encoder) else Encoder.for_corpus(encoder, corpus, progress=progress)
+    loaded = encoder
+    if not isinstance(loaded, Encoder):
+        loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
+        take_weights_of_the_first(loaded.model.parameters())
     folder, fingerprint = Path(loaded.name), loaded.fingerprint
     facts = ModelFacts.find(folder)
     if facts is None or facts.fingerprint != fingerprint:
@@ -101,29 +120,31 @@ def create_index(
     words_share: float | None = None,
     memory: int | None = None,
     tokens: bool = True,
+    device: torch.device | None = None,
     progress: bool,
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
 
     Beyond these, `memory` is the most bytes to take, also by a later search; it decides `dtype`, where that is None.
+    `device` is where an encoder that is named computes.
+
+    Raises:
+        InputError: the folder is there already, an argument is not what it has to be, or other processes that work
+            together with this one have other documents or another encoder.
     """
-    path = Path(path)
+    path, progress = Path(path), progress and is_first_process()
     require_new(path)
-    check_engine(engine, at, dtype or "float32", "auto")
-    if at is not None:
-        check_place(at, path)
+    _check_choices(path, hierarchy, engine, at, dtype)
     checked_language(language)
     checked_share(words_share)
-    if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
-        raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
-    start = start_from(encoder, corpus, progress=progress)
+    start = start_from(encoder, corpus, device=device, progress=progress)
+    if process_count() > 1:
+        require_alike({"corpus": corpus.fingerprint, "encoder": start.fingerprint, "path": str(path.absolute())})
+        require_shared(path.absolute().parent)
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
     long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
-    if engine == "auto":
-        engine = engine_for(len(long.corpus))
-    if hierarchy is None and engine == "tree":
-        hierarchy = "grow"
+    engine = engine_for(len(long.corpus)) if engine == "auto" else engine
     dtype = kept_within(memory, len(long.corpus), start.encoder.dim, engine, dtype)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
@@ -132,9 +153,13 @@ def create_index(
         codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
     with codes.filling() if codes else nullcontext() as on_tokens:
         vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
+    wait_for_all()
     with released(vectors):
+        wanted = "grow" if hierarchy is None and engine == "tree" else hierarchy
         grown = part.with_name(f"{part.name}-tree")
-        tree = _tree(hierarchy, start, corpus, vectors[: len(corpus)], grown, progress)
+        tree = _tree(wanted, start, corpus, vectors[: len(corpus)], grown, progress)
+        if not is_first_process():
+            return
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -148,10 +173,24 @@ def create_index(
         for file in filled.iterdir():
             file.replace(folder / file.name)
         if codes is not None:
+            codes.take_in_shares()
             codes.folder.replace(folder / TOKENS_FOLDER)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next
     delete_whole(unfinished(path))
+
+
+def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None, dtype: str | None) -> None:
+    """Refuse an engine or a hierarchy that an index cannot have.
+
+    Raises:
+        InputError: it cannot have one of these.
+    """
+    check_engine(engine, at, dtype or "float32", "auto")
+    if at is not None:
+        check_place(at, path)
+    if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
+        raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
 
 
 def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype: str | None) -> str:
@@ -171,12 +210,13 @@ def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
     """Return what a killed run has left of tokens, or a new place for them; None where the encoder tells of none."""
-    found = TokenCodes.find(place)
-    if found is not None:
-        return found
-    delete_whole(place)
-    space = TokenSpace.fit(encoder, corpus, progress=progress)
-    return None if space is None else TokenCodes.create(place, space)
+    if is_first_process() and TokenCodes.find(place) is None:
+        delete_whole(place)
+        space = TokenSpace.fit(encoder, corpus, progress=progress)
+        if space is not None:
+            TokenCodes.create(place, space)
+    wait_for_all()
+    return TokenCodes(place, process_rank()) if is_token_folder(place) else None
 
 
 def checked_share(words_share: float | None) -> None:
@@ -206,12 +246,16 @@ def _tree(
     trained = None if start.folder is None else trained_tree(start.folder, corpus)
     if trained is not None or choice is None:
         return trained
-    if place.is_dir():
-        with suppress(FormatError):
-            return Hierarchy.load(place)
+    kept = None
+    with suppress(FormatError):
+        kept = Hierarchy.load(place)
+    wait_for_all()  # each has looked before the first one writes
+    if kept is not None:
+        return kept
+    with working_together():
+        tree = grow_named_tree(vectors, corpus.texts(), start.encoder.device, progress=progress)
+    if tree is not None and is_first_process():
         delete_whole(place)
-    tree = grow_named_tree(vectors, corpus.texts(), start.encoder.device, progress=progress)
-    if tree is not None:
         tree.save(place)
     return tree
 

@@ -91,14 +91,20 @@ def _say_once(line: str) -> None:
 def grow_named_tree(
     vectors: np.ndarray, texts: Iterable[str], device: Any = None, *, progress: bool = False
 ) -> Hierarchy | None:
-    """Grow a tree and name its nodes; None where there are too few documents for one."""
-    from hce.tree.names import name_nodes  # with scikit-learn, which a tree that is only looked at needs not
+    """Grow a tree and name its nodes; None where there are too few documents for one.
+
+    Of processes that work together all grow it, and the first one names its nodes.
+    """
+    from hce.processes import is_first_process  # with torch and scikit-learn, which are not needed to look at a tree
+    from hce.tree.names import name_nodes
 
     if len(vectors) < 2:
         return None
     tree = Hierarchy.build(vectors, device=device, progress=progress)
     if not tree.levels:
         return None
+    if not is_first_process():
+        return tree
     every = -(-len(vectors) // MOST_READ)
     some = (text if position % every == 0 else "" for position, text in enumerate(texts))
     tree.names = name_nodes(tree, some, progress=progress)

@@ -47,10 +47,16 @@ EncodeTokens = Callable[[Sequence[str], "OnTokens"], object]
 
 
 class TokenCodes:
-    """The codes of texts' tokens in a folder; used by any number of threads and processes."""
+    """The codes of texts' tokens in a folder; used by any number of threads and processes.
 
-    def __init__(self, folder: Path) -> None:
+    Attributes:
+        folder: where they are.
+        share: the number of the file that this process alone fills, on one of several hosts; 0 is the file of all.
+    """
+
+    def __init__(self, folder: Path, share: int = 0) -> None:
         self.folder = folder
+        self.share = share
 
     @classmethod
     def find(cls, folder: Path) -> TokenCodes | None:
@@ -83,7 +89,7 @@ class TokenCodes:
     @property
     def file(self) -> Path:
         """Where the codes are; named after their space, so that who still has another one never reads or adds to it."""
-        return self.folder / f"codes-{self.space.checksum:08x}.sqlite"
+        return self.folder / f"codes-{self.space.checksum:08x}{f'-{self.share}' if self.share else ''}.sqlite"
 
     @contextmanager
     def filling(self) -> Iterator[OnTokens]:
@@ -106,6 +112,19 @@ class TokenCodes:
             self._write(lambda connection: connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows))
         except sqlite3.Error as error:
             logger.debug("%s: tokens are not kept (%s)", self.folder, error)
+
+    def take_in_shares(self) -> None:
+        """Move what other processes have kept in files of their own into the file of all."""
+        for share in self.folder.glob(f"{self.file.stem}-*.sqlite"):
+            try:
+                self._write(lambda connection: None)  # that there is a file to copy to
+                with self._connection() as connection:
+                    connection.execute("ATTACH ? AS share", (str(share),))
+                    with connection:
+                        connection.execute("INSERT OR REPLACE INTO codes SELECT * FROM share.codes")
+            except sqlite3.Error as error:
+                logger.debug("%s: tokens are not kept (%s)", share, error)
+            share.unlink(missing_ok=True)
 
     def get(self, texts: Collection[str]) -> dict[str, np.ndarray]:
         """Return the codes of those texts that are kept, each of shape (tokens, DIM)."""

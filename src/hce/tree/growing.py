@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hce.tree.kmeans import KMeansResult
 
 MANY_NODES = 32
+SAMPLED = 256  # documents for each new node, by which a large node is split; faiss takes as many
 
 
 class Cluster(Protocol):
@@ -89,8 +90,10 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
     """The paper's wish for > 100M documents: split the root, then every node, in O(N·n·b·log N).
 
     A node at height h should hold b^h documents, so one with m of them is split into ⌈m / b^(h−1)⌉; where that is 1
-    it gets an only child, and so every path has the same length. Nodes of a level are split in parallel; each draws
-    from a seed of its own, so the result does not depend on who is first.
+    it gets an only child, and so every path has the same length. A node of very many documents is split by a sample of
+    them, and the others go to the nearest centroid: to run Alg. 2 to convergence over all would cost a round each.
+    Nodes of a level are split in parallel; each draws from a seed of its own, so the result does not depend on who is
+    first.
     """
     assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
     levels: list[Level] = []
@@ -117,8 +120,7 @@ def _split_nodes(
 
     def split(group: int) -> tuple[np.ndarray, np.ndarray]:
         own_seed = int(np.random.SeedSequence([*seed, group]).generate_state(1)[0])
-        result = cluster(vectors[groups[group]], sizes[group], seed=own_seed)
-        return result.centroids, result.assignment
+        return _split(vectors, groups[group], sizes[group], own_seed, cluster)
 
     # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
     if count < MANY_NODES:
@@ -133,6 +135,22 @@ def _split_nodes(
     for group, first, (_, assignment) in zip(groups, np.cumsum([0, *sizes[:-1]]), results, strict=True):
         node[group] = first + assignment
     return Level(np.repeat(np.arange(count), sizes), np.concatenate([centroids for centroids, _ in results])), node
+
+
+def _split(
+    vectors: np.ndarray, members: np.ndarray, k: int, seed: int, cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split a node's documents, at the positions `members`, into k: their centroids, and the part of each document."""
+    if len(members) <= SAMPLED * k:
+        result = cluster(vectors[members], k, seed=seed)
+        return result.centroids, result.assignment
+    from hce.tree.rows import nearest_rows
+
+    drawn = np.sort(np.random.default_rng(seed).choice(len(members), SAMPLED * k, replace=False))
+    result = cluster(vectors[members[drawn]], k, seed=seed)
+    assignment = nearest_rows(vectors, members, result.centroids)
+    assignment[drawn] = result.assignment  # by which no part is empty
+    return result.centroids, assignment
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:

@@ -115,8 +115,8 @@ class Hierarchy:
             branching: expected number of children b, or "auto": the smallest power of two with which `depth` levels
                 suffice (for some small N they then number one fewer).
             depth: the number of levels that "auto" aims at; a given `branching` decides the depth by itself.
-            method: "agglomerative", bottom-up, is the paper's Alg. 1; "divisive", top-down, took six times as long
-                and made looser leaves at 118 thousand vectors, and is less work from some 25 million on, by counting.
+            method: "agglomerative", bottom-up, is the paper's Alg. 1; "divisive", top-down, takes less time and memory
+                for small b and many vectors, and makes looser leaves (docs/LOG.md, "Clustering").
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
             init: how k-means starts, see there.
