@@ -14,7 +14,7 @@ from statistics import fmean
 from common import MODES, bench_of, command_line, for_mode, names, numbers, run_script, run_systems
 from page import Page, Panel, Series, seeds_note, table
 
-from hce.comparison.run import Bench
+from hce.comparison.bench import Bench
 from hce.comparison.table import Comparison, Score
 from hce.tree.growing import level_sizes
 

@@ -21,7 +21,7 @@ from page import Page, Panel, Series, seeds_note, table
 from threadpoolctl import threadpool_limits
 
 from hce._version import __version__
-from hce.comparison.run import keep
+from hce.comparison.bench import keep
 from hce.comparison.table import Score
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus

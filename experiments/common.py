@@ -1,8 +1,8 @@
 """What all experiments share: the command line, and systems run as `hce compare` runs them.
 
 Whatever takes long is kept in a folder, `--results`, in files named after everything they depend on, the version of hce
-included (`hce.comparison.run.keep`). So a killed experiment goes on with the same command, one that is given more seeds
-runs only those, and experiments that need the same run share it.
+included (`hce.comparison.bench.keep`). So a killed experiment goes on with the same command, one that is given more
+seeds runs only those, and experiments that need the same run share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hce.comparison.run import Bench, Finished
+from hce.comparison.bench import Bench, Finished
 from hce.comparison.table import Comparison
 from hce.comparison.task import Task
 from hce.data.corpus import Corpus

@@ -18,7 +18,7 @@ from pathlib import Path
 from common import bench_of, command_line, names, part_of, run_script, settings_of, splits_of, tell
 from page import Page, seeds_note, table
 
-from hce.comparison.run import Bench
+from hce.comparison.bench import Bench
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Comparison, Result, Row, notes
 from hce.comparison.table import table as tested

@@ -25,10 +25,10 @@ import numpy as np
 from common import bench_of, command_line, names, part_of, run_script, splits_of, tell
 from page import Page, Panel, Series, seeds_note, table
 
+from hce.comparison.bench import Bench, keep
 from hce.comparison.bm25 import BM25Searcher
 from hce.comparison.dsi_continual import train_continual
 from hce.comparison.incdsi import train_incdsi
-from hce.comparison.run import Bench, keep
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Score
 from hce.comparison.task import Task

@@ -18,7 +18,7 @@ from statistics import fmean
 from common import MODES, bench_of, command_line, names, run_script, run_systems, settings_of, splits_of
 from page import Page, Panel, Series, seeds_note, table
 
-from hce.comparison.run import Bench
+from hce.comparison.bench import Bench
 from hce.comparison.table import Comparison
 from hce.comparison.task import Task
 from hce.data.judgments import Dataset, splits
@@ -98,7 +98,7 @@ def _table(found: Found) -> str:
             for mode, comparison in of_split.items():
                 for system in comparison.systems:
                     scores = [str(comparison.score(system, measure)) for measure in DEFAULT_MEASURES]
-                    results = comparison.of(system)
+                    results = comparison.results_of(system)
                     mixes = [result.facts["mix"] for result in results if "mix" in result.facts]
                     mix = f"{fmean(mixes):.2f}" if mixes else "–"
                     seconds = fmean(result.training_seconds + result.indexing_seconds for result in results)

@@ -16,7 +16,7 @@ from pathlib import Path
 from common import bench_of, command_line, names, run_script, run_systems
 from page import Page, seeds_note, table
 
-from hce.comparison.run import Bench
+from hce.comparison.bench import Bench
 from hce.comparison.systems import SYSTEMS, choose
 from hce.comparison.table import Comparison, ComparisonTable, notes
 from hce.comparison.table import table as tested

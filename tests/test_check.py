@@ -150,7 +150,7 @@ def test_rows_that_are_missing_are_told_of(index, table):
 def test_a_model(tmp_path):
     model = Path(shutil.copytree(FORMATS / "model", tmp_path / "model"))
     (finding,) = check(model).findings
-    assert (finding.state, finding.heals) == ("unknown", True)
+    assert (finding.state, finding.can_heal) == ("unknown", True)
     assert check(model, repair=True).findings == ()
     path = model / "hierarchy" / "hierarchy.safetensors"
     flip(path, [8 * (path.stat().st_size - 1)])
@@ -173,7 +173,7 @@ def test_vectors_and_passages_are_encoded_anew(index, planted_corpus):
     run(index, "UPDATE passages SET start = start + 1 WHERE number = (SELECT min(number) FROM passages)")
     found = check(index)
     assert parts(index) == {"vectors", "passages"}
-    assert all(finding.heals for finding in found.findings)
+    assert all(finding.can_heal for finding in found.findings)
     found = check(index, repair=True)
     assert found.is_sound
     assert len(found.healed) >= 3
@@ -193,7 +193,7 @@ def test_a_damaged_text_is_named_and_kept(index):
     assert "its text is not as written" in text.what
     assert "its text is as it was" in metadata.what
     assert "document 'new'" in metadata.what
-    assert not any(each.heals for each in (text, metadata))
+    assert not any(each.can_heal for each in (text, metadata))
     assert not check(index, repair=True).is_sound
     with Index.open(index) as opened:
         opened.update([Document("new", "star w1", metadata={"year": 2000})])
@@ -226,7 +226,7 @@ def test_what_is_derived_is_made_anew(index, part):
     path = max((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each.stat().st_size)
     flip(path, [8 * (path.stat().st_size // 2)])
     (finding,) = check(index).findings
-    assert finding.heals
+    assert finding.can_heal
     assert finding.part == {"hierarchy": "tree"}.get(part, part)
     found = check(index, repair=True)
     assert found.healed == (finding,)
@@ -261,7 +261,7 @@ def test_indexes_of_sqlite_are_made_anew(index):
     run(index, "UPDATE documents SET content = content - 1 WHERE number = 50")
     define(definition)
     (finding,) = check(index).findings
-    assert (finding.part, finding.state, finding.heals) == ("store", "damaged", True)
+    assert (finding.part, finding.state, finding.can_heal) == ("store", "damaged", True)
     assert finding.what.endswith("missing from index documents_by_content")
     found = check(index, repair=True)
     assert (found.findings, found.healed) == ((), (finding,))

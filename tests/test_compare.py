@@ -16,9 +16,20 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.commands.evaluate import compare as command
-from hce.comparison.run import Bench, compare
+from hce.comparison.bench import Bench, compare
 from hce.comparison.systems import SYSTEMS
-from hce.comparison.table import BETTER, REFERENCE, WORSE, Comparison, Result, as_json, as_markdown, cells, notes, table
+from hce.comparison.table import (
+    BETTER,
+    REFERENCE,
+    WORSE,
+    Comparison,
+    Result,
+    as_json,
+    as_markdown,
+    notes,
+    table,
+    table_cells,
+)
 from hce.comparison.task import Built, System
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import FormatError, InputError
@@ -73,7 +84,7 @@ def test_every_system_is_run_and_the_one_without_the_tree_too(compared):
         assert all(len(values) == 40 for values in result.per_query.values())
         assert result.search_ms > 0
         assert (result.training_seconds > 0) == (result.system in {"no-tree", "hce"})
-    assert comparison.of("hce")[0].facts["mode"] == "joint"
+    assert comparison.results_of("hce")[0].facts["mode"] == "joint"
     assert comparison.about["training"] == "40 labelled queries"  # 20 of 60 are held out to choose by
 
 
@@ -340,9 +351,9 @@ def test_a_difference_by_chance_is_not_marked():
 def test_text_and_markdown_and_json_say_the_same():
     results = table(COMPARISON)
     rows = results.rows
-    assert cells(rows[1], ["M"]) == ["no-tree", f"{fmean(MIDDLE):.4f} ◆", "12.0 s", "3.0 s", "0.50 ms", "2.0 MB"]
+    assert table_cells(rows[1], ["M"]) == ["no-tree", f"{fmean(MIDDLE):.4f} ◆", "12.0 s", "3.0 s", "0.50 ms", "2.0 MB"]
     markdown = as_markdown(results)
-    assert "| " + " | ".join(cells(rows[2], ["M"])) + " |" in markdown
+    assert "| " + " | ".join(table_cells(rows[2], ["M"])) + " |" in markdown
     assert all(note in markdown for note in notes(results))
     answer = json.loads(json.dumps(as_json(results)))
     assert answer["best_rival"] == "no-tree"
@@ -364,7 +375,7 @@ def test_a_system_that_fell_back_is_told_from_one_that_was_trained():
         ),
     )
     results = table(fallen)
-    assert [cells(row, ["M"])[0] for row in results.rows] == [
+    assert [table_cells(row, ["M"])[0] for row in results.rows] == [
         "bm25",
         "no-tree (not trained)",
         "hce (not trained in 1 of 2 seeds)",
@@ -399,7 +410,7 @@ def test_the_page_stands_alone_and_is_escaped():
     assert html.count("<svg") >= 3
     assert len(html.encode()) < 1_000_000
     for row in results.rows:
-        assert "".join(f"<td>{cell}</td>" for cell in cells(row, ["M"])) in html
+        assert "".join(f"<td>{cell}</td>" for cell in table_cells(row, ["M"])) in html
 
 
 def test_query_ids_cannot_break_out_of_the_page():

@@ -29,7 +29,7 @@ from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
-from hce.training.run import TrainingRun
+from hce.training.state import TrainingRun
 
 SMALL = Recipe(
     train="encoder", epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05

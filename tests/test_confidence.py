@@ -12,7 +12,7 @@ from test_client import answering
 from typer.testing import CliRunner
 
 from hce.cli import app
-from hce.index.confidence import FARTHEST, LEAST, Calibration, Closeness
+from hce.index.confidence import FARTHEST, LEAST, Calibration, HitCloseness
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.search.words import Words
@@ -117,10 +117,10 @@ def test_a_server_passes_it_on_if_it_knows(said, known):
 
 
 def test_a_hit_is_good_by_its_cosine_or_by_its_words():
-    without = [Closeness(place / 100, place / 200) for place in range(101)]
+    without = [HitCloseness(place / 100, place / 200) for place in range(101)]
     calibration = Calibration.of("encoder", without, without)
     assert (calibration.cosine, calibration.coverage) == pytest.approx((FARTHEST, FARTHEST / 2))
-    verdicts = [calibration.is_good(Closeness(*found)) for found in ((0.15, 0.05), (0.3, 0.05), (0.15, 0.2))]
+    verdicts = [calibration.is_good(HitCloseness(*found)) for found in ((0.15, 0.05), (0.3, 0.05), (0.15, 0.2))]
     assert verdicts == [False, True, True]
 
 

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 import pytest
 from conftest import write_concept_dataset
 
-from hce.comparison.run import Bench
+from hce.comparison.bench import Bench
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Comparison, Result
 from hce.data.judgments import Dataset

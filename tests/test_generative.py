@@ -36,7 +36,7 @@ from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
-from hce.training import run as training_run
+from hce.training import state as training_state
 from hce.training.losses import contrastive, scores_of
 from hce.training.recipe import Recipe
 
@@ -303,7 +303,7 @@ def test_both_ways_of_asking_a_text_are_the_same():
     torch.manual_seed(0)
     attention = generative.TextAttention(128).double().eval()
     there = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
-    memory = generative.Memory(torch.randn(3, 9, 128, dtype=torch.float64), there)
+    memory = generative.EncodedTexts(torch.randn(3, 9, 128, dtype=torch.float64), there)
     asked = torch.randn(3, 5, 128, dtype=torch.float64)
     one, other = (attention(asked, memory, text_last=way) for way in (True, False))
     torch.testing.assert_close(one, other)
@@ -447,7 +447,7 @@ def prepare_to_die(moment: str) -> None:
     take, taken = generative_training._Run.take, []
     places = {
         "between two checkpoints": (generative_training._Run, "save"),
-        "while a checkpoint is written": (training_run, "open_atomically"),  # of the file that names it
+        "while a checkpoint is written": (training_state, "open_atomically"),  # of the file that names it
         "when a checkpoint is named": (Path, "glob"),  # of what was there before it, to be deleted
     }
 

@@ -184,7 +184,7 @@ def test_the_file_is_read_again_and_made_anew_where_it_is_stale_or_damaged(index
     damaged[-5] ^= 1
     path.write_bytes(damaged)
     (finding,) = [each for each in check(index.path).findings if each.part == "map"]
-    assert finding.state == "damaged" and finding.heals
+    assert finding.state == "damaged" and finding.can_heal
     assert np.array_equal(again(), first)  # what is damaged is not used
     path.write_bytes(damaged)
     assert check(index.path, repair=True).is_sound

@@ -15,7 +15,7 @@ from hce.errors import InputError
 from hce.index import mapped
 from hce.index.create import create_index, kept_within
 from hce.index.index import Index
-from hce.memory import index_needs, parse_size, require, train_needs
+from hce.memory import index_needs, parse_size, require_memory, train_needs
 from hce.search import tree_engine
 
 GB = 10**9
@@ -60,8 +60,8 @@ def test_five_million_documents_fit_where_they_are_to():
 def test_a_bound_that_is_too_small_is_refused_with_the_figure_that_would_do(monkeypatch):
     monkeypatch.setattr(memory, "taken_so_far", lambda: GB)
     with pytest.raises(InputError, match=r"memory 2\.0 GB is too little: encoding takes about 3\.5 GB; buy some"):
-        require({"reading": GB, "encoding": 5 * GB // 2}, 2 * GB, "buy some")
-    line = require({"reading": GB, "encoding": 5 * GB // 2}, 4 * GB, "buy some")
+        require_memory({"reading": GB, "encoding": 5 * GB // 2}, 2 * GB, "buy some")
+    line = require_memory({"reading": GB, "encoding": 5 * GB // 2}, 4 * GB, "buy some")
     assert line == "memory: at most 4.0 GB; the most is reckoned for encoding, 3.5 GB"
 
 

@@ -23,7 +23,7 @@ from hce.training.model_folder import (
     trained_tree,
 )
 from hce.training.recipe import Recipe
-from hce.training.run import Epoch
+from hce.training.state import Epoch
 from hce.tree.hierarchy import Hierarchy
 
 HISTORY = [Epoch(0, {"titles": 0.25}), Epoch(1, {"titles": 0.5}, {"document": 1.5}, [0.75], True, 0.1, 2.0)]

@@ -442,7 +442,7 @@ def test_a_corpus_is_the_same_by_rows(static_encoder, book):
     assert book.full_text.startswith(texts[6])
     assert texts[7].startswith(f"{book.title} w")
     assert long.corpus.fingerprint != corpus.fingerprint
-    ((place, passages),) = long.of(range(2, 6), np.arange(len(texts))[:, None]).items()
+    ((place, passages),) = long.passages_of(range(2, 6), np.arange(len(texts))[:, None]).items()
     assert place == 1
     assert passages.vectors[:, 0].tolist() == list(range(6, len(texts)))
     assert len(passages.places) == len(passages.vectors)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hce import progress
-from hce.progress import bars_shown, progress_bar, told
+from hce.progress import bars_shown, counted, progress_bar
 
 
 class Terminal(io.StringIO):
@@ -131,7 +131,7 @@ def test_an_exception_passes_through(monkeypatch, make):
 def test_work_without_a_known_end_tells_how_much_is_done_and_how_fast(capfd, clock):
     with progress_bar("reading", None, "documents", show=True) as advance:
         clock.now += 4
-        assert list(told("ab", advance)) == ["a", "b"]
+        assert list(counted("ab", advance)) == ["a", "b"]
     assert capfd.readouterr().err.splitlines() == ["reading: 1 documents, 0 documents/s"]
 
 

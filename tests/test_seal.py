@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hce.comparison import seal
-from hce.comparison.run import compare
+from hce.comparison.bench import compare
 from hce.comparison.seal import (
     SHOWN,
     Author,

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from hce.encoding.encoder import Encoder
 from hce.encoding.side_by_side import SideBySide, load_ours
-from hce.encoding.tables import joined
+from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import WordTable
 from hce.errors import FormatError, HceError
 
@@ -37,7 +37,7 @@ def test_an_inner_product_is_the_weighted_sum_of_the_parts_own(both):
 
 
 def test_joined_by_hand_or_encoded_at_once_is_the_same(both):
-    apart = joined([part.encode(TEXTS) for part in both.parts], both.shares)
+    apart = joined_rows([part.encode(TEXTS) for part in both.parts], both.shares)
     np.testing.assert_allclose(apart, both.encode(TEXTS), atol=1e-6)
 
 
@@ -50,7 +50,9 @@ def test_each_side_is_centred_by_its_own_mean(both, tmp_path, kind):
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     found = centred.encode(TEXTS, kind)
     np.testing.assert_allclose(found[:, : first.dim], 0.5**0.5 * expected, atol=1e-5)
-    apart = joined([part.encode(TEXTS, kind) for part in both.parts], both.shares, centres[0 if kind == "query" else 1])
+    apart = joined_rows(
+        [part.encode(TEXTS, kind) for part in both.parts], both.shares, centres[0 if kind == "query" else 1]
+    )
     np.testing.assert_allclose(found, apart, atol=1e-5)
     centred.save(tmp_path / "model")
     again = Encoder.load(tmp_path / "model")
@@ -137,7 +139,7 @@ def test_no_code_in_a_folder_is_run(both, tmp_path):
 def test_a_text_that_a_companion_does_not_know_is_the_same_by_both_routes(both):
     texts = ["w1 w2", "nothing known", ""]
     apart = [part.encode(texts, zeros=number > 0) for number, part in enumerate(both.parts)]
-    np.testing.assert_allclose(joined(apart, both.shares), both.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(joined_rows(apart, both.shares), both.encode(texts), atol=1e-6)
     assert not apart[2][1].any()
 
 

@@ -74,9 +74,11 @@ def test_closeness_by_hand():
     query = QueryTokens(np.array([[1, 0], [0, 1]], np.float32), np.array([0.75, 0.25], np.float32))
     codes = np.array([[0.8, 0.6], [0, 1], [-1, 0]]) * STEPS
     texts = [codes.round().astype(np.int8), np.zeros((0, 2), np.int8), np.array([[0, STEPS]], np.int8)]
-    assert query.closeness(texts) == pytest.approx([0.85, 0, 0.25], abs=0.01)
-    assert query.closeness([]).shape == (0,)
-    assert QueryTokens(np.zeros((0, 2), np.float32), np.zeros(0, np.float32)).closeness(texts) == pytest.approx(0)
+    assert query.max_similarities(texts) == pytest.approx([0.85, 0, 0.25], abs=0.01)
+    assert query.max_similarities([]).shape == (0,)
+    assert QueryTokens(np.zeros((0, 2), np.float32), np.zeros(0, np.float32)).max_similarities(texts) == pytest.approx(
+        0
+    )
 
 
 @given(arrays.arrays(np.float32, (5, 6), elements=st.floats(-1, 1, width=32)), st.integers(1, 5))
@@ -91,7 +93,7 @@ def test_closeness_is_that_of_plain_loops(states, count):
         length = max(float(np.linalg.norm(states[row])), 1e-12)
         best = max(float(states[row] / length @ (codes[other] / STEPS)) for other in range(5))
         expected += (row + 1) / total * best
-    assert query.closeness([codes[:1], codes])[1] == pytest.approx(expected, abs=1e-4)
+    assert query.max_similarities([codes[:1], codes])[1] == pytest.approx(expected, abs=1e-4)
     assert (np.abs(codes.astype(int)) <= STEPS).all()
 
 
@@ -103,7 +105,7 @@ def test_a_text_meets_itself_best(encoder):
     asked: dict[str, QueryTokens] = {}
     encoder.encode(TEXTS, on_tokens=lambda text, ids, states: asked.update({text: space.query(ids, states)}))
     for text in TEXTS:
-        assert max(codes, key=lambda other: asked[text].closeness([codes[other]])) == text
+        assert max(codes, key=lambda other: asked[text].max_similarities([codes[other]])) == text
 
 
 def test_rare_tokens_count_more(encoder):
@@ -261,7 +263,7 @@ def test_a_check_finds_damage_and_a_repair_heals_it(index):
     ):
         ruin()
         found = check(index.path).findings
-        assert [(each.part, each.heals) for each in found] == [("tokens", True)]
+        assert [(each.part, each.can_heal) for each in found] == [("tokens", True)]
         assert check(index.path, repair=True).is_sound
         with Index.open(index.path) as opened:
             assert opened.search(TEXTS, 8) == expected

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hce.memory import LEAF
 from hce.search import balance
-from hce.search.balance import INNER, MOST, ROOT, bounds, parts
+from hce.search.balance import INNER, MOST, ROOT, bounds, cut_up
 from hce.search.engine import load_engine, new_engine
 from hce.search.lists import Lists
 from hce.search.tree_engine import TreeEngine
@@ -229,7 +229,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
 @pytest.mark.parametrize("count", [9, 33, 200])
 def test_parts_are_within_bounds(count):
     for vectors in (unit(count, 1), np.repeat(unit(1, 0), count, axis=0), _heap_and_outliers(count)):
-        assignment, centroids = parts(vectors, 8)
+        assignment, centroids = cut_up(vectors, 8)
         sizes = np.bincount(assignment)
         assert len(sizes) == len(centroids) >= 2 or count < 12
         assert sizes.min() >= 2 and sizes.max() <= 32

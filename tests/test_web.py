@@ -45,7 +45,7 @@ from hce.index.store import Store
 from hce.training.recipe import Recipe
 from hce.web import schemas as answers
 from hce.web.app import PLOTLY, Server, create_app, listen, url_of
-from hce.web.background import BusyError, Lane, Together
+from hce.web.background import BusyError, Lane, QueryBatcher
 from hce.web.connection import _network
 from hce.web.guard import LOOPBACK, Guard, Rules, refusal, rules_for
 
@@ -1288,7 +1288,7 @@ def test_queries_that_come_together_are_encoded_together():
         return np.array([[float(text)] for text in texts])
 
     async def ask():
-        together = Together(encode, waiting=41)
+        together = QueryBatcher(encode, waiting=41)
         first = asyncio.create_task(together.encode("0"))
         while not calls:
             await asyncio.sleep(0.001)

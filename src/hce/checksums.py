@@ -112,7 +112,7 @@ def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, s
 
 
 def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
-    """Read arrays by their names that `keep_arrays` wrote in this order; None where they are not there as written."""
+    """Read the arrays `names`, in the order in which they were written; None where the file is missing or damaged."""
     try:
         with safe_open(path, "numpy") as file:
             facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]

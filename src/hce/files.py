@@ -30,7 +30,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-Kind = TypeVar("Kind")
+T = TypeVar("T")
 
 TOKEN = re.compile("[0-9a-f]{8}")  # of a temporary neighbour
 
@@ -126,7 +126,7 @@ def read_json_value(path: str | Path) -> Any:
         raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
 
 
-def checked_fields(kind: type[Kind], values: Any, *, may_be_nan: Collection[str] = ()) -> Kind:
+def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
     """Make a dataclass or a named tuple of what a JSON file says, if each value is of its field's type.
 
     Args:

@@ -84,7 +84,7 @@ def train_needs(documents: int, dim: int) -> dict[str, int]:
     return {"training": 400 * MiB + documents * (4 * dim + 1200)}
 
 
-def require(needs: Mapping[str, int], bound: int, remedy: str) -> str:
+def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
     """Hold what is needed against a bound, and return a line about both.
 
     Raises:
@@ -93,8 +93,8 @@ def require(needs: Mapping[str, int], bound: int, remedy: str) -> str:
     stage, most = max(needs.items(), key=lambda each: each[1])
     total = taken_so_far() + most
     if total > bound:
-        raise InputError(f"memory {shown(bound)} is too little: {stage} takes about {shown(total)}; {remedy}")
-    return f"memory: at most {shown(bound)}; the most is reckoned for {stage}, {shown(total)}"
+        raise InputError(f"memory {shown_size(bound)} is too little: {stage} takes about {shown_size(total)}; {remedy}")
+    return f"memory: at most {shown_size(bound)}; the most is reckoned for {stage}, {shown_size(total)}"
 
 
 def widest_dtype(documents: int, dim: int, engine: str, bound: int) -> str:
@@ -105,10 +105,10 @@ def widest_dtype(documents: int, dim: int, engine: str, bound: int) -> str:
     return dtype
 
 
-def shown(size: int) -> str:
+def shown_size(size: int) -> str:
     """Show a number of bytes.
 
-    >>> shown(1_500_000_000), shown(96_000_000)
+    >>> shown_size(1_500_000_000), shown_size(96_000_000)
     ('1.5 GB', '96 MB')
     """
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -106,7 +106,7 @@ def gather(rows: Tensor) -> Tensor:
     return rows if process_count() == 1 else _Gather.apply(rows)
 
 
-def shared(parameter: Tensor) -> Tensor:
+def with_averaged_gradient(parameter: Tensor) -> Tensor:
     """Average the gradient of a parameter over the processes: DistributedDataParallel only sees the encoder's."""
     if process_count() == 1:
         return parameter

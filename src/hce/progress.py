@@ -30,7 +30,7 @@ _drawing = threading.Lock()
 
 @contextmanager
 def bars_shown(show: bool = True) -> Iterator[None]:
-    """Have the bars shown, of what is done inside, that are told neither to be shown nor to be silent."""
+    """Show the progress bars inside whose `show` is None; `show=False` hides them."""
     before = _shown.set(show)
     try:
         yield
@@ -67,8 +67,8 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
             yield _up_to(total, lines.advance)
 
 
-def told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
-    """Pass items on, and tell of each."""
+def counted(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
+    """Yield the items unchanged, and advance a progress bar by one after each."""
     for item in items:
         yield item
         advance(1)

@@ -25,7 +25,7 @@ from hce.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-    from hce.comparison.run import Finished
+    from hce.comparison.bench import Finished
     from hce.comparison.table import ComparisonTable
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, Query
@@ -421,8 +421,8 @@ def compare(
     for folder in filter(None, (output, keep)):
         require_parent(folder)
 
-    from hce.comparison.run import compare as run
-    from hce.comparison.table import cells, header, notes, table
+    from hce.comparison.bench import compare as run
+    from hce.comparison.table import header, notes, table, table_cells
 
     output = output or Path(f"compare-{dataset.absolute().name}")
     given = {"epochs": epochs, "epoch_pairs": epoch_pairs, "batch_size": batch_size}
@@ -451,7 +451,7 @@ def compare(
     show = partial(out.print, soft_wrap=True, markup=False)
     for name, text in comparison.about.items():
         show(f"{name}: {text}")
-    rows = [cells(row, comparison.measures) for row in results.rows]
+    rows = [table_cells(row, comparison.measures) for row in results.rows]
     show(_grid(header(comparison.measures), rows, comparison.ours))
     for note in notes(results):
         show(note)

@@ -34,7 +34,7 @@ from hce.progress import progress_bar
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.index.drift import Drift
-    from hce.index.growth import Region
+    from hce.index.growth import GrownNode
     from hce.index.manifest import IndexStatus
     from hce.index.ranking import Hit, SearchMode
     from hce.training.model_folder import Training
@@ -439,7 +439,7 @@ def _drift_lines(drift: Drift) -> dict[str, str]:
     return lines
 
 
-def _grown(region: Region) -> str:
+def _grown(region: GrownNode) -> str:
     """Show a region of the tree that grew, and what is new in it."""
     name, words = ", ".join(region.name) or f"node {region.node}", ", ".join(region.words)
     return f"{name}: {region.before:,} documents, {region.added:,} new{f', of {words}' if words else ''}"

@@ -29,14 +29,14 @@ from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole
 from hce.hosts import together
-from hce.memory import parse_size, require, train_needs
+from hce.memory import parse_size, require_memory, train_needs
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
     from hce.training.recipe import Recipe
-    from hce.training.run import Epoch
+    from hce.training.state import Epoch
 
 
 RecipeName = Literal["measured", "paper"]
@@ -110,7 +110,7 @@ def train(
             how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
         if bound is not None:
             needs = train_needs(min(len(documents), how.most_documents or len(documents)), start.dim)
-            err.print(require(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)
+            err.print(require_memory(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)
         labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
         with _tracked(tracker, how, output.parent) as log:
 

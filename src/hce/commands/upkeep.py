@@ -161,7 +161,7 @@ def _print(found: Checkup, repair: bool) -> None:
         out.print(f"healed     {finding.part}: {finding.what}", soft_wrap=True)
     for finding in _first_of_each(found.findings):
         line = f"{finding.state:<10} {finding.part}: {finding.what}"
-        advice = "--repair heals it" if finding.heals and not repair else finding.remedy
+        advice = "--repair heals it" if finding.can_heal and not repair else finding.remedy
         if finding.state == "unknown":
             advice = "" if repair else "--repair adds checksums"
         out.print(f"{line}; {advice}" if advice else line, soft_wrap=True)

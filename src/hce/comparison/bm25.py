@@ -19,7 +19,7 @@ from hce.comparison.task import LACKS, Built, Task, searched_by_vectors
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.errors import InputError, MissingPackageError
-from hce.evaluation.evaluate import Ranked, Searcher
+from hce.evaluation.evaluate import HasScore, Searcher
 from hce.evaluation.runs import Scored
 from hce.search.exact import best_first
 from hce.search.fusion import candidates_for
@@ -102,7 +102,7 @@ class ReciprocalRanks(NamedTuple):
         return [fused_by_rank(lists)[:k] for lists in zip(*found, strict=True)]
 
 
-def fused_by_rank(lists: Iterable[Sequence[Ranked]]) -> list[Scored]:
+def fused_by_rank(lists: Iterable[Sequence[HasScore]]) -> list[Scored]:
     """Add up 1 / (60 + rank) over ranked lists.
 
     >>> [(hit.id, round(hit.score, 4)) for hit in fused_by_rank([[Scored("a", 9), Scored("b", 5)], [Scored("b", 0.7)]])]

@@ -21,7 +21,7 @@ from hce.comparison.dsi import MOST_ATOMIC, build_dsi_atomic
 from hce.comparison.generative import GenerativeSearcher, IdNetwork
 from hce.comparison.generative_training import Budget, Examples, fit, identifier_losses
 from hce.comparison.identifiers import Trie, atomic_identifiers
-from hce.comparison.incdsi import Queries, refuse_known, split_off, standing_for, texts_of
+from hce.comparison.incdsi import QueriesByDocument, refuse_known, split_off, standing_for, texts_of
 from hce.comparison.task import Built, Task
 from hce.data.documents import Document
 from hce.evaluation.runs import Scored
@@ -79,7 +79,7 @@ class ContinualSearcher:
         codes = np.arange(len(self.ids))[:, None]
         return GenerativeSearcher(self.network, self.ids, Trie(codes, self.network.device)).search(queries, k)
 
-    def add(self, documents: Sequence[Document], queries: Queries | None = None) -> None:
+    def add(self, documents: Sequence[Document], queries: QueriesByDocument | None = None) -> None:
         """Add documents, by as many epochs over them as the recipe has.
 
         Args:

@@ -41,15 +41,15 @@ BEAM = 100
 QUERIES_AT_ONCE = 16
 
 
-class Memory(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Texts as they were read: states of shape (B, T, n), and True where there is a token, of shape (B, T)."""
 
     states: Tensor
     there: Tensor
 
-    def repeated(self, times: int) -> Memory:
+    def repeated(self, times: int) -> EncodedTexts:
         """Return each text several times, one after another."""
-        return Memory(self.states.repeat_interleave(times, dim=0), self.there.repeat_interleave(times, dim=0))
+        return EncodedTexts(self.states.repeat_interleave(times, dim=0), self.there.repeat_interleave(times, dim=0))
 
 
 # ------------------------------------------------------------------------------------------------------------ readers
@@ -64,7 +64,7 @@ class TextReader(nn.Module):
 
     width: int
 
-    def forward(self, texts: Sequence[str]) -> Memory:
+    def forward(self, texts: Sequence[str]) -> EncodedTexts:
         """Read texts, on the device of the weights."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class TableReader(TextReader):
         self.table = nn.Embedding.from_pretrained(rows, freeze=False)
         self.scale = float(1 / rows.square().mean().sqrt().clamp(min=1e-12))
 
-    def forward(self, texts: Sequence[str]) -> Memory:
+    def forward(self, texts: Sequence[str]) -> EncodedTexts:
         """Look the tokens up."""
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         rows = [torch.tensor(encoding.ids[:READ_TOKENS], dtype=torch.int64) for encoding in encodings]
@@ -93,7 +93,7 @@ class TableReader(TextReader):
         there = (torch.arange(tokens.shape[1]) < lengths[:, None]).to(device)
         states = self.table(tokens.to(device)) * self.scale * there[..., None]
         is_first = torch.arange(tokens.shape[1], device=device) == 0
-        return Memory(states, there | is_first)  # a text without tokens is read as one zero
+        return EncodedTexts(states, there | is_first)  # a text without tokens is read as one zero
 
 
 class TransformerReader(TextReader):
@@ -105,10 +105,10 @@ class TransformerReader(TextReader):
         self.transformer: Transformer = deepcopy(encoder.model[0])  # trained, while the encoder stays as it is
         self.width = int(self.transformer.get_embedding_dimension())
 
-    def forward(self, texts: Sequence[str]) -> Memory:
+    def forward(self, texts: Sequence[str]) -> EncodedTexts:
         """Run the transformer, with the prompt of queries."""
         features = self.transformer(self.encoder.tokenize(texts, "query"))
-        return Memory(features["token_embeddings"], features["attention_mask"].bool())
+        return EncodedTexts(features["token_embeddings"], features["attention_mask"].bool())
 
 
 class SequenceReader(TextReader):
@@ -120,13 +120,13 @@ class SequenceReader(TextReader):
         self.network = network
         self.width = width
 
-    def forward(self, texts: Sequence[str]) -> Memory:
+    def forward(self, texts: Sequence[str]) -> EncodedTexts:
         """Run the encoder."""
         tokens = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
         ).to(next(self.network.parameters()).device)
         states = self.network(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-        return Memory(states.last_hidden_state, tokens["attention_mask"].bool())
+        return EncodedTexts(states.last_hidden_state, tokens["attention_mask"].bool())
 
 
 # ----------------------------------------------------------------------------------------------------------- decoders
@@ -135,8 +135,8 @@ class SequenceReader(TextReader):
 class TextAttention(nn.Module):
     """Attention of a decoder's states to a text, which several beams of one query share.
 
-    What is asked is multiplied with what keys and values are made by before it meets the text, where the text has more
-    tokens than there are states: so in training, where that is much the cheapest. Else keys and values are made first.
+    Where that takes fewer multiplications, as in training, the weights of keys and values are applied to the states and
+    not to the text, so that the text is never projected; else keys and values of the text are computed first.
     """
 
     def __init__(self, width: int) -> None:
@@ -146,7 +146,7 @@ class TextAttention(nn.Module):
         self.key, self.value = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.dropout = nn.Dropout(DROPOUT)
 
-    def forward(self, asked: Tensor, memory: Memory, *, text_last: bool | None = None) -> Tensor:
+    def forward(self, asked: Tensor, memory: EncodedTexts, *, text_last: bool | None = None) -> Tensor:
         """Ask with states of shape (B, P, n), of which as many come back; `text_last` overrides which way is taken."""
         count, width = asked.shape[1:]
         tokens = memory.states.shape[1]
@@ -192,7 +192,7 @@ class DecoderLayer(nn.Module):
             nn.Dropout(DROPOUT),
         )
 
-    def forward(self, x: Tensor, memory: Memory | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: EncodedTexts | None = None) -> Tensor:
         """Take states of shape (B, W, t, n) of W beams for each of B texts to the next layer."""
         length = x.shape[2]
         own = self.own_norm(x).flatten(0, 1)  # (B·W, t, n)
@@ -212,7 +212,7 @@ class FreshDecoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, inputs: Tensor, memory: Memory) -> Tensor:
+    def forward(self, inputs: Tensor, memory: EncodedTexts) -> Tensor:
         """Take the inputs of each step, of shape (B, W, t, n), to its state."""
         x = inputs + self.positions[: inputs.shape[2]]
         for layer in self.layers:
@@ -227,7 +227,7 @@ class SequenceDecoder(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, inputs: Tensor, memory: Memory) -> Tensor:
+    def forward(self, inputs: Tensor, memory: EncodedTexts) -> Tensor:
         """Take the inputs of each step, of shape (B, W, t, n), to its state."""
         repeated = memory.repeated(inputs.shape[1])
         found = self.network(
@@ -315,13 +315,13 @@ class IdNetwork(nn.Module):
         fresh = {id(each) for each in self.fresh}
         return [each for each in self.parameters() if id(each) not in fresh and each.requires_grad]
 
-    def read(self, texts: Sequence[str]) -> Memory:
+    def read(self, texts: Sequence[str]) -> EncodedTexts:
         """Read texts, with gradients where they are on."""
         with self._computing():
-            memory: Memory = self.reader(texts)
+            memory: EncodedTexts = self.reader(texts)
         return memory
 
-    def states(self, memory: Memory, prefixes: Tensor) -> Tensor:
+    def states(self, memory: EncodedTexts, prefixes: Tensor) -> Tensor:
         """Decode W prefixes (B, W, t) a text: the state of each step and of the next one, of shape (B, W, t + 1, n)."""
         before = self.symbols(self.alphabet.row_of(prefixes))  # (B, W, t, n)
         start = self.start.expand(*prefixes.shape[:2], 1, -1)
@@ -340,12 +340,12 @@ class IdNetwork(nn.Module):
         rows = self.head[self.alphabet.at(step)]
         return scores_of(states.reshape(-1, self.width), rows, 1.0).view(*states.shape[:-1], -1)
 
-    def next_scores(self, memory: Memory, prefixes: Tensor) -> Tensor:
+    def next_scores(self, memory: EncodedTexts, prefixes: Tensor) -> Tensor:
         """See `Scorer`."""
         states = self.states(memory, prefixes)[:, :, -1]
         return self.logits(states, prefixes.shape[2], prefixes).log_softmax(-1)
 
-    def step_logits(self, memory: Memory, codes: Tensor) -> list[Tensor]:
+    def step_logits(self, memory: EncodedTexts, codes: Tensor) -> list[Tensor]:
         """Score the symbols of all steps, each after the true ones before it: for each step, of shape (B, size).
 
         Args:
@@ -355,7 +355,7 @@ class IdNetwork(nn.Module):
         states = self.states(memory, codes[:, None, :-1])[:, 0]  # (B, steps, n)
         return [self.logits(states[:, step], step, codes[:, :step]) for step in range(codes.shape[1])]
 
-    def losses(self, memory: Memory, codes: Tensor) -> Tensor:
+    def losses(self, memory: EncodedTexts, codes: Tensor) -> Tensor:
         """Return −log p of each text's identifier, of shape (B,): one contrastive loss a step, added up."""
         return sequence_losses(self.step_logits(memory, codes), codes)
 

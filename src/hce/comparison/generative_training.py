@@ -41,8 +41,8 @@ from hce.processes import seed_step
 from hce.progress import progress_bar
 from hce.training.pairs import Batch, PairSource, batch_count
 from hce.training.recipe import Recipe, Supervision
-from hce.training.run import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.sources import Sources, sources_and_devset
+from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 
 FIRST_TOKENS = 32  # of a document, which DSI reads to its id
 STARTS_SHARE = 0.5  # of the examples made of documents
@@ -109,7 +109,7 @@ class MixedStream:
                 batch = next(batches)
                 texts = self._with_starts(batch, number) if of_documents else batch.queries
                 parts.append(Examples(texts, batch.positions, np.full(len(texts), weight / len(texts))))
-            yield joined(parts)
+            yield joined_examples(parts)
 
     def _with_starts(self, batch: Batch, step: int) -> list[str]:
         """Put the beginnings of documents in the place of some queries."""
@@ -127,7 +127,7 @@ def endless(source: PairSource, size: int, step: int) -> Iterator[Batch]:
     return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
 
 
-def joined(parts: list[Examples]) -> Examples:
+def joined_examples(parts: list[Examples]) -> Examples:
     """Put examples one below another."""
     return Examples(
         [text for part in parts for text in part.texts],

@@ -51,7 +51,7 @@ from hce.comparison.generative_training import (
     built,
     fit,
     identifier_losses,
-    joined,
+    joined_examples,
     searcher_of,
 )
 from hce.comparison.identifiers import NONE, padded
@@ -229,7 +229,7 @@ class GroupedStream:
         first, done = divmod(step, POOL)
         batches = self.stream.from_step(first * POOL)
         for number in count(first):
-            yield from islice(self._regrouped(joined(list(islice(batches, POOL))), number), done, None)
+            yield from islice(self._regrouped(joined_examples(list(islice(batches, POOL))), number), done, None)
             done = 0
 
     def _regrouped(self, pool: Examples, number: int) -> Iterator[Examples]:

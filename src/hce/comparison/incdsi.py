@@ -44,7 +44,7 @@ SPANS = 4  # of a document, beside its beginning, that stand for its queries
 STARTS = 32
 ADDED_SHARE = 0.1  # of the documents, in a comparison
 
-Queries = Mapping[str, Sequence[str]]
+QueriesByDocument = Mapping[str, Sequence[str]]
 """Known queries of documents, by their ids."""
 
 
@@ -113,7 +113,7 @@ class GrowingSearcher:
             [Scored(self.ids[position], float(score)) for position, score in zip(*row, strict=True)] for row in found
         ]
 
-    def add(self, documents: Sequence[Document], queries: Queries | None = None) -> None:
+    def add(self, documents: Sequence[Document], queries: QueriesByDocument | None = None) -> None:
         """Add documents one after another; each is a constraint for those after it.
 
         Args:

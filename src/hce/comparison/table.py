@@ -131,22 +131,22 @@ class Comparison:
     results: tuple[Result, ...]
     pairs: tuple[tuple[str, str], ...] = ()
 
-    def of(self, system: str) -> list[Result]:
+    def results_of(self, system: str) -> list[Result]:
         """Return the results of a system, one a seed."""
         return [result for result in self.results if result.system == system]
 
     def per_query(self, system: str, measure: str) -> dict[str, float]:
         """Return what a system scored for each query, the mean over seeds."""
-        found = [result.per_query[measure] for result in self.of(system)]
+        found = [result.per_query[measure] for result in self.results_of(system)]
         return {query_id: fmean(values[query_id] for values in found) for query_id in found[0]}
 
     def score(self, system: str, measure: str) -> Score:
         """Return a system's mean over seeds and queries, and the spread of its seeds."""
-        return Score.of([fmean(result.per_query[measure].values()) for result in self.of(system)])
+        return Score.of([fmean(result.per_query[measure].values()) for result in self.results_of(system)])
 
     def fallbacks(self, system: str) -> str:
         """Say for how many seeds a system is not what training made but what it started from; empty for none."""
-        trained = [result.facts.get("trained", True) for result in self.of(system)]
+        trained = [result.facts.get("trained", True) for result in self.results_of(system)]
         if all(trained):
             return ""
         return "not trained" + (f" in {trained.count(False)} of {len(trained)} seeds" if len(trained) > 1 else "")
@@ -204,7 +204,7 @@ def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Corrected]:
 
 
 def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row:
-    results = comparison.of(name)
+    results = comparison.results_of(name)
     return Row(
         system=name,
         about=comparison.systems[name],
@@ -225,7 +225,7 @@ def header(measures: Sequence[str]) -> list[str]:
     return ["system", *measures, "training", "indexing", "search", "index"]
 
 
-def cells(row: Row, measures: Sequence[str]) -> list[str]:
+def table_cells(row: Row, measures: Sequence[str]) -> list[str]:
     """Write a row as text."""
     return [
         row.name,
@@ -267,7 +267,7 @@ def as_markdown(table: ComparisonTable) -> str:
     comparison = table.comparison
     columns = header(comparison.measures)
     rows = [columns, ["---", *["---:"] * (len(columns) - 1)]]
-    rows += [cells(row, comparison.measures) for row in table.rows]
+    rows += [table_cells(row, comparison.measures) for row in table.rows]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     facts = [f"- {name}: {value}" for name, value in comparison.about.items()]
     systems = [f"- **{name}**: {text}" for name, text in comparison.systems.items()]

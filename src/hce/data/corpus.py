@@ -42,13 +42,13 @@ from hce.data.records import (
     read_records,
     read_text_folder,
     refuse,
-    shown,
+    shown_path,
     text_suffix,
     unreadable,
 )
 from hce.errors import InputError
 from hce.files import ScratchFolder, open_atomically
-from hce.progress import progress_bar, told
+from hce.progress import counted, progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Corpus(Sequence[Document]):
             corpus = cls._join_parts(source, paths, reading, bad, share_out, copies)
         else:
             records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
-            corpus = cls._spool(records, shown(path), reading, bad)
+            corpus = cls._spool(records, shown_path(path), reading, bad)
         skipped.tell(corpus.name)
         return corpus
 
@@ -235,7 +235,7 @@ class Corpus(Sequence[Document]):
         check, lines, position = _Checker(name), _Extents(), 0
         parse = DocumentParser(name, reading)
         with progress_bar("reading", None, "documents") as advance:
-            for record in told(records, advance):
+            for record in counted(records, advance):
                 try:
                     document = parse(record)
                     sound = check.add(document, record.where)
@@ -478,7 +478,7 @@ class _JsonlFile(Sequence[Document]):
         return f"{self.path}, byte {self.lines.starts[index]}"
 
     def next_line(self, index: int) -> str:
-        """What the line after a document says."""
+        """Return where a spooled document came from: the line that was written after it."""
         self.file.seek(self.lines.starts[index] + self.lines.sizes[index])
         return os.fsdecode(self.file.readline().rstrip(b"\n"))
 

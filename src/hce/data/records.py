@@ -136,7 +136,7 @@ def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
     return _READERS[suffix](path, reading, bad)
 
 
-def shown(path: str | Path) -> str:
+def shown_path(path: str | Path) -> str:
     """How messages call a path."""
     return "standard input" if str(path) == STDIN else str(path)
 
@@ -158,7 +158,7 @@ def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
 
 def raw_lines(path: str | Path, reading: Reading = USUAL) -> Iterator[tuple[str, bytes]]:
     """Stream the lines of a text file as UTF-8, whatever its encoding, each with its place."""
-    place = _Place(shown(path), "line")
+    place = _Place(shown_path(path), "line")
     with open_bytes(path) as file, _readable(place, reading):
         lines: Iterator[bytes] = iter(partial(file.readline, LONGEST_RECORD + 1), b"")
         if not reading.is_utf8:
@@ -232,9 +232,9 @@ def read_jsonl(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
             bad(error)
 
 
-def read_json(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
+def read_json_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream the objects of a JSON array, or those that stand one after another, as in JSONL by another name."""
-    place = _Place(shown(path), "item")
+    place = _Place(shown_path(path), "item")
     with open_bytes(path) as file, _readable(place, reading):
         decoded = io.TextIOWrapper(file, "utf-8-sig" if reading.is_utf8 else reading.encoding)
         text = _JsonText(iter(partial(decoded.read, CHUNK), ""))
@@ -530,7 +530,7 @@ def _refuse_folder(error: OSError) -> None:
 
 def unreadable(path: str | Path, error: OSError) -> InputError:
     """What to raise when the system refuses to open a file or a folder."""
-    return InputError(f"{shown(path)}: cannot be read ({error.strerror}); check the path and its permissions")
+    return InputError(f"{shown_path(path)}: cannot be read ({error.strerror}); check the path and its permissions")
 
 
 def open_bytes(path: str | Path) -> IO[bytes]:
@@ -563,7 +563,7 @@ def _refuse_special(path: str | Path) -> None:
 
 _READERS: dict[str, Callable[[str | Path, Reading, Bad], Iterator[Record]]] = {
     **dict.fromkeys(JSONL_SUFFIXES, read_jsonl),
-    ".json": read_json,
+    ".json": read_json_records,
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".parquet": read_parquet,

@@ -99,7 +99,7 @@ class SideBySide(InputModule):
         return {**features, "sentence_embedding": torch.cat(vectors, dim=1)}
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The shares."""
+        """Return the shares, which are saved with the module."""
         return {"shares": list(self.shares)}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

@@ -78,7 +78,7 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     idf = inverse_document_frequency(counts, total + PRIOR_DOCUMENTS)
     share = counts * idf**2
     share /= share.sum()
-    directions = unit_rows(table.astype(np.float64))
+    directions = as_unit_rows(table.astype(np.float64))
     centred = directions - share @ directions
     variances, axes = np.linalg.eigh((centred * share[:, None]).T @ centred)  # (n,), (n, n)
     # An axis along which the corpus's tokens do not vary carries nothing; dividing by ~0 would make it everything.
@@ -86,7 +86,7 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     whitened = (centred @ axes[:, alive]) / np.sqrt(variances[alive])
     if not alive.all():
         whitened = np.pad(whitened, ((0, 0), (0, int((~alive).sum()))))
-    return (unit_rows(whitened) * idf[:, None]).astype(np.float32)
+    return (as_unit_rows(whitened) * idf[:, None]).astype(np.float32)
 
 
 class WordMemo(dict[str, tuple[int, ...]]):
@@ -126,7 +126,7 @@ class WordMemo(dict[str, tuple[int, ...]]):
         return list(chain.from_iterable(map(self.__getitem__, text.split(" "))))[: self.limit]
 
 
-def unit_rows(rows: np.ndarray) -> np.ndarray:
+def as_unit_rows(rows: np.ndarray) -> np.ndarray:
     """Scale rows to length 1; a zero row stays zero."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(lengths > 0, lengths, 1)

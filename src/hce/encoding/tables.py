@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from hce.checksums import CHECKSUMS, require_undamaged
 from hce.data.terms import checked_language, terms
 from hce.data.text import is_unicode
-from hce.encoding.static import unit_rows
+from hce.encoding.static import as_unit_rows
 from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import read_json, read_json_value
 
@@ -172,7 +172,7 @@ def window_of(tokenizer: Tokenizer | None) -> int:
     return max(1, int(limit)) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
 
-def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
+def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
     """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
 
     Args:
@@ -183,9 +183,9 @@ def joined(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndar
     Returns:
         Unit rows of shape (texts, Σ nᵢ), float32.
     """
-    first = parts[0] if centre is None else unit_rows(parts[0] - centre)
+    first = parts[0] if centre is None else as_unit_rows(parts[0] - centre)
     scaled = [np.float32(share**0.5) * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
-    return unit_rows(np.concatenate(scaled, axis=1))
+    return as_unit_rows(np.concatenate(scaled, axis=1))
 
 
 def check_sides(shares: Sequence[float], dims: Sequence[int], centres: tuple[int, ...] | None) -> None:
@@ -236,7 +236,7 @@ def checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
 
 
 def finished(vectors: np.ndarray, name: str, *, zeros: bool = False) -> np.ndarray:
-    """Check that all is finite, and unless zeros are wanted, give texts without a direction the fixed one.
+    """Refuse vectors with NaN or infinity, and unless `zeros`, replace zero vectors by (1, …, 1)/√n, in place.
 
     Raises:
         FormatError: a vector holds infinities or NaN.
@@ -369,7 +369,7 @@ class Table(NamedTuple):
         else:
             encodings = self.rows.encode_batch_fast([prompt + text for text in texts], add_special_tokens=False)
             bags = token_bags([encoding.ids for encoding in encodings])
-        return unit_rows(bags.sums(self.vectors))
+        return as_unit_rows(bags.sums(self.vectors))
 
 
 class Tables:
@@ -461,7 +461,7 @@ class Tables:
                 rows = [part.encode(some, "" if i else self.prompts[kind]) for i, part in enumerate(self.parts)]
             except LookupError as error:
                 raise unfit(self.name, error) from error
-            vectors[start : start + len(some)] = joined(rows, self.shares or (1.0,), centre)
+            vectors[start : start + len(some)] = joined_rows(rows, self.shares or (1.0,), centre)
         return finished(vectors, self.name)
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:

@@ -43,11 +43,11 @@ class QueryTokens(NamedTuple):
     vectors: np.ndarray
     weights: np.ndarray
 
-    def closeness(self, codes: Sequence[np.ndarray]) -> np.ndarray:
+    def max_similarities(self, codes: Sequence[np.ndarray]) -> np.ndarray:
         """Return how well these tokens are met by those of each text, from −1 to 1, of shape (texts,).
 
         Args:
-            codes: of each text's tokens, as `TokenSpace.codes` gives them; to a text without any, closeness is 0.
+            codes: of each text's tokens, as `TokenSpace.codes` gives them; to a text without any it is 0.
         """
         close = np.zeros(len(codes), np.float32)
         for row, text in enumerate(codes):  # one by one: the tokens of all texts together may be very many

@@ -28,7 +28,7 @@ from hce.encoding.static import inverse_document_frequency
 from hce.encoding.tables import TABLE_FILE, WORDS_FILE, WordRows, check_word_table
 from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json, write_json
-from hce.progress import progress_bar, told
+from hce.progress import counted, progress_bar
 
 DIMENSIONS = 256
 LEAST_DOCUMENTS = 2  # that a word has to be in: one that stands alone goes together with nothing
@@ -83,7 +83,7 @@ class WordTable(InputModule):
         if len(sample) > MOST_DOCUMENTS:
             sample = np.sort(np.random.default_rng(seed).choice(sample, MOST_DOCUMENTS, replace=False))
         with progress_bar("words of the corpus", len(sample), "documents") as advance:
-            places = told(sample.tolist(), advance)
+            places = counted(sample.tolist(), advance)
             bags = [Counter(terms(corpus[position].full_text, language)) for position in places]
         frequencies = Counter(chain.from_iterable(bags))
         words = [word for word, count in frequencies.most_common(MOST_WORDS) if count >= LEAST_DOCUMENTS]
@@ -119,7 +119,7 @@ class WordTable(InputModule):
         return int(self.table.shape[1])
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the table is besides its vectors; part of an encoder's fingerprint."""
+        """Return language and words, which are part of an encoder's fingerprint."""
         return {"language": self.rows.language, "words": self.rows.words}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

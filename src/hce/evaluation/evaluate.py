@@ -41,7 +41,7 @@ VALUES_SUFFIXES = (".tsv", ".jsonl")
 logger = logging.getLogger(__name__)
 
 
-class Ranked(Protocol):
+class HasScore(Protocol):
     """A hit, such as `Scored` or the index's `Hit`."""
 
     @property
@@ -58,7 +58,7 @@ class Ranked(Protocol):
 class Searcher(Protocol):
     """Anything that ranks documents for queries, an `Index` too."""
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[HasScore]]:
         """Find the k best documents of each query, best first."""
         ...
 
@@ -96,7 +96,7 @@ class DenseSearcher:
 
 
 class InnerProductSearcher(DenseSearcher):
-    """The same with vectors of any length, for an encoder whose model says that inner products compare them."""
+    """A `DenseSearcher` of vectors as long as the model makes them, for models scored by inner product."""
 
     @classmethod
     def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> InnerProductSearcher:
@@ -158,8 +158,8 @@ class HybridSearcher:
         positions, scores = fused.numbers, fused.meaning + fused.words
         if self.tokens is not None and query is not None:
             first = positions[:TOKENS_FIRST]
-            closeness = query.closeness([self.tokens.codes[position] for position in first])
-            scores[: len(first)] += given_by_tokens(scores[: len(first)], closeness)
+            similarities = query.max_similarities([self.tokens.codes[position] for position in first])
+            scores[: len(first)] += given_by_tokens(scores[: len(first)], similarities)
             order = np.lexsort((positions, -scores.round(6)))
             positions, scores = positions[order], scores[order]
         rows = zip(positions.tolist(), scores.tolist(), strict=True)

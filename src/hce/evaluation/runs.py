@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.data.records import Line, read_lines, shown
+from hce.data.records import Line, read_lines, shown_path
 from hce.errors import InputError
 from hce.files import open_text
 
@@ -47,7 +47,7 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
                 raise InputError(f"{line.where}: query {query_id!r} finds document {hit.id!r} a second time; keep one")
             scores[query_id][hit.id] = hit.score
     if not scores:
-        raise InputError(f"{shown(path)}: an empty run, no hits in it; check the path")
+        raise InputError(f"{shown_path(path)}: an empty run, no hits in it; check the path")
     return {query_id: _sorted_hits(found) for query_id, found in scores.items()}
 
 

@@ -1,4 +1,4 @@
-"""What an index may be asked and told: arguments that are not what they have to be are told of in one line each."""
+"""Checks of the arguments of `Index`: each raises an `InputError` of one line that names what is wrong."""
 
 from __future__ import annotations
 

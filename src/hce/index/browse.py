@@ -49,7 +49,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Rival:
+class OtherChild:
     """A sibling of the node that a step leads to."""
 
     node: int
@@ -77,7 +77,7 @@ class WayStep:
     size: int
     score: float
     siblings: int
-    rivals: list[Rival]
+    rivals: list[OtherChild]
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Places(NamedTuple):
         scores = hierarchy.levels[level - 1].centroids[children] @ vector
         ranked = np.argsort(-scores, kind="stable")[: RIVALS + 1]
         rivals = [
-            Rival(child, hierarchy.name(level, child), score)
+            OtherChild(child, hierarchy.name(level, child), score)
             for child, score in zip(children[ranked].tolist(), scores[ranked].tolist(), strict=True)
             if child != node
         ]
@@ -227,7 +227,7 @@ class LiveTree:
         return Way(places.steps(vector, path.tolist()))
 
     def way_of_document(self, doc_id: str) -> Way:
-        """Where a document is.
+        """Return the path of a document from the root to its leaf, and whether it came after the tree was grown.
 
         Raises:
             NotThereError: no such document, or no tree.

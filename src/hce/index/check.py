@@ -44,7 +44,7 @@ class Finding(NamedTuple):
         part: of the index or model: store, documents, vectors, passages, changes, encoder, tree, engine, words, …
         what: what was found, in one line.
         state: "damaged", or "unknown" where there is no checksum.
-        heals: whether a repair can heal it.
+        can_heal: whether a repair can heal it.
         remedy: what else to do.
         number: of the document, where it is about one.
     """
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
     part: str
     what: str
     state: Literal["damaged", "unknown"] = "damaged"
-    heals: bool = False
+    can_heal: bool = False
     remedy: str = ""
     number: int | None = None
 
@@ -81,9 +81,9 @@ class Checkup:
         return all(finding.state != "damaged" for finding in self.findings)
 
     @property
-    def heals(self) -> bool:
+    def can_heal(self) -> bool:
         """Whether a repair would heal, or add, anything."""
-        return any(finding.heals for finding in self.findings)
+        return any(finding.can_heal for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
@@ -121,7 +121,7 @@ def _check_model(path: Path, repair: bool, progress: bool) -> Checkup:
             ModelFolder.read(path)
         except FormatError as error:
             findings = [Finding("model", str(error), remedy="train or copy the model again")]
-    if not repair or not any(finding.heals for finding in findings):
+    if not repair or not any(finding.can_heal for finding in findings):
         return Checkup(str(path), "model", tuple(findings))
     write_checksums(path)
     return replace(_check_model(path, repair=False, progress=False), healed=tuple(findings))
@@ -149,7 +149,7 @@ def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progres
         return [Finding(name, f"{folder} is not the encoder that was written there", remedy=remedy)]
     is_known = fingerprint is not None or (folder / FACTS).is_file()
     about = "the weights are those that were written" if is_known else "nothing is known of its files"
-    return [Finding(name, f"{name} has no {CHECKSUMS} ({about})", "unknown", heals=True)]
+    return [Finding(name, f"{name} has no {CHECKSUMS} ({about})", "unknown", can_heal=True)]
 
 
 # ------------------------------------------------------------------------------------------------- an index
@@ -158,7 +158,7 @@ def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progres
 def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
     findings, documents = _index_findings(path, progress)
     checkup = Checkup(str(path), "index", tuple(findings), documents=documents)
-    if not repair or not checkup.heals:
+    if not repair or not checkup.can_heal:
         return checkup
     _repair(path, findings, progress)
     left, documents = _index_findings(path, progress)
@@ -178,9 +178,9 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     findings += _tree_findings(path, manifest)
     tokens = path / f"{TOKENS_FOLDER}{manifest.suffix}"
     if tokens.is_dir() and (damage := TokenCodes(tokens).damage()) is not None:
-        findings.append(Finding("tokens", damage, heals=True))
+        findings.append(Finding("tokens", damage, can_heal=True))
     if is_damaged_map(path / MAP_FILE):
-        findings.append(Finding("map", f"{MAP_FILE} is not as it was written", heals=True))
+        findings.append(Finding("map", f"{MAP_FILE} is not as it was written", can_heal=True))
     documents = 0
     try:
         with Index.open(path) as index, index.reading() as reader:
@@ -200,10 +200,10 @@ def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
     try:
         NumberedHierarchy.load(folder)
     except FormatError as error:
-        return [Finding("tree", str(error), heals=True)]
+        return [Finding("tree", str(error), can_heal=True)]
     if (folder / CHECKSUMS).is_file():
         return []
-    return [Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", heals=True)]
+    return [Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", can_heal=True)]
 
 
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
@@ -216,7 +216,7 @@ def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
             remedy = f"{FROM_A_COPY} along with {STORE_FILE}-wal, or add again what is missing"
             findings.append(Finding("log", line, remedy=remedy))
         for folder, damage in live.damaged_snapshots(reader):
-            findings.append(Finding(folder.parent.name, damage, heals=True))
+            findings.append(Finding(folder.parent.name, damage, can_heal=True))
     return findings
 
 
@@ -225,10 +225,10 @@ def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
 
 def _store_findings(reader: Reader, manifest: Manifest, progress: bool) -> Iterator[Finding]:
     faults = reader.faults()
-    heals = bool(faults) and all(" index " in f" {fault} " for fault in faults)
+    can_heal = bool(faults) and all(" index " in f" {fault} " for fault in faults)
     for fault in faults:
-        yield Finding("store", f"{STORE_FILE}: {fault}", heals=heals, remedy="" if heals else FROM_A_COPY)
-    if faults and not heals:
+        yield Finding("store", f"{STORE_FILE}: {fault}", can_heal=can_heal, remedy="" if can_heal else FROM_A_COPY)
+    if faults and not can_heal:
         return  # rows of such a file may be anything
     tables = ("documents", "vectors", "passages", "changes")
     total = sum(map(reader.row_count, tables))
@@ -312,16 +312,16 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
         advance(1)
         unknown += checksum is None
         if checksum not in (None, reader.change_checksum(row)):
-            yield Finding("changes", f"change {row[0]} is not as it was written", heals=True)
+            yield Finding("changes", f"change {row[0]} is not as it was written", can_heal=True)
     moment, removed = reader.moment(), reader.removed_numbers()
     if moment.documents != len(numbers.there):
         line = f"{len(numbers.there):,} documents are there, and {moment.documents:,} were written"
-        yield Finding("changes", line, heals=True, remedy="find out which are missing, and put them in again")
+        yield Finding("changes", line, can_heal=True, remedy="find out which are missing, and put them in again")
     first = range(1, min(manifest.documents, moment.last) + 1)
     gone = {number for number in first if number not in numbers.there}
     known = set(removed.tolist())
     if known & numbers.there or gone != {number for number in known if number <= manifest.documents}:
-        yield Finding("changes", "what is written down of removed documents is not as it was", heals=True)
+        yield Finding("changes", "what is written down of removed documents is not as it was", can_heal=True)
     if unknown:
         yield _unknown("changes", unknown)
 
@@ -344,12 +344,12 @@ def _is_vector(blob: Any, dim: int) -> bool:
 
 def _unsound(part: str, number: int, line: str, numbers: _Numbers) -> Finding:
     if number in numbers.sound:
-        return Finding(part, line, heals=True, number=number)
+        return Finding(part, line, can_heal=True, number=number)
     return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)
 
 
 def _unknown(part: str, count: int, of: str = "of them") -> Finding:
-    return Finding(part, f"{count:,} {part} have no checksum: nothing is known {of}", "unknown", heals=True)
+    return Finding(part, f"{count:,} {part} have no checksum: nothing is known {of}", "unknown", can_heal=True)
 
 
 # ------------------------------------------------------------------------------------------------- healing
@@ -362,7 +362,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         InputError: the store or the encoder is damaged, which all else is made from.
     """
     needed = ("store", Manifest.read(path).encoder_folder)
-    beyond = [each for each in findings if each.part in needed and each.state == "damaged" and not each.heals]
+    beyond = [each for each in findings if each.part in needed and each.state == "damaged" and not each.can_heal]
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
     if any(each.part == "map" for each in findings):
@@ -374,7 +374,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         if any(each.part == "changes" and each.state == "damaged" for each in findings):
             with index.writing() as writer:
                 writer.recount(index.manifest.documents)
-        unsound = {each.number for each in findings if each.heals and each.number is not None}
+        unsound = {each.number for each in findings if each.can_heal and each.number is not None}
         if unsound:
             _encode_anew(index, sorted(unsound), progress)
         index.rebuild(refit=False, tokens=True if any(each.part == "tokens" for each in findings) else None)

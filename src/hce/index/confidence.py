@@ -17,7 +17,7 @@ import numpy as np
 
 from hce.data.text import cut_span
 from hce.index.derived import Derived
-from hce.index.ranking import SAME_MEANING, Hit, Queries, find_hits
+from hce.index.ranking import SAME_MEANING, Hit, SearchRequest, find_hits
 from hce.index.store import Reader
 from hce.search.words import Words
 
@@ -29,7 +29,7 @@ SECONDS = 10.0  # after which no further spans are searched for
 AT_ONCE = 24  # spans
 DEPTH = 10  # hits, among which there is one that is not near-equal to the span's own document
 FARTHEST = 0.2  # of the hits without the own document; measured in docs/LOG.md
-SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Calibration:
         fingerprint: of the encoder whose cosines these are.
         spans: how many were searched for.
         cosine: a hit that has less, and also a lower coverage than below, is no good match.
-        coverage: see `Closeness`.
+        coverage: see `HitCloseness`.
         cosines_without: of the best hits without the spans' own documents, at the shares `SHARES` of them.
         cosines_with: the same with these documents.
         coverages_without: see above.
@@ -57,19 +57,19 @@ class Calibration:
     coverages_with: list[float]
 
     @classmethod
-    def of(cls, fingerprint: str, without: Sequence[Closeness], own: Sequence[Closeness]) -> Calibration:
+    def of(cls, fingerprint: str, without: Sequence[HitCloseness], own: Sequence[HitCloseness]) -> Calibration:
         """Sum up what the best hits of spans had, without the own documents and with them."""
         cosine, coverage = np.quantile(np.array(without), FARTHEST, axis=0).tolist()
-        columns = (np.quantile(np.array(each), SHARES, axis=0).round(4).T.tolist() for each in (without, own))
+        columns = (np.quantile(np.array(each), QUANTILES, axis=0).round(4).T.tolist() for each in (without, own))
         (cosines, coverages), (own_cosines, own_coverages) = columns
         return cls(fingerprint, len(without), cosine, coverage, cosines, own_cosines, coverages, own_coverages)
 
-    def is_good(self, found: Closeness) -> bool:
+    def is_good(self, found: HitCloseness) -> bool:
         """Tell whether a best hit is a good match."""
         return found.cosine >= self.cosine or found.coverage >= self.coverage
 
 
-class Closeness(NamedTuple):
+class HitCloseness(NamedTuple):
     """How close a hit is to a query.
 
     Attributes:
@@ -83,7 +83,7 @@ class Closeness(NamedTuple):
 
 def closeness(
     reader: Reader, derived: Derived, query: str, vector: np.ndarray, hits: Sequence[Hit]
-) -> list[Closeness] | None:
+) -> list[HitCloseness] | None:
     """Measure how close hits, which are there at the reader's moment, are to a query with a vector of shape (n,).
 
     None where the words have gone on to a later moment.
@@ -91,7 +91,7 @@ def closeness(
     return derived.words.use(reader, lambda words: [_closeness(reader, words, query, vector, hit) for hit in hits])
 
 
-def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit: Hit) -> Closeness:
+def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
     vectors = reader.vectors_at(np.array([hit.number], np.int64))
     if reader.has_passages():
         vectors = np.concatenate([vectors, reader.passages_of([hit.number]).vectors])
@@ -99,7 +99,7 @@ def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit
     (matched,) = [hit.matched] if hit.matched else words.matched(query, [hit.number])
     whole = sum(rarity.values())
     shared = sum(rarity[word] for word in matched)
-    return Closeness(float((vectors @ vector).max()), shared / whole if whole else 0.0)
+    return HitCloseness(float((vectors @ vector).max()), shared / whole if whole else 0.0)
 
 
 def calibrate(
@@ -135,7 +135,7 @@ def calibrate(
             break
         texts = spans[start : start + AT_ONCE]
         vectors = encode(texts)
-        found = find_hits(reader, derived, Queries(texts, vectors, DEPTH, None, "hybrid", words_share))
+        found = find_hits(reader, derived, SearchRequest(texts, vectors, DEPTH, None, "hybrid", words_share))
         if found is None:
             return None
         for number, text, vector, hits in zip(chosen[start:], texts, vectors, found, strict=False):

@@ -38,7 +38,7 @@ from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
 from hce.index.tokens import TokenCodes, is_token_folder
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
-from hce.memory import index_needs, require, widest_dtype
+from hce.memory import index_needs, require_memory, widest_dtype
 from hce.processes import (
     is_first_process,
     process_count,
@@ -203,7 +203,7 @@ def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype
         return dtype or "float32"
     chosen = dtype or ("float32" if engine in ELSEWHERE else widest_dtype(documents, dim, engine, memory))
     remedy = "give so much, or fewer documents" + ("" if chosen == "int8" else ", or --dtype int8")
-    line = require(index_needs(documents, dim, engine, chosen), memory, remedy)
+    line = require_memory(index_needs(documents, dim, engine, chosen), memory, remedy)
     logger.info("%s; the engine keeps vectors in %s", line, chosen)
     return chosen
 
@@ -294,7 +294,7 @@ def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDo
             positions = range(first, first + len(chunk))
             with store.writing() as writer:
                 rows = _shared_rows(writer, chunk, vectors[first : first + len(chunk)])
-                writer.insert(chunk, rows, long.of(positions, vectors))
+                writer.insert(chunk, rows, long.passages_of(positions, vectors))
             advance(len(chunk))
     store.close()
     return place

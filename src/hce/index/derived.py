@@ -16,7 +16,7 @@ from hce.index.mapped import all_vectors
 from hce.index.mirror import Mirror, MirroredPart, engine_part, passages_part
 from hce.index.passages import passage_texts
 from hce.index.store import Reader, Store
-from hce.progress import progress_bar, told
+from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
 from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
@@ -60,7 +60,7 @@ class Derived:
         return cast(EngineBuilder, self.engine.builder).engine
 
     def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
-        """Return the parts that there are at a moment."""
+        """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
         return [self.engine, *([self.passages] if reader.has_passages() else []), self.words]
 
     def load(self, reader: Reader) -> None:
@@ -79,7 +79,7 @@ class Derived:
             self.mirror.close()
 
     def take_up(self, manifest: Manifest) -> None:
-        """Be made of the vectors of another encoder, which a manifest names, from the change on that it names."""
+        """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
         engine, passages, words = _builders(self.engine.store.path.parent, manifest, self.engine_name)
         self.engine.take_up(engine, manifest.suffix, manifest.since)
         self.passages.take_up(passages, manifest.suffix, manifest.since)
@@ -238,4 +238,4 @@ class WordsBuilder:
     def add(self, part: Words, reader: Reader, after: int) -> int:
         """Add the words of the texts above a number, and of the passages of the long ones."""
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
-            return part.add(told(reader.texts(after), advance), passage_texts(reader, after))
+            return part.add(counted(reader.texts(after), advance), passage_texts(reader, after))

@@ -17,7 +17,7 @@ import numpy as np
 from hce.data.text import cut_span
 from hce.encoding.tables import Kind
 from hce.index.encoder import CarriedEncoder
-from hce.index.growth import Region, growth_of
+from hce.index.growth import GrownNode, growth_of
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import Manifest
 from hce.index.mapped import ROWS_AT_ONCE, StoredVectors, vectors_by_row
@@ -87,7 +87,7 @@ class Drift:
     new: Population | None = None
     fullest: float = 0.0
     outside: int = 0
-    grown: tuple[Region, ...] = ()
+    grown: tuple[GrownNode, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return verdict and numbers as JSON has them."""
@@ -125,7 +125,7 @@ def drift_of(
         _places(np.array(sorted(number for number in held_out if number <= manifest.last_familiar), np.int64), numbers),
         texts,
         encoder.encode,
-        encoder.get().unknown_share,
+        encoder.text_encoder().unknown_share,
         seed,
     )
     return replace(drift, grown=growth_of(reader, tree))
@@ -200,7 +200,7 @@ class _Leaves:
         self.centroids = self.sums / np.maximum(lengths, 1e-12)  # a leaf whose documents are all gone attracts nothing
 
     def place(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cosine to the nearest leaf, that leaf, and whether a walk enters another node of level 1; each (B,)."""
+        """Return the nearest leaf's cosine, that leaf, and whether a walk enters another node of level 1; each (B,)."""
         scores = vectors @ self.centroids.T  # (B, leaves)
         own = self.leaf_of[rows]
         members = np.flatnonzero(own >= 0)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hce.encoding.tables import Kind, Tables, TextEncoder
 from hce.errors import FormatError, InputError
-from hce.index.manifest import Beside, Manifest
+from hce.index.manifest import Manifest, StandbyEncoder
 from hce.index.threads import heed_forks
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class CarriedEncoder:
     Where it is made of tables, texts are encoded by `Tables`, for which torch need not be imported.
     """
 
-    def __init__(self, index: Path, manifest: Manifest | Beside, given: Encoder | None = None) -> None:
+    def __init__(self, index: Path, manifest: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index = index
         self.manifest = manifest
         self._model = given
@@ -38,7 +38,7 @@ class CarriedEncoder:
         """Wait for no thread of the parent, in a process that was just forked."""
         self._lock = Lock()
 
-    def get(self) -> TextEncoder:
+    def text_encoder(self) -> TextEncoder:
         """Return what encodes texts, loaded if it was not.
 
         Raises:
@@ -47,7 +47,7 @@ class CarriedEncoder:
         with self._lock:
             return self._loaded()
 
-    def model(self) -> Encoder:
+    def full_encoder(self) -> Encoder:
         """Return the encoder with all that it can do, loaded if it was not.
 
         Raises:

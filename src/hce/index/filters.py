@@ -4,8 +4,9 @@ Values reach SQLite as bound parameters only, and so do the names of fields.
 
 A value is compared with values of its own kind: the number 7 is not the text "7", nor 1 true. A range between numbers
 also takes texts that spell a number, since every cell of a CSV file is text. Where a document has a list in a field,
-one fitting element is enough. None means that the field is missing or null. What is not equal, is so where the field is
-missing too. A field within a field is named with a dot, `meta.year`, unless a document has a field of just that name.
+one fitting element is enough. None means that the field is missing or null. A condition `ne` also holds where the
+field is missing. A field within a field is named with a dot, `meta.year`, unless a document has a field of just that
+name.
 """
 
 from __future__ import annotations

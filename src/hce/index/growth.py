@@ -23,7 +23,7 @@ EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Region:
+class GrownNode:
     """A region of the tree that has grown since the tree was made.
 
     Attributes:
@@ -45,8 +45,8 @@ class Region:
     examples: tuple[str, ...]
 
 
-def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[Region, ...]:
-    """Find the regions that grew most, the first one by most; none where documents came as they were spread before."""
+def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
+    """Return the nodes of level 1 that got more later documents than their share, beyond chance, the most first."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))
@@ -65,7 +65,7 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[Region, .
         texts = _Texts(reader, old[old_node_of == node][:SAMPLE], nearest[:SAMPLE])
         name = tuple(hierarchy.name(1, node))
         counts = int(before[node]), int(added[node])
-        regions.append(Region(1, node, name, *counts, texts.new_words(), texts.examples(nearest[:EXAMPLES])))
+        regions.append(GrownNode(1, node, name, *counts, texts.new_words(), texts.examples(nearest[:EXAMPLES])))
     return tuple(regions)
 
 

@@ -112,7 +112,7 @@ def grow_named_tree(
 
 
 def regrow_tree(index: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Have a tree of the documents there are now, and return its folder: `name` where that is such a tree already."""
+    """Return the folder of a tree of just the documents that `reader` sees: `name` if it holds one, else a new one."""
     if _is_of(index / name, reader.numbers()):
         return name
     return grow_tree(index, f"{FOLDER}-{reader.moment().change}", reader, progress=progress)

@@ -40,8 +40,8 @@ from hce.index.passages import Cutter
 from hce.index.ranking import (
     RERANKED,
     Hit,
-    Queries,
     SearchMode,
+    SearchRequest,
     find_hits,
     reranked,
     reranked_first,
@@ -85,9 +85,9 @@ class Index:
 
     Attributes:
         path: the folder.
-        manifest: what it is made of.
-        derived: the engine and the words, made of the store.
-        is_replica: whether it is read from elsewhere, and cannot be written to.
+        manifest: the manifest in force.
+        derived: engine, engine of passages and words, all built from the store.
+        is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
 
     is_replica: ClassVar[bool] = False
@@ -184,8 +184,8 @@ class Index:
         """Open an index.
 
         Args:
-            path: its folder; or the address of the collection of Milvus that it has told of its documents, which are
-                then only read here: see docs/operating.md.
+            path: the folder of an index; or the address of the collection of Milvus that an index writes to, which is
+                then only read (docs/operating.md).
             encoder: the encoder that made its vectors, to spare loading the index's own copy.
 
         Raises:
@@ -492,7 +492,7 @@ class Index:
                 codes = self._token_codes(encoder) if mode == "hybrid" and vectors is not None else None
                 wanted = k_or_all if codes is None else min(max(k_or_all, TOKENS_FIRST), most)
                 share, matched = self.manifest.words_share, codes is None
-                queries = Queries(texts, vectors, wanted, allowed, mode, share, unique, matched)
+                queries = SearchRequest(texts, vectors, wanted, allowed, mode, share, unique, matched)
                 hits = find_hits(reader, self.derived, queries)
             if hits is not None:
                 return hits if codes is None else self._by_tokens(encoder, codes, texts, hits, k_or_all)
@@ -513,11 +513,11 @@ class Index:
         have put another hit first, by the one that would be first without them.
 
         Args:
-            query: what was searched for.
-            hits: what `search` found.
-            filter: what `search` was given, as `mode`.
-            mode: see above.
-            vector: of the query, of shape (n,), where that is there already.
+            query: the text that was searched for.
+            hits: what `search` returned.
+            filter: the filter that `search` was given.
+            mode: the mode that `search` was given.
+            vector: the query's vector, of shape (n,), where it is encoded already.
 
         Returns:
             None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
@@ -571,7 +571,7 @@ class Index:
 
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""
-        self._present_encoder().get()
+        self._present_encoder().text_encoder()
         with self.reading() as reader:
             self.derived.load(reader)
 
@@ -589,7 +589,7 @@ class Index:
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
-        return self._present_encoder().model()
+        return self._present_encoder().full_encoder()
 
     # ------------------------------------------------------------------------------------------------- the whole
 
@@ -776,7 +776,7 @@ class Index:
         self._stamp = None if manifest.switch else stamp
 
     def _keeps_up(self, reader: Reader) -> bool:
-        """Take over what another process has changed; False where a reader still sees the vectors from before."""
+        """Adopt what another process has written; False where `reader` sees a moment before the last reindexing."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
             self._adopt(Manifest.read(self.path, reader), stamp)
@@ -835,7 +835,7 @@ class Index:
             return
         delete_whole(folder)
         if wanted:
-            read_all_tokens(folder, self._for_documents.model(), writer, progress=progress)
+            read_all_tokens(folder, self._for_documents.full_encoder(), writer, progress=progress)
         self._codes = {}
 
     def _by_tokens(
@@ -853,7 +853,7 @@ class Index:
     def _document_cutter(self) -> Cutter | None:
         """Return what cuts long documents; None in an index of format 1, which an earlier version may open too."""
         if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
-            self._cutter = Cutter(self._for_documents.get())
+            self._cutter = Cutter(self._for_documents.text_encoder())
         return self._cutter
 
     def _read_in_passages(self) -> int:
@@ -861,7 +861,7 @@ class Index:
         known = Manifest.read(self.path)
         if known.window is not None:
             return known.window
-        cutter = Cutter(self._for_documents.get())
+        cutter = Cutter(self._for_documents.text_encoder())
         with self._store.writing() as writer:
             # From here on an earlier version, which knows nothing of passages, does not open the index.
             replace(Manifest.read(self.path), format=FORMAT).write(self.path)

@@ -66,7 +66,7 @@ class Builder(Protocol[Part]):
         ...
 
     def fits(self, part: Part, numbers: np.ndarray) -> bool:
-        """Tell whether a part that was read is of documents with these numbers, rising: it may come from anywhere."""
+        """Tell whether a part read from a snapshot, which may be anyone's, can be of these documents (rising)."""
         ...
 
     def add(self, part: Part, reader: Reader, after: int) -> int:
@@ -119,14 +119,14 @@ class Live(Generic[Part]):
                 self._catch_up(reader, moment)
 
     def take_up(self, builder: Builder[Part], suffix: str, since: int) -> None:
-        """Be made by another builder, of the vectors that the store has from a change on."""
+        """Drop the part, and build it from now on with `builder`, from the vectors in force since a change."""
         with self._lock.alone():
             if since >= self._since:  # else another thread was faster, with later vectors
                 self.builder, self._suffix, self._since = builder, suffix, since
                 self._part = self._moment = None
 
     def keep(self, reader: Reader) -> None:
-        """Have a snapshot of the moment that `reader` sees, or of one a little before it."""
+        """Bring the part to the moment of `reader`, and write a snapshot unless the last one lacks nothing."""
         with self._lock.alone():
             self._catch_up(reader, reader.moment())
             if self._behind or not self._snapshots():

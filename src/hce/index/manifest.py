@@ -30,7 +30,7 @@ OUTGROWN = 4  # documents for each that a table was fitted to
 
 
 @dataclass(frozen=True)
-class Beside:
+class StandbyEncoder:
     """An encoder that is not in force and has vectors in the store, beside those in force: see `hce.index.reindex`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Beside:
         return self.encoder_folder.removeprefix("encoder")
 
 
-EXCHANGED = [field.name for field in fields(Beside) if field.name not in ("was_in_force", "spec")]
+EXCHANGED = [field.name for field in fields(StandbyEncoder) if field.name not in ("was_in_force", "spec")]
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class Manifest:
         """The last number that there was when the index got its encoder."""
         return self.documents if self.familiar is None else self.familiar
 
-    def other(self) -> Beside | None:
+    def other(self) -> StandbyEncoder | None:
         """Return the encoder that has vectors beside those in force, where there is one."""
-        return None if self.beside is None else checked_fields(Beside, self.beside)
+        return None if self.beside is None else checked_fields(StandbyEncoder, self.beside)
 
     def folders(self) -> set[str]:
         """Return the names of all folders of the index that are of use."""
@@ -148,7 +148,7 @@ class Manifest:
             return named
         return named | {f"{kind}{other.suffix}" for kind in FOLDERS} | {str(other.hierarchy)}
 
-    def with_in_force(self, other: Beside) -> Manifest:
+    def with_in_force(self, other: StandbyEncoder) -> Manifest:
         """Return what this manifest would be if another encoder were in force."""
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
@@ -164,7 +164,7 @@ class Manifest:
         mark = checked_fields(WriteMark, self.switch)
         if moment_at(*mark) is None:
             return self
-        kept = Beside(was_in_force=True, spec="", **{name: getattr(self, name) for name in EXCHANGED})
+        kept = StandbyEncoder(was_in_force=True, spec="", **{name: getattr(self, name) for name in EXCHANGED})
         manifest = replace(self.with_in_force(other), since=mark.change, beside=asdict(kept), switch=None)
         manifest._check()
         return manifest

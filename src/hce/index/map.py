@@ -52,16 +52,16 @@ class Drawn(NamedTuple):
         moment: of the store.
         numbers: of the documents, rising, of shape (M,), int64.
         places: in the unit square, of shape (M, 2), float32.
-        sites: the node of each at the map's level, of shape (M,), int64.
+        nodes: the node of each at the map's level, of shape (M,), int64.
     """
 
     moment: Moment
     numbers: np.ndarray
     places: np.ndarray
-    sites: np.ndarray
+    nodes: np.ndarray
 
 
-class Kept(NamedTuple):
+class StoredMap(NamedTuple):
     """What the file holds: where the documents of a tree are.
 
     Attributes:
@@ -75,7 +75,7 @@ class Kept(NamedTuple):
     sites: np.ndarray
 
     @classmethod
-    def read(cls, path: Path, tree: str) -> Kept | None:
+    def read(cls, path: Path, tree: str) -> StoredMap | None:
         """Read what `write` wrote of the tree of this fingerprint; None where there is no such thing, whole."""
         kept = kept_arrays(path, cls._fields)
         if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (FORMAT, tree):
@@ -89,14 +89,14 @@ class Kept(NamedTuple):
 
 def is_damaged_map(path: Path) -> bool:
     """Tell whether there is a file of a map that is not as it was written."""
-    return path.exists() and kept_arrays(path, Kept._fields) is None
+    return path.exists() and kept_arrays(path, StoredMap._fields) is None
 
 
 class _Sheet(NamedTuple):
     """The map of one tree."""
 
     tree: NumberedHierarchy
-    kept: Kept
+    kept: StoredMap
     cells: Cells
 
     @property
@@ -204,13 +204,13 @@ class DocumentMap:
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:
         path, fingerprint = self.live.index.path / MAP_FILE, _fingerprint(tree)
-        kept = Kept.read(path, fingerprint)
+        kept = StoredMap.read(path, fingerprint)
         if kept is None:
             kept = self._lay_out(tree)
             kept.write(path, fingerprint)
         return _Sheet(tree, kept, cells(kept.sites))
 
-    def _lay_out(self, tree: NumberedHierarchy) -> Kept:
+    def _lay_out(self, tree: NumberedHierarchy) -> StoredMap:
         with self.live.index.reading() as reader:
             there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
             chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
@@ -221,7 +221,7 @@ class DocumentMap:
             tree.hierarchy, sites, chosen, vectors, tell=lambda share: self._tell(0.3 + 0.7 * share)
         )
         order = np.argsort(numbers)
-        return Kept(numbers[order], places[order], sites)
+        return StoredMap(numbers[order], places[order], sites)
 
     def _tell(self, share: float) -> None:
         if self._worker.is_stopping():

@@ -49,7 +49,7 @@ def _are_few(reader: Reader, numbers: np.ndarray) -> bool:
 
 @contextmanager
 def released(vectors: np.ndarray) -> Iterator[None]:
-    """Give the pages of a mapped file back again and again, of which nothing is changed: the system has them anyway.
+    """Let the system drop the pages of a mapped array, which must not be changed, again and again while inside.
 
     Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
     """

@@ -419,7 +419,7 @@ class MirroredPart(Generic[Searched]):
         self.mirror.forget()
 
     def keep(self, reader: Reader) -> None:
-        """Have a snapshot; the collection is one."""
+        """Do nothing: the collection itself is the snapshot."""
 
     def rebuild(self, reader: Reader, builder: Any) -> None:
         """Fill a new collection; the engine does that for the passages too."""

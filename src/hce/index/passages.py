@@ -107,7 +107,7 @@ class LongDocuments:
         rows = len(corpus) + np.cumsum([0, *map(len, self._passages.values())])
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
-    def of(self, positions: range, vectors: np.ndarray) -> dict[int, Passages]:
+    def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, Passages]:
         """Return the passages of the long ones among some documents, by place in `positions`, with their vectors.
 
         Args:

@@ -99,7 +99,7 @@ class Hit(NamedTuple):
         return snippet_of(self.text, self.passage, QueryWords(query))
 
 
-class Queries(NamedTuple):
+class SearchRequest(NamedTuple):
     """Queries that are searched for together, and how.
 
     Attributes:
@@ -123,7 +123,7 @@ class Queries(NamedTuple):
     matched: bool = True
 
 
-def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[Hit]] | None:
+def find_hits(reader: Reader, derived: Derived, queries: SearchRequest) -> list[list[Hit]] | None:
     """Find the best documents for each query, best first; None where a derived part has gone on to a later moment."""
     if queries.unique:
         return _find_unique(reader, derived, queries)
@@ -137,7 +137,7 @@ def find_hits(reader: Reader, derived: Derived, queries: Queries) -> list[list[H
 
 
 def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Tell of each hit which words of its query it has; not where words have gone on to a later moment."""
+    """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
     return derived.words.use(reader, lambda words: _with_matched(words, texts, hits)) or hits
 
 
@@ -145,7 +145,7 @@ def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: l
 
 
 class RankedNumbers(NamedTuple):
-    """Documents in order, and by document the number of the passage that was nearest; 0 is its own vector."""
+    """Documents, best first, and for each the number of its nearest passage; 0 is the document's own vector."""
 
     fused: Fused
     passages: dict[int, int]
@@ -163,12 +163,12 @@ class NearestToOne(NamedTuple):
     """The documents nearest to one query by meaning.
 
     Attributes:
-        reader: of the moment.
-        engine: of the vectors of all documents.
-        query: its vector, of shape (n,).
-        numbers: of the documents, best first, of shape (m,).
-        cosines: of these, of shape (m,).
-        passages: the number of the passage that was nearest, by document; 0 is the document's own vector.
+        reader: the moment that is searched.
+        engine: the engine of all documents' vectors.
+        query: the query's vector, of shape (n,).
+        numbers: the documents found, best first, of shape (m,).
+        cosines: the documents' cosines to the query, of shape (m,).
+        passages: by document, the number of its nearest passage; 0 is the document's own vector.
     """
 
     reader: Reader
@@ -211,7 +211,7 @@ class NearestToOne(NamedTuple):
         return cosines
 
 
-def _ranked(reader: Reader, derived: Derived, queries: Queries) -> list[RankedNumbers] | None:
+def _ranked(reader: Reader, derived: Derived, queries: SearchRequest) -> list[RankedNumbers] | None:
     """Rank documents for each query; None where a part has gone on to a later moment."""
     texts, vectors, k, allowed, mode, words_share, *_ = queries
     if vectors is None or mode == "words":
@@ -317,7 +317,7 @@ def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> 
 # ------------------------------------------------------------------------------------------------- near-equal ones
 
 
-def _find_unique(reader: Reader, derived: Derived, queries: Queries) -> list[list[Hit]] | None:
+def _find_unique(reader: Reader, derived: Derived, queries: SearchRequest) -> list[list[Hit]] | None:
     """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
     most, depth = max(1, reader.moment().documents), 2 * queries.k
     while True:

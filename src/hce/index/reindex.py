@@ -31,7 +31,7 @@ from hce.index.create import Start, checked_share, start_from
 from hce.index.derived import Derived
 from hce.index.encoder import ENCODER_FOLDER, CarriedEncoder, file_stamps
 from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_tree
-from hce.index.manifest import FORMAT, Beside, Manifest, delete_other_folders
+from hce.index.manifest import FORMAT, Manifest, StandbyEncoder, delete_other_folders
 from hce.index.passages import Cutter
 from hce.index.store import Passages, Reader, Store, Writer
 from hce.index.tokens import FOLDER as TOKENS_FOLDER
@@ -87,7 +87,7 @@ def _alone(store: Store) -> AbstractContextManager[None]:
 # ------------------------------------------------------------------------------------------------- the beginning
 
 
-def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> Beside | None:
+def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
     """Return what is to be put in force: what was begun earlier, or what is begun now; None where it is in force."""
     index = store.path.parent
     manifest = Manifest.read(index)
@@ -136,7 +136,7 @@ def _write_encoder(
     numbers: list[int],
     corpus: Corpus,
     space: TokenSpace | None,
-) -> Beside:
+) -> StandbyEncoder:
     """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
     index = store.path.parent
     with store.writing() as writer:  # nothing is written to it; it keeps a rebuild from tidying up
@@ -150,7 +150,7 @@ def _write_encoder(
             NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index / f"{FOLDER}{suffix}")
         if space is not None and Manifest.read(index, writer).engine not in ELSEWHERE:
             TokenCodes.create(index / f"{TOKENS_FOLDER}{suffix}", space)
-        other = Beside(
+        other = StandbyEncoder(
             was_in_force=False,
             spec=spec,
             encoder=start.encoder.name,
@@ -172,11 +172,11 @@ def _write_encoder(
 # ------------------------------------------------------------------------------------------------- the rest
 
 
-def _finish(store: Store, other: Beside, progress: bool) -> Manifest:
+def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
     """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
     index = store.path.parent
     carried = CarriedEncoder(index, other)
-    cutter = Cutter(carried.get()) if other.window is not None else None
+    cutter = Cutter(carried.text_encoder()) if other.window is not None else None
     codes = TokenCodes.find(index / f"{TOKENS_FOLDER}{other.suffix}")
     catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)
@@ -237,7 +237,7 @@ class _CatchUp:
         return _Encoded([entry.number for entry in entries], vectors, passages)
 
 
-def _with_tree(store: Store, other: Beside) -> Beside:
+def _with_tree(store: Store, other: StandbyEncoder) -> StandbyEncoder:
     """Grow a tree of the vectors that are to be in force, where the index has one and the encoder brought none."""
     index = store.path.parent
     manifest = Manifest.read(index)
@@ -250,7 +250,7 @@ def _with_tree(store: Store, other: Beside) -> Beside:
         return replace(other, hierarchy=grow_tree(index, name, reader))
 
 
-def _keep_snapshots(store: Store, other: Beside, catch_up: _CatchUp) -> None:
+def _keep_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> None:
     """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load.
 
     A snapshot is of a moment at which every document has such a vector; where others write all the time there may be
@@ -265,7 +265,7 @@ def _keep_snapshots(store: Store, other: Beside, catch_up: _CatchUp) -> None:
         catch_up.all(progress=False)
 
 
-def _switch(store: Store, other: Beside, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
+def _switch(store: Store, other: StandbyEncoder, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
     """Let the two encoders change places, unless so many documents came meanwhile that others would wait for long."""
     index = store.path.parent
     with store.writing() as writer:

@@ -207,7 +207,7 @@ class ReplicaMirror(Mirror):
         """Have nothing to tell."""
 
     def pending(self, reader: Reader) -> int:
-        """Count what the collection has not been told of, of which nothing is known here."""
+        """Return 0: what the writing index has not yet told the collection is not known here."""
         return 0
 
     def check_later(self, moment: Moment) -> None:

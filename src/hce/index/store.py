@@ -147,7 +147,7 @@ class Store:
 
     @contextmanager
     def reading_beside(self, dim: int) -> Iterator[Reader]:
-        """Open one moment as it would be if the vectors of length `dim` beside those in force were in force."""
+        """Open one moment in which the vectors beside those in force, of length `dim`, take the place of these."""
         with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             for table in ("vectors", "passages"):  # names that are temporary go before all others
@@ -576,7 +576,7 @@ class Writer(Reader):
         make_beside(self._connection)
 
     def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, Passages]) -> None:
-        """Put vectors beside those in force, of shape (numbers, n), and passages by position; not of what is gone."""
+        """Insert another encoder's vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
         blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
         rows = ((number, blob) for number, blob in zip(numbers, blobs, strict=True) if number in there)

@@ -190,7 +190,7 @@ class TokenCodes:
             return f"{self.folder.name}/{self.file.name} is damaged ({error})"
         return f"the tokens of {damaged:,} texts are not as they were written" if damaged else None
 
-    def of(self, texts: Sequence[str], encode: EncodeTokens) -> dict[str, np.ndarray]:
+    def codes_of(self, texts: Sequence[str], encode: EncodeTokens) -> dict[str, np.ndarray]:
         """Return the codes of all texts; those that are not kept are made."""
         found = self.get(dict.fromkeys(texts))
         left = [text for text in dict.fromkeys(texts) if text not in found]
@@ -289,7 +289,7 @@ class AskedTokens:
         """Put the first hits of a query into the order of tokens; codes that are not kept are made by the encoder."""
         check_deadline()
         read = [read_text(hit) for hit in hits[:TOKENS_FIRST]]
-        found = self.codes.of(read, lambda left, keep: encoder.encode(left, "document", keep))
+        found = self.codes.codes_of(read, lambda left, keep: encoder.encode(left, "document", keep))
         return in_order_of_tokens(self.tokens[text], hits, found)
 
 
@@ -297,9 +297,9 @@ def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[s
     """Put the first hits into another order, by what tokens add to their scores; the others stay behind them."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
-    closeness = query.closeness([codes.get(read_text(hit), none) for hit in first])
+    similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
-    added = given_by_tokens(scores, closeness)
+    added = given_by_tokens(scores, similarities)
     order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
     changed = [
         first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))

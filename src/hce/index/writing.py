@@ -61,10 +61,10 @@ def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]
 def without_unchanged(
     writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
 ) -> Iterator[list[Document]]:
-    """Make room for new versions of documents, and yield those that have to be inserted.
+    """Delete old versions of changed documents, update unchanged ones in place, and yield what has to be inserted.
 
-    A document whose text is what it was keeps its number and its vector; not so where `keep` is false: then who is told
-    of new numbers, and of removed ones, is told of all that has changed.
+    With `keep=False` unchanged ones too are deleted and inserted under new numbers: a mirror learns of changes only by
+    new and removed numbers.
     """
     for chunk in chunks:
         present = writer.present(document.id for document in chunk)
@@ -122,7 +122,7 @@ def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter 
 
 
 def cut_documents(writer: Writer, encode: Encode, cutter: Cutter) -> None:
-    """Have the long ones among the documents that are there read in passages, except those that are already."""
+    """Cut every long document of the store that has no passages yet into passages, encode these and insert them."""
     last = 0
     while entries := list(islice(writer.entries(after=last), DOCUMENTS_AT_ONCE)):
         last = entries[-1].number

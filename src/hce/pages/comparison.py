@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from hce.comparison.table import Comparison, ComparisonTable, Row, cells, header, notes
+from hce.comparison.table import Comparison, ComparisonTable, Row, header, notes, table_cells
 from hce.evaluation.significance import bootstrap_interval
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Bar, Point, bar_panels, difference_bars, point_panel
@@ -20,7 +20,7 @@ def page(table: ComparisonTable) -> str:
         definitions(comparison.about),
         html_table(
             header(comparison.measures),
-            [cells(row, comparison.measures) for row in rows],
+            [table_cells(row, comparison.measures) for row in rows],
             [row.system in comparison.ours for row in rows],
         ),
         *(f"<p>{escape(note)}</p>" for note in notes(table)),

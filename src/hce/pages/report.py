@@ -14,7 +14,7 @@ from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree
 from hce.training.heldout import mean_over_kinds
 from hce.training.model_folder import DevQuery, ModelFolder, gains, what_was_learnt
 from hce.training.recipe import Recipe
-from hce.training.run import Epoch
+from hce.training.state import Epoch
 from hce.tree.hierarchy import Hierarchy
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most

@@ -34,7 +34,7 @@ def balance(layers: Layers) -> None:
 
 
 def settle(layers: Layers, leaves: np.ndarray) -> None:
-    """Move the centroids of leaves that have taken documents in, and of the nodes above, to the means of their own.
+    """Recompute the centroids of leaves from their documents, and those of all nodes above from their children.
 
     Args:
         layers: changed in place.
@@ -73,7 +73,7 @@ def _split_long(layers: Layers, layer: int) -> None:
     _, most = bounds(layers.branching[layer])
     for number in np.flatnonzero(lists.sizes() > most)[:, None]:
         members = lists.members(number)
-        assignment, centroids = parts(members.vectors, layers.branching[layer])
+        assignment, centroids = cut_up(members.vectors, layers.branching[layer])
         targets = np.concatenate([number, _unused(above.ids, len(centroids) - 1)])
         parent = above.home_of(number)
         above.drop(number)
@@ -101,7 +101,7 @@ def _draw_from_neighbours(layers: Layers, layer: int, targets: np.ndarray, centr
 
 
 def _nearest(layers: Layers, layer: int, vectors: np.ndarray, count: int) -> np.ndarray:
-    """Find the lists of a layer with the nearest centroids, of shape (vectors, count): of very many about these."""
+    """Return the `count` lists nearest to each vector: exactly up to `MANY` lists, by a beam from the root beyond."""
     above, near = layers.lists[layer - 1], np.zeros((len(vectors), 1), np.int64)
     if len(above) <= MANY:
         return above.search(vectors, count, layers.nodes(layer - 1)).numbers
@@ -115,13 +115,13 @@ def _nearest(layers: Layers, layer: int, vectors: np.ndarray, count: int) -> np.
 
 
 def _fits(lists: Lists, home: np.ndarray, most: int) -> bool:
-    """Tell whether the lists `home` can take these in."""
+    """Tell whether every list stays within `most` vectors when each entry of `home` adds one."""
     numbers, more = np.unique(home, return_counts=True)
     sizes = [lists.file.size(number) for number in numbers.tolist()]
     return bool(np.all(sizes + more <= most))
 
 
-def parts(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
+def cut_up(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut vectors into lists of about b, all within their bounds.
 
     Returns:

@@ -216,7 +216,7 @@ def set_code_ranges(index: faiss.Index, ranges: np.ndarray) -> None:
     """
     has_ranges = hasattr(index, "sq") and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
     right = ranges.dtype == np.float32 and ranges.shape == (2 * index.d if has_ranges else 0,)
-    require(right and bool(np.isfinite(ranges).all()), "codes of another range")
+    require_sound(right and bool(np.isfinite(ranges).all()), "codes of another range")
     if has_ranges:
         faiss.copy_array_to_vector(np.ascontiguousarray(ranges), index.sq.trained)
     index.is_trained = True
@@ -253,12 +253,14 @@ def read_files(folder: Path, names: Iterable[str] = ()) -> EngineFiles:
         ValueError: a file has changed, or is not what it has to be.
     """
     damaged = damage_in(folder)
-    require(damaged is not None, "it has no checksums")
-    require(not damaged, "; ".join(damaged or []))
+    require_sound(damaged is not None, "it has no checksums")
+    require_sound(not damaged, "; ".join(damaged or []))
     codes: dict[str, np.ndarray | list[np.ndarray]] = {}
     for name in names:
         codes[name] = rows = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        require(rows.dtype == np.uint8 and rows.ndim == 2 and rows.flags.c_contiguous, f"{name} has no rows of codes")
+        require_sound(
+            rows.dtype == np.uint8 and rows.ndim == 2 and rows.flags.c_contiguous, f"{name} has no rows of codes"
+        )
     return EngineFiles(codes, load_file(folder / ARRAYS))
 
 
@@ -270,7 +272,7 @@ def dtype_of(codes: np.ndarray, dim: int) -> str:
     """
     width = codes.shape[1]
     widths = {4 * dim: "float32", 2 * dim: "float16", dim: "int8"}
-    require(width in widths, f"vectors of {width} bytes are not of length {dim}")
+    require_sound(width in widths, f"vectors of {width} bytes are not of length {dim}")
     return widths[width]
 
 
@@ -280,8 +282,10 @@ def checked_numbers(array: np.ndarray, name: str) -> np.ndarray:
     Raises:
         ValueError: a number is there twice, or is below 0.
     """
-    require(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
-    require(bool((array >= 0).all()) and len(np.unique(array)) == len(array), f"{name} has a number twice, or below 0")
+    require_sound(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
+    require_sound(
+        bool((array >= 0).all()) and len(np.unique(array)) == len(array), f"{name} has a number twice, or below 0"
+    )
     return array
 
 
@@ -309,7 +313,7 @@ def as_format_error(folder: Path) -> Iterator[None]:
         raise FormatError(f"{folder}: the search engine is damaged ({reason}); it has to be rebuilt") from error
 
 
-def require(condition: bool, complaint: str) -> None:
+def require_sound(condition: bool, complaint: str) -> None:
     """Refuse files that do not fit together; call it within `as_format_error`.
 
     Raises:

@@ -28,7 +28,7 @@ Fetch = Callable[[np.ndarray, int], Found]
 
 
 def nothing(queries: int, k: int) -> Found:
-    """Return what is found where there is nothing."""
+    """Return an empty result: numbers −1 and scores −∞, each of shape (queries, k)."""
     return Found(np.full((queries, k), -1, np.int64), np.full((queries, k), -np.inf, np.float32))
 
 
@@ -45,7 +45,7 @@ def ranked(candidates: Found, k: int) -> Found:
 
 
 def completed(found: Found, queries: np.ndarray, exactly: Callable[[np.ndarray], Found]) -> Found:
-    """Search exactly for those queries of which too few were found; call it where there are k vectors."""
+    """Search exactly, in place, for the queries that found fewer than k; only where k vectors exist."""
     short = np.flatnonzero(found.numbers[:, -1] < 0)
     if len(short):
         found.numbers[short], found.scores[short] = exactly(queries[short])

@@ -19,7 +19,7 @@ from hce.search.engine import (
     dtype_of,
     range_sample,
     read_files,
-    require,
+    require_sound,
     set_code_ranges,
     write_files,
 )
@@ -108,7 +108,7 @@ class FlatEngine:
         with as_format_error(folder):
             files = read_files(folder, ["storage"])
             codes, numbers = np.asarray(files.codes["storage"]), checked_numbers(files.arrays["numbers"], "numbers")
-            require(len(codes) == len(numbers), f"{len(codes)} vectors and {len(numbers)} numbers")
+            require_sound(len(codes) == len(numbers), f"{len(codes)} vectors and {len(numbers)} numbers")
             storage = faiss.index_factory(dim, codec_of(dtype_of(codes, dim)), faiss.METRIC_INNER_PRODUCT)
             set_code_ranges(storage, files.arrays["ranges"])
             engine = cls(storage, numbers)

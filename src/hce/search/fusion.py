@@ -61,7 +61,10 @@ def search_both(
     allowed: np.ndarray | None = None,
     k: int | None = None,
 ) -> Fused:
-    """Fuse what meaning found with what words find; each candidate gets both its scores.
+    """Fuse what meaning found with what words find.
+
+    A document that words found gets its cosine; one that meaning alone found gets its BM25 score if that could bring it
+    among the k best, else 0.
 
     Args:
         words: of all documents.
@@ -72,8 +75,8 @@ def search_both(
         candidates: how many to take from words.
         words_share: of words in the sum, from 0 to 1.
         allowed: search among these numbers only, rising.
-        k: how many of the best are wanted; by default all candidates. For fewer, words are looked at once only: most
-            that meaning alone found cannot be among the k best, whatever their words.
+        k: how many of the best are wanted; by default all candidates. With k, tantivy is asked again only for the
+            candidates that could be among the k best.
     """
     matches = words.search(text, candidates, allowed)
     place, is_new = _places(matches.numbers, numbers)

@@ -15,7 +15,7 @@ import faiss
 import numpy as np
 
 from hce.progress import progress_bar
-from hce.search.engine import VECTORS_AT_ONCE, Found, codec_of, dtype_of, range_sample, require, set_code_ranges
+from hce.search.engine import VECTORS_AT_ONCE, Found, codec_of, dtype_of, range_sample, require_sound, set_code_ranges
 from hce.search.exact import search_exactly, selector
 
 CENTROID_DTYPE = "float16"  # centroids only choose, so they may be coarse: half the memory to read
@@ -68,8 +68,10 @@ class InvertedFile:
         Raises:
             ValueError: they do not fit together.
         """
-        require(sizes.dtype == np.int64 and sizes.ndim == 1 and len(sizes) > 0, "no lists")
-        require(bool((sizes >= 0).all()) and len(codes) == len(ids) == sizes.sum(), f"{len(codes)} codes in the lists")
+        require_sound(sizes.dtype == np.int64 and sizes.ndim == 1 and len(sizes) > 0, "no lists")
+        require_sound(
+            bool((sizes >= 0).all()) and len(codes) == len(ids) == sizes.sum(), f"{len(codes)} codes in the lists"
+        )
         index = _empty_index(faiss.IndexFlatIP(dim), len(sizes), dtype_of(codes, dim))
         set_code_ranges(index, ranges)
         stops = np.cumsum(sizes).tolist()

@@ -16,7 +16,7 @@ from hce.search.engine import (
     load_engine,
     new_engine,
     read_files,
-    require,
+    require_sound,
     write_files,
 )
 from hce.search.exact import nothing
@@ -131,7 +131,11 @@ class PassageEngine:
         with as_format_error(folder):
             arrays = read_files(folder).arrays
             numbers, documents = checked_numbers(arrays["numbers"], "numbers"), arrays["documents"]
-            require(bool((np.diff(numbers) > 0).all()) and documents.dtype == np.int64, "numbers that do not rise")
-            require(np.array_equal(np.sort(engine.numbers), numbers), f"{len(engine)} vectors, {len(numbers)} numbers")
-            require(numbers.shape == documents.shape, f"{len(numbers)} numbers, {len(documents)} documents")
+            require_sound(
+                bool((np.diff(numbers) > 0).all()) and documents.dtype == np.int64, "numbers that do not rise"
+            )
+            require_sound(
+                np.array_equal(np.sort(engine.numbers), numbers), f"{len(engine)} vectors, {len(numbers)} numbers"
+            )
+            require_sound(numbers.shape == documents.shape, f"{len(numbers)} numbers, {len(documents)} documents")
         return cls(engine, numbers, documents)

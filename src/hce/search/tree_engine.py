@@ -26,7 +26,7 @@ from hce.search.engine import (
     checked_numbers,
     code_ranges,
     read_files,
-    require,
+    require_sound,
     write_files,
 )
 from hce.search.exact import EXTRA_CANDIDATES, completed, ranked
@@ -138,12 +138,12 @@ class TreeEngine:
             names = [f"layer{number}" for number in range(len(list(folder.glob("layer*.npy"))))]
             files = read_files(folder, names)
             branching = files.arrays["branching"]
-            require(branching.shape == (len(names),) and len(names) > 1, f"{len(names)} layers")
-            require(branching.dtype == np.int64 and bool((branching > 1).all()), "nodes without children")
+            require_sound(branching.shape == (len(names),) and len(names) > 1, f"{len(names)} layers")
+            require_sound(branching.dtype == np.int64 and bool((branching > 1).all()), "nodes without children")
             lists = [_read_lists(files, name, dim) for name in names]
             layers = Layers(lists, branching.tolist())
             for number, each in enumerate(lists):
-                require(bool(np.isin(each.home, layers.nodes(number)).all()), "a list without a node")
+                require_sound(bool(np.isin(each.home, layers.nodes(number)).all()), "a list without a node")
             seed = int(files.arrays["seed"][0])
         return cls(layers, seed)
 
@@ -251,7 +251,7 @@ def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:
     order = np.argsort(stored)
     homes = np.repeat(np.arange(len(sizes)), sizes)[order]
     fit = np.array_equal(checked_numbers(stored[order], name), ids) and np.array_equal(homes, home)
-    require(fit and home.dtype == np.int64, f"the lists do not hold the {len(ids)} numbers that they should")
+    require_sound(fit and home.dtype == np.int64, f"the lists do not hold the {len(ids)} numbers that they should")
     return Lists(file, ids, home)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus, encode_in_shares
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import joined
+from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.processes import of_the_first
@@ -34,11 +34,11 @@ from hce.training.co_training import Learnt, cluster_corpus
 from hce.training.heldout import (
     DevSet,
     DevVectors,
+    joined_dev_vectors,
     mean_over_kinds,
     means,
     ndcg_of_rankings,
     pseudo_dev,
-    side_by_side,
 )
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.weights import is_clear_gain
@@ -127,7 +127,8 @@ def accompany(
         encoder: stays as it is.
         companions: a token table, the words of the corpus, or both in that order; none gives the encoder alone.
         dev: what decides.
-        measured: the companions as they may be measured, where those to be used have seen the held-out documents.
+        measured: the companions fitted without the held-out documents, by which the share is chosen; by default
+            `companions`, which are what is used.
         vectors: the vectors of the whole corpus by the encoder, if someone has them already.
     """
     own = dev.encode(encoder, vectors)
@@ -139,7 +140,7 @@ def accompany(
         for share in SHARES:
             if share > MOST_WITHOUT_LABELS and not dev.is_labelled:
                 break
-            scores = dev.scores_of(side_by_side(parts, _shares(share, len(companions)), centres))
+            scores = dev.scores_of(joined_dev_vectors(parts, _shares(share, len(companions)), centres))
             if mean_over_kinds(means(scores)) > mean_over_kinds(means(best)):
                 chosen, best = share, scores
         if not dev.is_labelled and not is_clear_gain(before, best):
@@ -193,7 +194,7 @@ def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np
 
     def encode(rows: np.ndarray, texts: list[str]) -> np.ndarray:
         others = [each.encode(texts, zeros=True) for each in companions]
-        return joined([vectors[rows], *others], encoder.shares, centre)
+        return joined_rows([vectors[rows], *others], encoder.shares, centre)
 
     return encode_in_shares(corpus, encode, encoder.dim, encoder.device)
 

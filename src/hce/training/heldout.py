@@ -19,7 +19,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Qrels, Query
 from hce.data.text import Span, cut_span
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import joined
+from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
 from hce.training.pairs import equal_texts
@@ -38,8 +38,8 @@ class DevQueries:
         kind: a name for the report.
         texts: the queries.
         answers: for each query, where in the pool its right documents stand.
-        variants: for each query, its one answer as the query's source must not see it (with the query cut out), or
-            None where the pool's own text is right.
+        variants: for each query the text that is scored in place of its one right document, that document with the
+            query cut out; None for labelled queries, which are scored against the pool's texts.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class DevVectors(NamedTuple):
     Attributes:
         pool: the pool's documents, of shape (pool, n).
         queries: for each kind, of shape (queries, n).
-        variants: for each kind, the answers as the queries' sources must not see them, of shape (queries, n), or None.
+        variants: for each kind the vectors of `DevQueries.variants`, of shape (queries, n), or None.
     """
 
     pool: np.ndarray
@@ -62,15 +62,19 @@ class DevVectors(NamedTuple):
     variants: list[np.ndarray | None]
 
 
-def side_by_side(parts: Sequence[DevVectors], shares: Sequence[float], centres: np.ndarray | None = None) -> DevVectors:
+def joined_dev_vectors(
+    parts: Sequence[DevVectors], shares: Sequence[float], centres: np.ndarray | None = None
+) -> DevVectors:
     """Put the vectors of several encoders side by side, as `Encoder.beside` does."""
     query_centre, document_centre = (None, None) if centres is None else centres
-    queries = [joined(kind, shares, query_centre) for kind in zip(*(part.queries for part in parts), strict=True)]
+    queries = [joined_rows(kind, shares, query_centre) for kind in zip(*(part.queries for part in parts), strict=True)]
     variants = [
-        None if kind[0] is None else joined([array for array in kind if array is not None], shares, document_centre)
+        None
+        if kind[0] is None
+        else joined_rows([array for array in kind if array is not None], shares, document_centre)
         for kind in zip(*(part.variants for part in parts), strict=True)
     ]
-    return DevVectors(joined([part.pool for part in parts], shares, document_centre), queries, variants)
+    return DevVectors(joined_rows([part.pool for part in parts], shares, document_centre), queries, variants)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
 from hce.training.co_training import TrainResult
 from hce.training.heldout import mean_over_kinds
-from hce.training.run import MAY_BE_NAN, Epoch
+from hce.training.state import MAY_BE_NAN, Epoch
 from hce.tree.hierarchy import Hierarchy
 
 FORMAT = 1

@@ -117,7 +117,7 @@ class MinedNegatives(Negatives):
 
 
 class NearNegatives(MinedNegatives):
-    """The same from among the documents that a walk down the tree comes to: far fewer are looked at than by ANCE."""
+    """Wrong documents from the leaves that a walk down the tree ends in: far fewer are compared than by mining."""
 
     beam = 4  # leaves that are looked into
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.terms import terms
-from hce.progress import progress_bar, told
+from hce.progress import counted, progress_bar
 from hce.training.losses import Taught
 from hce.training.pairs import Batch
 from hce.tree.hierarchy import Hierarchy
@@ -34,8 +34,8 @@ def neighbours_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np
     """Find the documents nearest to each document through the tree.
 
     Args:
-        tree: of the documents.
-        vectors: theirs, of shape (N, n).
+        tree: the tree of all documents.
+        vectors: the documents' vectors, of shape (N, n).
         count: how many neighbours each document has.
         held_out: positions of documents that are nobody's neighbours.
 
@@ -69,7 +69,7 @@ class WordTeacher:
         self.language = language
         self.column: dict[str, int] = {}
         with progress_bar("words of neighbours", len(corpus), "documents") as advance:
-            bags = [Counter(terms(text, language)) for text in told(corpus.texts(), advance)]
+            bags = [Counter(terms(text, language)) for text in counted(corpus.texts(), advance)]
         for word in chain.from_iterable(bags):
             self.column.setdefault(word, len(self.column))
         self.documents = self._counted(bags)

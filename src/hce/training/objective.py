@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hce.errors import InputError
-from hce.processes import gather, process_count, shared
+from hce.processes import gather, process_count, with_averaged_gradient
 from hce.training.losses import (
     BatchLevel,
     HCETerms,
@@ -37,7 +37,7 @@ from hce.tree.hierarchy import Hierarchy
 
 
 @dataclass(frozen=True)
-class Documents:
+class Candidates:
     """What the masks compare documents by. A batch has one axis (G,), sampled negatives two (B, S).
 
     Attributes:
@@ -66,7 +66,7 @@ def near_duplicates(own: Tensor, candidates: Tensor, margin: float) -> Tensor:
 
 
 def false_negatives(
-    positives: Documents, candidates: Documents, *, known: Tensor | None = None, margin: float | None = None
+    positives: Candidates, candidates: Candidates, *, known: Tensor | None = None, margin: float | None = None
 ) -> Tensor:
     """Mark candidates that are no true negatives of the row's query, for any of the reasons we know of.
 
@@ -227,15 +227,15 @@ class HCELoss(nn.Module):
             raise InputError(f"label holds position {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}.")
         return positions
 
-    def _documents(self, positions: Tensor, vectors: Tensor) -> Documents:
+    def _documents(self, positions: Tensor, vectors: Tensor) -> Candidates:
         groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
-        return Documents(positions, groups, vectors.detach())
+        return Candidates(positions, groups, vectors.detach())
 
     def _levels(self, positions: Tensor, known: Tensor) -> list[BatchLevel]:
         several = known if known.shape[1] > 1 else None  # one is the document itself
         return [
             BatchLevel(
-                shared(centroids),
+                with_averaged_gradient(centroids),
                 Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
                 self.paths[positions, t],
                 None if several is None else torch.where(several >= 0, self.paths[several.clamp_min(0), t], -1),
@@ -244,7 +244,7 @@ class HCELoss(nn.Module):
         ]
 
     def _sampled(
-        self, columns: Sequence[Tensor], positions: Tensor, own: Documents, known: Tensor
+        self, columns: Sequence[Tensor], positions: Tensor, own: Candidates, known: Tensor
     ) -> Sequence[Sampled | None]:
         terms = self.document_terms
         if not columns:
@@ -258,7 +258,7 @@ class HCELoss(nn.Module):
         parts = zip(vectors.chunk(terms, dim=1), forbidden.chunk(terms, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
 
-    def _in_batch(self, queries: Tensor, documents: Tensor, own: Documents, known: Tensor) -> InBatch:
+    def _in_batch(self, queries: Tensor, documents: Tensor, own: Candidates, known: Tensor) -> InBatch:
         if not self.gather_across_devices or process_count() == 1:
             return InBatch(forbidden_batch=false_negatives(own, own, known=known, margin=self.margin))
         everyones = self._documents(gather(own.positions), gather(documents.detach()))  # (G,)

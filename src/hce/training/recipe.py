@@ -19,7 +19,7 @@ Pseudo = Literal["ict", "simcse"]
 Sampling = Literal["auto", "siblings", "fresh-siblings", "near", "mined", "none"]
 SpanUnit = Literal["words", "tokens"]
 Clustering = Literal["auto", "exact", "fast", "uniform"]
-Kept = Literal["mix", "best", "last"]
+KeptWeights = Literal["mix", "best", "last"]
 Optimizer = Literal["adamw", "adafactor"]
 Learner = Literal["auto", "companion", "encoder", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -111,7 +111,7 @@ class Recipe:
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
     window: int = _option(0, "tokens from a document's start that an ICT pair is taken from; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
-    keep: Kept = _option(
+    keep: KeptWeights = _option(
         "mix",
         "the weights to return: a mix of the first and the trained ones, as dev queries say; those of the best epoch, "
         "which may be the first ones; or the last, as in the paper",

@@ -268,7 +268,7 @@ def _optimizer(parameters: list[Tensor], learning_rate: float, recipe: Recipe) -
 
 
 def _values(found: list[HCETerms]) -> dict[str, float]:
-    """Return each source's terms as floats, for the history: levels where there are some, documents of the first."""
+    """Return a step's terms as floats for the history: levels of the first source with some, documents of the first."""
     with_levels = next((terms for terms in found if terms.levels), found[0])
     losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(with_levels.levels, start=1)}
     accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(with_levels.accuracies, start=1)}

@@ -84,7 +84,7 @@ def load_best_mix(
 def _most_trusted(
     scored: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray]
 ) -> tuple[float, int]:
-    """Return the largest λ of the first trained weights, or of the next, that is not clearly worse than the best."""
+    """Return λ and which trained weights: of mixes not clearly worse than the best, the earliest with the largest λ."""
     by_trust = sorted(scored, key=lambda each: (each[1], -each[0]))
     return next(each for each in by_trust if not is_clear_gain(scored[each], best))
 

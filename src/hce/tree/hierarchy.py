@@ -425,7 +425,7 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Documents in order of their node at a level, where each node's start, each one's rank there, and its node."""
+        """Return documents in order of their node at a level, where each node's start, and each one's rank and node."""
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))
@@ -447,7 +447,7 @@ class Hierarchy:
 
 
 def _grouped(groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places in order of their group, and where each of the `count` groups starts among them and the last ends."""
+    """Return indices sorted by group, and where each of the `count` groups starts there, with the last one's end."""
     start = np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=count))])
     return np.argsort(groups, kind="stable"), start
 

@@ -179,7 +179,7 @@ class _Heads:
 
 
 def _directions(block: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Orthonormal directions, those with most of the rows' squared lengths first, and the share up to each."""
+    """Return the share of squared lengths in the first 1, 2, … directions, and these, the largest share first."""
     squared, directions = torch.linalg.eigh(block.double().T @ block.double())
     share = squared.flip(0).cumsum(0) / squared.sum()
     return share.cpu().numpy(), directions.flip(1).T.float().cpu().numpy()

@@ -298,7 +298,7 @@ def _pull(places: np.ndarray, pairs: sparse.csr_matrix) -> np.ndarray:
 
 
 def _push(places: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-    """The push on each document, of shape (N, 2), of those so many places further on, mostly of its own cell."""
+    """Return the push on each document, of shape (N, 2), from those `shifts` rows away, mostly of its own cell."""
     push = np.zeros_like(places)
     for shift in shifts.tolist():
         off = places - np.roll(places, -shift, axis=0)

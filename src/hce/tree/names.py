@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
-from hce.progress import progress_bar, told
+from hce.progress import counted, progress_bar
 from hce.tree.hierarchy import Hierarchy, Names
 
 WORDS_IN_A_NAME = 3
@@ -38,7 +38,7 @@ def name_nodes(
     try:
         counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
         with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
-            counts = counter.fit_transform(told(texts, advance))  # (N, vocabulary)
+            counts = counter.fit_transform(counted(texts, advance))  # (N, vocabulary)
     except ValueError:  # not one word in all texts
         return [[[] for _ in level.parent] for level in hierarchy.levels]
     vocabulary = counter.get_feature_names_out()
@@ -51,13 +51,16 @@ def name_nodes(
             weights = _class_tf_idf(_sum_rows(counts, hierarchy.nodes_at(level), len(nodes)))
             above = hierarchy.ancestors(level, nodes)[:, 1:-1]
             names.append(
-                [_best(weights[node], singular, _inherited(names, above[node]), words) for node in told(nodes, advance)]
+                [
+                    _best(weights[node], singular, _inherited(names, above[node]), words)
+                    for node in counted(nodes, advance)
+                ]
             )
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
 
 def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int = WORDS_IN_A_NAME) -> list[str]:
-    """Return the words that set other texts apart from some, as a node is named among its siblings.
+    """Return the words that set `others` apart from `texts`, chosen as for a node's name.
 
     >>> distinguishing_words(["ships at sea"] * 3, ["ships at sea", "ships on canals", "canals and locks"], words=1)
     ['canals']

@@ -25,7 +25,7 @@ from hce.index.index import Index, ReindexedError
 from hce.index.map import DocumentMap
 from hce.index.ranking import Hit, SearchMode
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
-from hce.web.background import DriftState, DriftWatch, Lane, Together
+from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules
 from hce.web.schemas import (
     CHILDREN_AT_ONCE,
@@ -72,7 +72,7 @@ Where = Annotated[
 router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
 
 
-class Site:
+class ServedIndex:
     """The parts that requests are answered from.
 
     Attributes:
@@ -95,7 +95,7 @@ class Site:
         self.map = DocumentMap(self.tree)
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
-        self.queries = Together(index.encode_queries, SEARCHES_WAITING)
+        self.queries = QueryBatcher(index.encode_queries, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
         self.looks = Lane(4, SEARCHES_WAITING)
@@ -130,12 +130,12 @@ class Site:
         return FOLDERS.sub("", text)
 
 
-async def _site(request: Request) -> Site:
-    site: Site = request.app.state.site
+async def _site(request: Request) -> ServedIndex:
+    site: ServedIndex = request.app.state.site
     return site
 
 
-Served = Annotated[Site, Depends(_site)]
+Served = Annotated[ServedIndex, Depends(_site)]
 
 
 @router.get("/api/search", response_model=SearchAnswer)
@@ -237,7 +237,7 @@ def answer(value: Any) -> Json:
     return Json(value, headers=NO_STORE)
 
 
-async def _write(site: Site, refused: int, write: Callable[..., int], argument: Any) -> int:
+async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
     """Write, and count what was written; what the index refuses is answered with the status `refused`."""
     try:
         return await site.writes.run(write, argument)
@@ -270,7 +270,7 @@ class _Asked(NamedTuple):
     facets: Sequence[str]
 
 
-def _search_answer(site: Site, asked: _Asked, compare: bool) -> SearchAnswer:
+def _search_answer(site: ServedIndex, asked: _Asked, compare: bool) -> SearchAnswer:
     """Search by a query's vector; compare with the untrained encoder's ranking once that is ready."""
     check_deadline()  # it may have waited for long
     start = time.perf_counter()
@@ -340,7 +340,7 @@ def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, o
     return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
 
 
-def _status_answer(site: Site, drift: bool) -> StatusAnswer:
+def _status_answer(site: ServedIndex, drift: bool) -> StatusAnswer:
     facts = site.index.status().as_dict()
     facts.pop("path")
     for name in ("encoder", "base_encoder"):
@@ -358,12 +358,12 @@ def _status_answer(site: Site, drift: bool) -> StatusAnswer:
     )
 
 
-def _drift(site: Site) -> DriftState:
+def _drift(site: ServedIndex) -> DriftState:
     state = site.drift.now()
     return replace(state, reasons=tuple(map(site.shown, state.reasons)))
 
 
-def _readiness(site: Site) -> Readiness:
+def _readiness(site: ServedIndex) -> Readiness:
     """Return whether there is a ranking to compare with, under the encoder's name as it is shown."""
     readiness = site.untrained.readiness()
     encoder = readiness.encoder and site.shown(readiness.encoder)

@@ -29,7 +29,7 @@ except ImportError as error:
         f"the web page needs {error.name}, not installed here; pip install 'hierarchical-corpus-encoder[web]'"
     ) from error
 
-from hce.web.api import Site, router
+from hce.web.api import ServedIndex, router
 from hce.web.background import BusyError
 from hce.web.connection import HEAD_BYTES, HttpConnection
 from hce.web.guard import Guard, Rules
@@ -53,7 +53,7 @@ def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
         index: what is served; it stays open when the server ends.
         rules: who may ask for what; by default this machine may, and may write.
     """
-    site = Site(index, rules or Rules())
+    site = ServedIndex(index, rules or Rules())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -180,7 +180,7 @@ def _small_plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), compresslevel=6)
 
 
-def _add_errors(app: FastAPI, site: Site) -> None:
+def _add_errors(app: FastAPI, site: ServedIndex) -> None:
     """Answer every error with one sentence that does not show how the program is made."""
 
     @app.exception_handler(InputError)

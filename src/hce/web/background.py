@@ -21,7 +21,7 @@ import anyio.to_thread
 import numpy as np
 
 from hce.errors import HceError
-from hce.index.growth import Region
+from hce.index.growth import GrownNode
 from hce.index.index import Index
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Lane:
             self._inside -= 1
 
 
-class Together:
+class QueryBatcher:
     """Encodes texts for requests that run side by side.
 
     Args:
@@ -137,7 +137,7 @@ class DriftState:
     verdict: str = "unknown"
     reasons: tuple[str, ...] = ()
     outdated: bool = False
-    grown: tuple[Region, ...] = ()
+    grown: tuple[GrownNode, ...] = ()
 
 
 class DriftWatch:

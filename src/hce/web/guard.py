@@ -34,7 +34,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-READING = frozenset({"GET", "HEAD"})
+READ_METHODS = frozenset({"GET", "HEAD"})
 BODY_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up
 READ_SECONDS = 30.0  # an answer that takes longer is given up
@@ -124,7 +124,7 @@ def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | Non
     name = _host_name(host)
     if name not in rules.hosts and not (rules.addresses and _is_address(name)):
         return Refusal(421, f"this server does not answer to the name {host[:100]!r}; hce serve --name adds one")
-    if method in READING:
+    if method in READ_METHODS:
         return _asked_by_another_site(host, headers)
     return _foreign(host, headers) or _unauthorised(headers, rules)
 
@@ -149,7 +149,7 @@ class Guard:
         guarded = _with_headers(send)
         refused = refusal(scope["method"], headers, self.rules)
         body: bytes | Refusal | None = b""
-        if refused is None and scope["method"] not in READING:
+        if refused is None and scope["method"] not in READ_METHODS:
             body = await _body(headers, receive)
         if refused is None and isinstance(body, Refusal):
             refused = body
@@ -163,7 +163,7 @@ class Guard:
 
         A write under way is not called off: it is carried out whole, and only its answer comes too late.
         """
-        is_reading = scope["method"] in READING
+        is_reading = scope["method"] in READ_METHODS
         seconds = READ_SECONDS if is_reading else WRITE_SECONDS
         deadline = Deadline(seconds)
         answer = _Answer(send)

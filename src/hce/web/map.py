@@ -155,7 +155,7 @@ def _points(drawing: DocumentMap) -> bytes:
         raise NotThereError("the map is not ready yet; /api/map says how far it is")
     drawn = drawing.drawn()
     steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
-    return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.sites.astype("<u2").tobytes()
+    return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.nodes.astype("<u2").tobytes()
 
 
 def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:

@@ -27,7 +27,7 @@ from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Ranked, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, HasScore, HybridSearcher, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
 from hce.files import delete_whole, new_folder, require_new, unfinished, write_json
 from hce.generation.generator import BUNDLED
@@ -356,7 +356,7 @@ class _Timed:
         self.searcher = searcher
         self.seconds, self.queries = 0.0, 0
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Ranked]]:
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[HasScore]]:
         start = time.perf_counter()
         found = self.searcher.search(queries, k)
         self.seconds += time.perf_counter() - start
