@@ -7,11 +7,18 @@ each document are measured (docs/operating.md, "Sizes"; `benchmarks/large_corpus
 
 from __future__ import annotations
 
+import mmap
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from hce.errors import InputError
+from hce.progress import every
+
+if TYPE_CHECKING:
+    import numpy as np
 
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 WIDTHS = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number in an engine
@@ -20,6 +27,7 @@ MiB = 1 << 20
 HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
 GROWING = 20  # bytes for each number of a centroid, while k-means is at work
 MOST_GROWING = 2048 * MiB  # what that may come to: beyond, leaves are split node by node
+SECONDS_BETWEEN_RELEASES = 0.1  # in which a process reads less than a gigabyte of a mapped file
 LEAF = 8  # documents in a leaf of the engine `tree`, on average
 
 
@@ -112,3 +120,17 @@ def shown_size(size: int) -> str:
     ('1.5 GB', '96 MB')
     """
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+@contextmanager
+def released(vectors: np.ndarray) -> Iterator[None]:
+    """Let the system drop the pages of a mapped array, which must not be changed, again and again while inside.
+
+    Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
+    """
+    mapped = getattr(vectors, "_mmap", None)
+    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
+        yield
+        return
+    with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
+        yield

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -227,11 +228,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 def average_values(values: dict[str, float], device: torch.device) -> dict[str, float]:
     """Return the means over the processes of values that all of them have."""
-    if process_count() == 1:
-        return values
-    packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-    dist.all_reduce(packed)
-    return dict(zip(values, (packed / process_count()).tolist(), strict=True))
+    return {name: total / process_count() for name, total in _exchanged(values, device, dist.all_reduce).items()}
 
 
 def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
@@ -243,8 +240,13 @@ def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
 
 def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:
     """Return the first process's values to all: what is decided by them must be decided alike everywhere."""
+    return _exchanged(values, device, partial(dist.broadcast, src=0))
+
+
+def _exchanged(values: dict[str, float], device: torch.device, exchange: Callable[[Tensor], Any]) -> dict[str, float]:
+    """Have all values exchanged between the processes, as one tensor that `exchange` changes in place."""
     if process_count() == 1:
         return values
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-    dist.broadcast(packed, src=0)
+    exchange(packed)
     return dict(zip(values, packed.tolist(), strict=True))

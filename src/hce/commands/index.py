@@ -33,8 +33,7 @@ from hce.progress import progress_bar
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.index.drift import Drift
-    from hce.index.growth import GrownNode
+    from hce.index.drift import Drift, GrownNode
     from hce.index.manifest import IndexStatus
     from hce.index.ranking import Hit, SearchMode
     from hce.training.model_folder import Training

@@ -29,7 +29,6 @@ SECONDS = 10.0  # after which no further spans are searched for
 AT_ONCE = 24  # spans
 DEPTH = 10  # hits, among which there is one that is not near-equal to the span's own document
 FARTHEST = 0.2  # of the hits without the own document; measured in docs/LOG.md
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -38,31 +37,18 @@ class Calibration:
 
     Attributes:
         fingerprint: of the encoder whose cosines these are.
-        spans: how many were searched for.
         cosine: a hit that has less, and also a lower coverage than below, is no good match.
         coverage: see `HitCloseness`.
-        cosines_without: of the best hits without the spans' own documents, at the shares `SHARES` of them.
-        cosines_with: the same with these documents.
-        coverages_without: see above.
-        coverages_with: see above.
     """
 
     fingerprint: str
-    spans: int
     cosine: float
     coverage: float
-    cosines_without: list[float]
-    cosines_with: list[float]
-    coverages_without: list[float]
-    coverages_with: list[float]
 
     @classmethod
-    def of(cls, fingerprint: str, without: Sequence[HitCloseness], own: Sequence[HitCloseness]) -> Calibration:
-        """Sum up what the best hits of spans had, without the own documents and with them."""
-        cosine, coverage = np.quantile(np.array(without), FARTHEST, axis=0).tolist()
-        columns = (np.quantile(np.array(each), QUANTILES, axis=0).round(4).T.tolist() for each in (without, own))
-        (cosines, coverages), (own_cosines, own_coverages) = columns
-        return cls(fingerprint, len(without), cosine, coverage, cosines, own_cosines, coverages, own_coverages)
+    def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> Calibration:
+        """Sum up how close the best hits of spans were, without the spans' own documents."""
+        return cls(fingerprint, *np.quantile(np.array(found), FARTHEST, axis=0).tolist())
 
     def is_good(self, found: HitCloseness) -> bool:
         """Tell whether a best hit is a good match."""
@@ -81,14 +67,12 @@ class HitCloseness(NamedTuple):
     coverage: float
 
 
-def closeness(
-    reader: Reader, derived: Derived, query: str, vector: np.ndarray, hits: Sequence[Hit]
-) -> list[HitCloseness] | None:
-    """Measure how close hits, which are there at the reader's moment, are to a query with a vector of shape (n,).
+def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness | None:
+    """Measure how close a hit, which is there at the reader's moment, is to a query with a vector of shape (n,).
 
     None where the words have gone on to a later moment.
     """
-    return derived.words.use(reader, lambda words: [_closeness(reader, words, query, vector, hit) for hit in hits])
+    return derived.words.use(reader, lambda words: _closeness(reader, words, query, vector, hit))
 
 
 def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
@@ -128,7 +112,7 @@ def calibrate(
     spans = [
         _span(documents[number].full_text, length, rng.random()) for number, length in zip(chosen, lengths, strict=True)
     ]
-    without, own = [], []
+    measured: list[HitCloseness] = []
     until = time.monotonic() + SECONDS
     for start in range(0, len(chosen), AT_ONCE):
         if time.monotonic() > until:
@@ -140,12 +124,11 @@ def calibrate(
             return None
         for number, text, vector, hits in zip(chosen[start:], texts, vectors, found, strict=False):
             if others := _others(reader, number, hits):
-                measured = closeness(reader, derived, text, vector, [others[0], hits[0]])
-                if measured is None:
+                best = closeness(reader, derived, text, vector, others[0])
+                if best is None:
                     return None
-                without.append(measured[0])
-                own.append(measured[1])
-    return Calibration.of(fingerprint, without, own) if len(without) >= LEAST else None
+                measured.append(best)
+    return Calibration.of(fingerprint, measured) if len(measured) >= LEAST else None
 
 
 def _span(text: str, length: int, place: float) -> str:

@@ -4,20 +4,24 @@ An encoder and a tree that know the corpus treat a new document like an old one:
 a walk down the tree leads to that leaf, and a piece of the text finds the document as surely. What is compared is a
 sample of each kind, an old document always as if it were new: its own share in its leaf's centroid is taken out first,
 or every old document would look closer than any new one can.
+
+Growth is told along with it: a region of the tree, a node of the first level, has grown where more of the documents
+that came after the tree went than its share of the earlier ones lets expect, by more than chance. A later document goes
+where a walk down the tree leads. What is new in a region are the words that set its later documents apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Kind
 from hce.index.encoder import CarriedEncoder
-from hce.index.growth import GrownNode, growth_of
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import Manifest
 from hce.index.mapped import ROWS_AT_ONCE, StoredVectors, vectors_by_row
@@ -39,6 +43,12 @@ HARDER = 0.15  # of the old documents' share of pieces that find their text
 ASTRAY = 0.10  # of all documents
 GROWN = 0.5  # documents that the tree was not grown from, for each that it was
 STANDARD_ERRORS = 2.0
+
+REGIONS = 5  # that are told of
+LEAST_GROWTH = 5  # later documents in a region that are worth a line
+TEXTS = 300  # of a region, of either kind, whose words are compared
+WORDS = 4
+EXAMPLES = 3
 
 
 class Population(NamedTuple):
@@ -67,6 +77,29 @@ class Population(NamedTuple):
 
 
 @dataclass(frozen=True)
+class GrownNode:
+    """A region of the tree that has grown since the tree was made.
+
+    Attributes:
+        level: of the node.
+        node: which one of its level.
+        name: the words of its name.
+        before: how many of the documents there were when the tree was made.
+        added: how many came later.
+        words: what sets the later ones apart.
+        examples: ids of a few of the later ones, nearest to the node's middle.
+    """
+
+    level: int
+    node: int
+    name: tuple[str, ...]
+    before: int
+    added: int
+    words: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Drift:
     """A verdict and the numbers behind it.
 
@@ -78,7 +111,7 @@ class Drift:
         new: documents that came later.
         fullest: the share of the new documents that went to the one leaf that most of them went to.
         outside: how many documents the tree was not grown from.
-        grown: the regions of the tree that most of these went to, and what is new there; see `hce.index.growth`.
+        grown: the regions of the tree that most of these went to, and what is new there.
     """
 
     verdict: Verdict
@@ -256,3 +289,48 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
     """Whether a share exceeds another by `least`, and by more than chance would have it."""
     error = np.sqrt(higher * (1 - higher) / count + lower * (1 - lower) / other_count)
     return bool(higher - lower > max(least, STANDARD_ERRORS * error))
+
+
+# ------------------------------------------------------------------------------------------------- growth
+
+
+def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
+    """Return the nodes of level 1 that got more later documents than their share, beyond chance, the most first."""
+    if tree is None or not tree.hierarchy.levels:
+        return ()
+    later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))
+    if len(later) < LEAST_GROWTH:
+        return ()
+    hierarchy, kept = tree.hierarchy, np.isin(tree.numbers, reader.numbers())
+    node_of = hierarchy.walk(vectors)[1][:, 0]
+    old_node_of = hierarchy.nodes_at(1)[kept]
+    count = hierarchy.node_count(1)
+    added, before = np.bincount(node_of, minlength=count), np.bincount(old_node_of, minlength=count)
+    middles, old = hierarchy.levels[0].centroids, tree.numbers[kept]
+    regions = []
+    for node in _grown(before, added):
+        inside = node_of == node
+        nearest = later[inside][np.argsort(-(vectors[inside] @ middles[node]), kind="stable")]
+        old_documents = reader.documents(old[old_node_of == node][:TEXTS].tolist())
+        new_documents = reader.documents(nearest[:TEXTS].tolist())
+        name, counts = tuple(hierarchy.name(1, node)), (int(before[node]), int(added[node]))
+        examples = tuple(new_documents[number].id for number in nearest[:EXAMPLES].tolist())
+        regions.append(GrownNode(1, node, name, *counts, _new_words(old_documents, new_documents), examples))
+    return tuple(regions)
+
+
+def _grown(before: np.ndarray, added: np.ndarray) -> list[int]:
+    """Return the nodes that got more than their share, by more than chance, those with the largest surplus first."""
+    expected = before * (added.sum() / max(1, before.sum()))
+    surplus = added - expected
+    is_grown = (added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * np.sqrt(np.maximum(expected, 1)))
+    nodes = np.flatnonzero(is_grown)
+    return nodes[np.argsort(-surplus[nodes], kind="stable")][:REGIONS].tolist()
+
+
+def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tuple[str, ...]:
+    """Return the words that set later documents of a region apart from its earlier ones."""
+    from hce.tree.names import distinguishing_words  # with scikit-learn
+
+    texts = ([each.full_text for each in documents.values()] for documents in (old, new))
+    return tuple(distinguishing_words(*texts, WORDS))

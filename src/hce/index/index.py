@@ -537,8 +537,8 @@ class Index:
         with self.reading() as reader:
             if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([first.number]):
                 return None  # it has another encoder by now, or the document is gone
-            measured = closeness(reader, self.derived, query, vector, [first])
-        return None if measured is None else calibration.is_good(measured[0])
+            measured = closeness(reader, self.derived, query, vector, first)
+        return None if measured is None else calibration.is_good(measured)
 
     def facets(
         self,

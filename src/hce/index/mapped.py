@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from hce.index.store import Reader
-from hce.memory import HELD
-from hce.progress import every, progress_bar
+from hce.memory import HELD, released
+from hce.progress import progress_bar
 
 ROWS_AT_ONCE = 16_384
-SECONDS_BETWEEN_RELEASES = 0.5
 
 
 @contextmanager
@@ -45,20 +43,6 @@ def all_vectors(reader: Reader, folder: Path, dtype: str = "float32") -> Iterato
 
 def _are_few(reader: Reader, numbers: np.ndarray) -> bool:
     return 4 * reader.dim * len(numbers) <= HELD
-
-
-@contextmanager
-def released(vectors: np.ndarray) -> Iterator[None]:
-    """Let the system drop the pages of a mapped array, which must not be changed, again and again while inside.
-
-    Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
-    """
-    mapped = getattr(vectors, "_mmap", None)
-    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
-        yield
-        return
-    with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
-        yield
 
 
 class StoredVectors:

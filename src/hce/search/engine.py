@@ -139,7 +139,6 @@ def new_engine(
     vectors: np.ndarray,
     dtype: str = "float32",
     hierarchy: Hierarchy | None = None,
-    seed: int = 0,
 ) -> Engine:
     """Build an engine of all these vectors; none is fine too.
 
@@ -151,13 +150,12 @@ def new_engine(
         dtype: "float32"; "float16" and "int8" take a half and a quarter of the space, and lose a little.
         hierarchy: the trained tree of these vectors, whose document i is row i. `tree` searches by it, and grows
             one of its own where none is given; flat has no use for it.
-        seed: of whatever is drawn at random.
 
     Raises:
         InputError: an engine or a dtype that does not exist.
     """
     codec_of(dtype)
-    engine: Engine = _class_of(name).build(dim, numbers, vectors, dtype, hierarchy, seed)
+    engine: Engine = _class_of(name).build(dim, numbers, vectors, dtype, hierarchy)
     return engine
 
 

@@ -45,7 +45,6 @@ class FlatEngine:
         vectors: np.ndarray,
         dtype: str = "float32",
         hierarchy: Hierarchy | None = None,
-        seed: int = 0,
     ) -> FlatEngine:
         """Build an engine of these vectors; `hce.search.engine.new_engine` says what the arguments are."""
         storage = faiss.index_factory(dim, codec_of(dtype), faiss.METRIC_INNER_PRODUCT)

@@ -4,6 +4,10 @@ A beam of nodes goes down the levels by inner product with their centroids, and 
 last of it are compared with the query. The way down is one call of faiss: an inverted file whose coarse quantiser is
 an inverted file of nodes, and so on upwards, to a layer whose nodes are few enough to be compared one and all. Several
 calls, one a layer, find the same and take half as long again for a single query.
+
+As documents come and go, the tree is kept in shape with no training: a list that holds more than 4·b is split, one that
+holds fewer than b/4 is dissolved into its neighbours, and what lies nearer to a new leaf than to its own moves there.
+Each layer is put right from the bottom up, for the number of lists in one is the number of vectors in the layer above.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ import numpy as np
 
 from hce.memory import GROWING, LEAF, MOST_GROWING
 from hce.progress import progress_bar
-from hce.search.balance import balance, settle
 from hce.search.engine import (
     EngineFiles,
     Found,
@@ -39,6 +42,13 @@ ROUTING = 1 / 4  # of the effort of a search goes into finding the leaf of a new
 LISTS = ("stored", "sizes", "ids", "home", "ranges")  # arrays of a layer on disk
 KEPT = 64  # settings of searches; making one takes as long as searching a few lists
 
+MOST, LEAST = 4, 1 / 4  # of b
+NEIGHBOURS = 8  # lists from which a new one may draw
+ROOT = 64  # children of the root, at most four times as many
+INNER = 16  # children of a node that stands where the root was
+ROUNDS = 16  # of k-means over a list that is cut up
+MANY, BEAM = 2**14, 32  # of more lists than this not all are compared: so many nodes lead down to them at each layer
+
 
 class TreeEngine:
     """Leaves of documents under nodes under nodes.
@@ -50,9 +60,8 @@ class TreeEngine:
 
     name: ClassVar[str] = "tree"
 
-    def __init__(self, layers: Layers, seed: int = 0, effort: float = EFFORT) -> None:
+    def __init__(self, layers: Layers, effort: float = EFFORT) -> None:
         self._layers = layers
-        self._seed = seed
         self.effort = effort
         self._way: Descent | None = None
 
@@ -64,13 +73,12 @@ class TreeEngine:
         vectors: np.ndarray,
         dtype: str = "float32",
         hierarchy: Hierarchy | None = None,
-        seed: int = 0,
     ) -> TreeEngine:
         """Build an engine of these vectors; `hce.search.engine.new_engine` says what the arguments are."""
-        layers = lay_out(dim, numbers, vectors, dtype, hierarchy, seed)
+        layers = lay_out(dim, numbers, vectors, dtype, hierarchy)
         with progress_bar("balancing lists", None, "lists"):
             balance(layers)
-        return cls(layers, seed)
+        return cls(layers)
 
     def __len__(self) -> int:
         return len(self._layers.documents)
@@ -88,7 +96,7 @@ class TreeEngine:
         if len(numbers) > len(documents):
             known = documents.everything()
             numbers, vectors = np.concatenate([known.ids, numbers]), np.concatenate([known.vectors, vectors])
-            self._layers = lay_out(vectors.shape[1], numbers, vectors, documents.file.dtype, None, self._seed)
+            self._layers = lay_out(vectors.shape[1], numbers, vectors, documents.file.dtype)
         else:
             leaves = self._descent().leaves(vectors, ROUTING * self._work(1))
             documents.put(numbers, vectors, leaves)
@@ -118,7 +126,7 @@ class TreeEngine:
     def save(self, folder: Path) -> None:
         """Write the layers."""
         codes: dict[str, np.ndarray | list[np.ndarray]] = {}
-        arrays = {"branching": np.array(self._layers.branching, np.int64), "seed": np.array([self._seed], np.int64)}
+        arrays = {"branching": np.array(self._layers.branching, np.int64)}
         for number, lists in enumerate(self._layers.lists):
             name, file, numbers = f"layer{number}", lists.file, range(lists.file.index.nlist)
             codes[name] = [file.codes(each) for each in numbers]
@@ -144,8 +152,7 @@ class TreeEngine:
             layers = Layers(lists, branching.tolist())
             for number, each in enumerate(lists):
                 require_sound(bool(np.isin(each.home, layers.nodes(number)).all()), "a list without a node")
-            seed = int(files.arrays["seed"][0])
-        return cls(layers, seed)
+        return cls(layers)
 
     def _work(self, k: int) -> float:
         """Return how many vectors to compare with a query at each level."""
@@ -207,11 +214,18 @@ class Descent:
         return options
 
 
+def _ready(queries: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(queries, dtype=np.float32)
+
+
+# ----------------------------------------------------------------------------------------- made and read
+
+
 def lay_out(
-    dim: int, numbers: np.ndarray, vectors: np.ndarray, dtype: str, hierarchy: Hierarchy | None, seed: int
+    dim: int, numbers: np.ndarray, vectors: np.ndarray, dtype: str, hierarchy: Hierarchy | None = None
 ) -> Layers:
     """Lay a hierarchy of `vectors` out as lists; without one, grow it first."""
-    levels, leaf = _fine_levels(vectors, hierarchy, seed)
+    levels, leaf = _fine_levels(vectors, hierarchy)
     if not levels:  # the root's only child is the only leaf
         levels = (Level(np.zeros(1, np.int64), np.eye(1, dim, dtype=np.float32)),)
     lists, sizes = [], [1]
@@ -225,7 +239,7 @@ def lay_out(
     return Layers(lists, [*branching, LEAF])
 
 
-def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) -> Grown:
+def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None) -> Grown:
     """Return the levels of a tree with small leaves: those of `hierarchy` if it has them, else of one grown anew.
 
     A trained tree is broad: its leaves hold dozens of documents, which is good for training and too coarse for
@@ -238,10 +252,10 @@ def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None, seed: int) ->
     if hierarchy is not None and len(vectors) <= 2 * LEAF * len(np.unique(hierarchy.document_parent)):
         return Grown(hierarchy.levels, hierarchy.document_parent)
     if vectors.size // LEAF * GROWING <= MOST_GROWING:
-        grown = Hierarchy.build(vectors, LEAF, seed=seed, progress=None)
+        grown = Hierarchy.build(vectors, LEAF, progress=None)
         return Grown(grown.levels, grown.document_parent)
-    broad = hierarchy or Hierarchy.build(vectors, seed=seed, progress=None)
-    return broad.with_leaves_of(vectors, LEAF, seed)
+    broad = hierarchy or Hierarchy.build(vectors, progress=None)
+    return broad.with_leaves_of(vectors, LEAF)
 
 
 def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:
@@ -255,5 +269,153 @@ def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:
     return Lists(file, ids, home)
 
 
-def _ready(queries: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(queries, dtype=np.float32)
+# ----------------------------------------------------------------------------------------- kept in shape
+
+
+def balance(layers: Layers) -> None:
+    """Bring all lists within their bounds; only the root's, and the last one of a layer, may be short."""
+    layer = len(layers.lists) - 1
+    while layer > 0:
+        _dissolve_short(layers, layer)
+        _split_long(layers, layer)
+        layer -= 1
+        if layer == 0 and len(layers.lists[0]) > MOST * ROOT:
+            _raise_root(layers)
+            layer = 1
+
+
+def settle(layers: Layers, leaves: np.ndarray) -> None:
+    """Recompute the centroids of leaves from their documents, and those of all nodes above from their children.
+
+    Args:
+        layers: changed in place.
+        leaves: rising, of shape (m,).
+    """
+    for layer in range(len(layers.lists) - 1, 0, -1):
+        lists, above = layers.lists[layer], layers.lists[layer - 1]
+        members, parents = lists.members(leaves), above.home_of(leaves)
+        centroids = _centroids(members.vectors, np.searchsorted(leaves, lists.home_of(members.ids)))
+        above.drop(leaves)
+        above.put(leaves, centroids, parents)
+        leaves = np.unique(parents)
+
+
+def bounds(branching: int) -> tuple[int, int]:
+    """Return how few and how many a list may hold."""
+    return math.ceil(LEAST * branching), MOST * branching
+
+
+def _dissolve_short(layers: Layers, layer: int) -> None:
+    """Hand the members of short lists to the other lists, to the nearest centroid each; one list always stays."""
+    lists, above = layers.lists[layer], layers.lists[layer - 1]
+    least, _ = bounds(layers.branching[layer])
+    sizes = lists.sizes()[above.ids]
+    short = above.ids[(sizes < least) & (np.arange(len(sizes)) != sizes.argmax())]
+    if not len(short):
+        return
+    members = lists.members(short)
+    above.drop(short)
+    lists.spread(short, members, _nearest(layers, layer, members.vectors, 1)[:, 0])
+
+
+def _split_long(layers: Layers, layer: int) -> None:
+    """Cut long lists up, and let the new ones draw from their neighbours."""
+    lists, above = layers.lists[layer], layers.lists[layer - 1]
+    _, most = bounds(layers.branching[layer])
+    for number in np.flatnonzero(lists.sizes() > most)[:, None]:
+        members = lists.members(number)
+        assignment, centroids = cut_up(members.vectors, layers.branching[layer])
+        targets = np.concatenate([number, _unused(above.ids, len(centroids) - 1)])
+        parent = above.home_of(number)
+        above.drop(number)
+        above.put(targets, centroids, np.repeat(parent, len(targets)))
+        lists.spread(number, members, targets[assignment])
+        _draw_from_neighbours(layers, layer, targets, centroids)
+
+
+def _draw_from_neighbours(layers: Layers, layer: int, targets: np.ndarray, centroids: np.ndarray) -> None:
+    """Move into new lists what is nearer to their centroids than to its own, within the bounds of both sides."""
+    lists, above = layers.lists[layer], layers.lists[layer - 1]
+    least, most = bounds(layers.branching[layer])
+    depth = min(NEIGHBOURS + len(targets), len(above))
+    near = _nearest(layers, layer, centroids.mean(axis=0, keepdims=True), depth)[0]
+    near = near[~np.isin(near, targets)][:NEIGHBOURS]
+    for donor, centroid in zip(near[:, None], above.vectors_of(near), strict=True):
+        members = lists.members(donor)
+        scores = members.vectors @ centroids.T
+        gain = scores.max(axis=1, initial=-1) - members.vectors @ centroid
+        movers = np.argsort(-gain)[: max(0, min(int((gain > 0).sum()), len(gain) - least))]
+        home = np.repeat(donor, len(gain))
+        home[movers] = targets[scores[movers].argmax(axis=1)]
+        if len(movers) and _fits(lists, home[movers], most):
+            lists.spread(donor, members, home)
+
+
+def _nearest(layers: Layers, layer: int, vectors: np.ndarray, count: int) -> np.ndarray:
+    """Return the `count` lists nearest to each vector: exactly up to `MANY` lists, by a beam from the root beyond."""
+    above, near = layers.lists[layer - 1], np.zeros((len(vectors), 1), np.int64)
+    if len(above) <= MANY:
+        return above.search(vectors, count, layers.nodes(layer - 1)).numbers
+    for lists in layers.lists[: layer - 1]:
+        near = lists.search(vectors, BEAM, near).numbers
+    near = above.search(vectors, count, near).numbers
+    lost = np.flatnonzero((near < 0).any(axis=1))  # under nodes that have few lists left
+    if len(lost):
+        near[lost] = above.search(vectors[lost], count, layers.nodes(layer - 1)).numbers
+    return near
+
+
+def _fits(lists: Lists, home: np.ndarray, most: int) -> bool:
+    """Tell whether every list stays within `most` vectors when each entry of `home` adds one."""
+    numbers, more = np.unique(home, return_counts=True)
+    sizes = [lists.file.size(number) for number in numbers.tolist()]
+    return bool(np.all(sizes + more <= most))
+
+
+def cut_up(vectors: np.ndarray, branching: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut vectors into lists of about b, all within their bounds.
+
+    Returns:
+        The part of each vector, of shape (m,), and a unit centroid for each part.
+    """
+    from hce.tree.kmeans import spherical_kmeans  # with torch, which a search needs not
+
+    least, most = bounds(branching)
+    count = max(2, round(len(vectors) / branching))
+    result = spherical_kmeans(vectors, count, mode="exact", max_rounds=ROUNDS)
+    large = np.bincount(result.assignment, minlength=count) >= least
+    assignment = np.zeros(len(vectors), np.int64)
+    if large.any():
+        assignment = (vectors @ result.centroids[large].T).argmax(axis=1)
+    sizes = np.bincount(assignment)
+    if len(sizes) < 2 or sizes.max() > most or sizes.min() < least:
+        # Many equal vectors, or one heap with a few outliers: even slices across the direction of largest spread.
+        direction = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)[2][0]
+        assignment = np.empty(len(vectors), np.int64)
+        assignment[np.argsort(vectors @ direction, kind="stable")] = np.arange(len(vectors)) * count // len(vectors)
+    return assignment, _centroids(vectors, assignment)
+
+
+def _centroids(vectors: np.ndarray, assignment: np.ndarray) -> np.ndarray:
+    sums = np.zeros((assignment.max() + 1, vectors.shape[1]), np.float32)
+    np.add.at(sums, assignment, vectors)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return sums / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def _unused(used: np.ndarray, count: int) -> np.ndarray:
+    """Return the least numbers that are not in use; `used` is rising."""
+    free = np.ones(len(used) + count, dtype=bool)
+    free[used[used < len(free)]] = False
+    return np.flatnonzero(free)[:count]
+
+
+def _raise_root(layers: Layers) -> None:
+    """Put a new root above the old one, which then can be split like any other node."""
+    old = layers.lists[0]
+    top = Lists.new(old.dim, 1, CENTROID_DTYPE, np.empty((0, old.dim), np.float32))
+    centroid = _centroids(old.everything().vectors, np.zeros(len(old), np.int64))
+    top.put(np.zeros(1, np.int64), centroid, np.zeros(1, np.int64))
+    layers.lists.insert(0, top)
+    layers.branching[0] = INNER
+    layers.branching.insert(0, ROOT)

@@ -94,6 +94,18 @@ def false_negatives(
     return forbidden
 
 
+SETTINGS = (
+    "temperature",
+    "level_temperature",
+    "level_target",
+    "level_weight",
+    "mask",
+    "margin",
+    "gather_across_devices",
+)
+"""The arguments of an `HCELoss` that the module keeps as they are."""
+
+
 class HCELoss(nn.Module):
     r"""L_HCE for sentence-transformers' own `SentenceTransformerTrainer`.
 
@@ -272,16 +284,7 @@ class HCELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings, for the model card."""
-        return {
-            "levels": len(self.centroids),
-            "temperature": self.temperature,
-            "level_temperature": self.level_temperature,
-            "level_target": self.level_target,
-            "level_weight": self.level_weight,
-            "mask": self.mask,
-            "margin": self.margin,
-            "gather_across_devices": self.gather_across_devices,
-        }
+        return {"levels": len(self.centroids), **{name: getattr(self, name) for name in SETTINGS}}
 
 
 def _float_copy(values: np.ndarray) -> Tensor:

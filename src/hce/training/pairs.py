@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -103,16 +104,8 @@ class InverseCloze:
             yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None])
 
 
-class DropoutTwins:
+class DropoutTwins(InverseCloze):
     """SimCSE: a document is its own query; two dropout masks make the difference, so the encoder needs dropout."""
-
-    def __init__(self, corpus: Corpus, positions: np.ndarray | None = None, *, seed: int = 0) -> None:
-        self.corpus = corpus
-        self.positions = np.arange(len(corpus)) if positions is None else np.asarray(positions)
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.positions)
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
@@ -180,6 +173,12 @@ def batch_count(pairs: int, size: int) -> int:
     negatives, and batches made a little smaller would not be what was asked for.
     """
     return max(1, pairs // size)
+
+
+def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
+    """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
+    turns, first = divmod(step, batch_count(len(source), size))
+    return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
 
 
 def in_batches(order: np.ndarray, size: int) -> list[np.ndarray]:

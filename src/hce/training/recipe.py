@@ -58,7 +58,7 @@ class Recipe:
     )
     batch_size: int = _positive(256, "pairs in a step, over all processes; at most a quarter of few documents")
     chunk_size: int = _option(
-        0, "pairs encoded at once, by gradient caching; 0: the whole batch, which needs more memory"
+        0, "pairs encoded at once, by gradient checkpointing; 0: the whole batch, which needs more memory"
     )
     precision: Precision = _option(
         "auto",
@@ -168,7 +168,7 @@ class Recipe:
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
         """Return the paper's settings, to the letter where it tells, with some replaced; see docs/how-it-works.md.
 
-        The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (gradient caching), which gives
+        The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (checkpointing), which gives
         the same gradients in less memory.
         """
         return cls._of(PAPER, documents, settings)

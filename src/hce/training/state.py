@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from hce.training.steps import Counters, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
+Restored = TypeVar("Restored")
 MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; a JSON file has None in their place
 
 
@@ -138,18 +140,7 @@ def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRu
         InputError: the unfinished run has another identity.
         FormatError: its state is damaged.
     """
-    if checkpoints is None:
-        return None
-    try:
-        checkpoint = checkpoints.load()
-        return None if checkpoint is None else _resumed(trainer, checkpoints, checkpoint)
-    except InputError:
-        raise
-    except Exception as error:  # whatever a damaged file makes its reader raise
-        raise FormatError(
-            f"{checkpoints.folder}: the state of the run is damaged ({one_line(error)}); "
-            "delete this folder and train from the start"
-        ) from error
+    return None if checkpoints is None else checkpoints.resume(partial(_resumed, trainer, checkpoints))
 
 
 def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkpoint) -> TrainingRun:
@@ -239,6 +230,24 @@ class CheckpointFolder:
                 f"{self.folder} holds an unfinished run with another {changed}; give the same, or delete it"
             )
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
+
+    def resume(self, restore: Callable[[Checkpoint], Restored]) -> Restored | None:
+        """Return what `restore` makes of the newest whole checkpoint; None where there is none.
+
+        Raises:
+            InputError: the checkpoint is of a run with another identity.
+            FormatError: the checkpoint is damaged.
+        """
+        try:
+            checkpoint = self.load()
+            return None if checkpoint is None else restore(checkpoint)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise FormatError(
+                f"{self.folder}: the state of the run is damaged ({one_line(error)}); "
+                "delete this folder and train from the start"
+            ) from error
 
     def vectors_named(self, name: str) -> Path:
         """Find the file of the documents' vectors by the name that a checkpoint has for its folder.

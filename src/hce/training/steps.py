@@ -6,27 +6,26 @@ Knows pairs, negatives, the objective and the optimiser. When to measure, to re-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers.optimization import Adafactor
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Kind
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
-from hce.training.gradcache import backward_in_chunks
 from hce.training.losses import HCETerms, Taught
 from hce.training.negatives import Negatives, way_of_choosing
 from hce.training.neighbours import WordTeacher, neighbours_of, taught
 from hce.training.objective import HCELoss
-from hce.training.pairs import Batch, PairSource, batch_count, equal_texts
-from hce.training.recipe import Recipe
+from hce.training.pairs import Batch, PairSource, batch_count, endless, equal_texts
+from hce.training.recipe import Optimizer, Recipe
 from hce.training.sources import Sources
 from hce.tree.hierarchy import Hierarchy
 
@@ -116,7 +115,7 @@ class Trainer:
         self.steps_per_epoch = batch_count(wanted, recipe.batch_size)
         self.pairs_per_epoch = self.steps_per_epoch * min(len(self.weighted[0][1]), recipe.batch_size)
         parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
-        self.optimizer = _optimizer(parameters, recipe.learning_rate, recipe)
+        self.optimizer = new_optimizer(recipe.optimizer, [(parameters, recipe.learning_rate)])
         self.centroid_optimizer = None
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
@@ -132,7 +131,7 @@ class Trainer:
         self.vectors = vectors
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
-            self.centroid_optimizer = _optimizer(self.centroids, recipe.centroid_learning_rate, recipe)
+            self.centroid_optimizer = new_optimizer(recipe.optimizer, [(self.centroids, recipe.centroid_learning_rate)])
         for centroids in self.centroids:
             centroids.requires_grad_(self.centroid_optimizer is not None)
 
@@ -161,7 +160,9 @@ class Trainer:
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
         self.encoder.model.train()
-        streams = [(weight, source, self._endless(source, counters.step)) for weight, source in self.weighted]
+        streams = [
+            (weight, source, endless(source, self.recipe.batch_size, counters.step)) for weight, source in self.weighted
+        ]
         for batch in range(counters.batch, self.steps_per_epoch):
             self._set_learning_rate(counters.step)
             seed_step(self.recipe.seed, counters.step)  # dropout, so that a continued run draws what it would have
@@ -196,20 +197,28 @@ class Trainer:
         return values
 
     def _backward(self, columns: list[_Column], loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-        def embed(column: _Column) -> Tensor:
-            return self.encoder.embed(self.encoder.tokenize(column.texts, column.kind), column.kind)
-
-        size = self.recipe.chunk_size
-        if not size:
-            loss = loss_of(torch.cat([embed(column) for column in columns if column.texts]))
-            loss.backward()
-            return loss
+        """Add the gradients of the loss of all embeddings to the parameters, and return the loss."""
         chunks = [
             _Column(column.kind, column.texts[start : start + size])
             for column in columns
+            if (size := self.recipe.chunk_size or len(column.texts))
             for start in range(0, len(column.texts), size)
         ]
-        return backward_in_chunks(embed, chunks, loss_of)
+        loss = loss_of(torch.cat([self._embed(chunk) for chunk in chunks]))
+        loss.backward()
+        return loss
+
+    def _embed(self, column: _Column) -> Tensor:
+        """Encode texts; in chunks, activations are computed anew for backward, and held for one chunk at a time."""
+        features = self.encoder.tokenize(column.texts, column.kind)
+        if not self.recipe.chunk_size:
+            return self.encoder.embed(features, column.kind)
+
+        def embed(given: dict[str, Any]) -> Tensor:
+            return self.encoder.embed(dict(given), column.kind)  # a copy: models put what they compute among features
+
+        vectors: Tensor = checkpoint(embed, features, use_reentrant=False)  # both times with the same dropout
+        return vectors
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
         """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
@@ -240,31 +249,36 @@ class Trainer:
             found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions, neighbours))
         return found
 
-    def _endless(self, source: PairSource, step: int) -> Iterator[Batch]:
-        """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
-        turns, first_batch = divmod(step, batch_count(len(source), self.recipe.batch_size))
-        return chain.from_iterable(
-            source.batches(turn, self.recipe.batch_size, first_batch if turn == turns else 0) for turn in count(turns)
-        )
-
     def _set_learning_rate(self, step: int) -> None:
-        """Let the learning rate rise linearly, then fall linearly to 0, as a function of the step alone."""
-        total = self.recipe.epochs * self.steps_per_epoch
-        rising = (step + 1) / max(1.0, self.recipe.warmup * total)
-        falling = (total - step) / max(1.0, total - self.recipe.warmup * total)
+        share = rate_share(step, self.recipe.epochs * self.steps_per_epoch, self.recipe.warmup)
         rates = {self.optimizer: self.recipe.learning_rate}
         if self.centroid_optimizer is not None:
             rates[self.centroid_optimizer] = self.recipe.centroid_learning_rate
         for optimizer, rate in rates.items():
             for group in optimizer.param_groups:
-                group["lr"] = rate * min(1.0, rising, falling)
+                group["lr"] = rate * share
 
 
-def _optimizer(parameters: list[Tensor], learning_rate: float, recipe: Recipe) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adamw":
+def rate_share(step: int, total: int, warmup: float) -> float:
+    """Return how much of the learning rate a step has: a share that rises linearly to 1, then falls linearly to 0.
+
+    Args:
+        step: from 0 on.
+        total: the number of steps.
+        warmup: the share of them during which the rate rises.
+    """
+    rising = (step + 1) / max(1.0, warmup * total)
+    falling = (total - step) / max(1.0, total - warmup * total)
+    return min(1.0, rising, falling)
+
+
+def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], float]]) -> torch.optim.Optimizer:
+    """Make an optimiser of groups of parameters, each with its learning rate."""
+    given = [{"params": list(parameters), "lr": rate} for parameters, rate in groups]
+    if kind == "adamw":
         # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
-    return Adafactor(parameters, lr=learning_rate, relative_step=False, scale_parameter=False)
+        return torch.optim.AdamW(given, weight_decay=0.0, fused=True)
+    return Adafactor(given, relative_step=False, scale_parameter=False)
 
 
 def _values(found: list[HCETerms]) -> dict[str, float]:

@@ -21,7 +21,7 @@ import anyio.to_thread
 import numpy as np
 
 from hce.errors import HceError
-from hce.index.growth import GrownNode
+from hce.index.drift import GrownNode
 from hce.index.index import Index
 
 logger = logging.getLogger(__name__)
