@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,80 +16,126 @@ from hce.index.index import Index
 from hce.training.model_folder import ModelFolder
 from hce.tree.hierarchy import Hierarchy
 
-FORMATS = Path(__file__).parent / "data" / "formats-0.1.0"
-EXPECTED = json.loads((FORMATS / "expected.json").read_text(encoding="utf-8"))
-ENGINES = sorted(path.name for path in (FORMATS / "engines").iterdir())
+DATA = Path(__file__).parent / "data"
+VERSIONS = ("0.1.0", "0.2.0")
+OTHER_ENGINES = [("0.1.0", "flat"), ("0.1.0", "hnsw"), ("0.1.0", "ivf"), ("0.2.0", "flat")]
 IN_EIGHT_BITS = 0.02  # how far int8 may be from the cosine
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A copy of the index that a test may write to; its encoder's files have another time than its manifest says."""
-    return Path(shutil.copytree(FORMATS / "index", tmp_path / "index"))
+class Formats(NamedTuple):
+    """The folders that a version wrote, and what it found in them."""
+
+    version: str
+    path: Path
+    expected: dict[str, Any]
+
+    @classmethod
+    def read(cls, version: str) -> Formats:
+        path = DATA / f"formats-{version}"
+        return cls(version, path, json.loads((path / "expected.json").read_text(encoding="utf-8")))
+
+    @property
+    def index(self) -> dict[str, Any]:
+        return self.expected["index"]
+
+    def hits(self, mode: str = "dense") -> list[list[list[Any]]]:
+        return self.index["hits"] if self.version == "0.1.0" else self.index[mode]
+
+    def copy_of_index(self, folder: Path) -> Path:
+        """A copy that a test may write to; its encoder's files have another time than its manifest says."""
+        return Path(shutil.copytree(self.path / "index", folder / "index"))
 
 
-def ids_and_scores(hits):
-    return [hit.id for hit in hits], [hit.score for hit in hits]
+@pytest.fixture(params=VERSIONS)
+def formats(request) -> Formats:
+    return Formats.read(request.param)
 
 
-def check_hits(index, tolerance=1e-5):
-    for query, expected in zip(EXPECTED["queries"], EXPECTED["index"]["hits"], strict=True):
-        ids, scores = ids_and_scores(index.search(query, 5, mode="dense"))
-        assert ids == [doc_id for doc_id, _ in expected]
-        np.testing.assert_allclose(scores, [score for _, score in expected], atol=tolerance)
+def check_hits(formats: Formats, index: Index, tolerance: float = 1e-5, mode: str = "dense") -> None:
+    for query, expected in zip(formats.expected["queries"], formats.hits(mode), strict=True):
+        hits = index.search(query, 5, mode=mode)
+        assert [hit.id for hit in hits] == [doc_id for doc_id, _ in expected]
+        np.testing.assert_allclose([hit.score for hit in hits], [score for _, score in expected], atol=tolerance)
 
 
-def check_tree(tree):
-    expected = EXPECTED["model"]["tree"]
+def check_tree(formats: Formats, tree: Hierarchy) -> None:
+    expected = formats.expected["model"]["tree"]
     assert tree.names == expected["names"]
     assert [list(tree.path(position)) for position in range(len(tree))] == expected["paths"]
     np.testing.assert_allclose(tree.levels[0].centroids, expected["centroids"], atol=1e-6)
 
 
-def test_nothing_was_made_anew():
-    assert EXPECTED["version"] == "0.1.0"
-    assert json.loads((FORMATS / "index" / "manifest.json").read_text())["hce"] == "0.1.0"
-    assert ENGINES == ["flat", "hnsw", "ivf"]
+def test_nothing_was_made_anew(formats):
+    assert formats.expected["version"] == formats.version
+    assert json.loads((formats.path / "index" / "manifest.json").read_text())["hce"] == formats.version
+    there = {(version, path.name) for version in VERSIONS for path in (DATA / f"formats-{version}/engines").iterdir()}
+    assert there == set(OTHER_ENGINES)
 
 
-def test_a_model(tmp_path):
-    expected = EXPECTED["model"]
-    encoder = Encoder.load(FORMATS / "model")
+def test_a_model(formats, tmp_path):
+    expected, folder = formats.expected["model"], formats.path / "model"
+    encoder = Encoder.load(folder)
     assert encoder.fingerprint == expected["fingerprint"]
-    np.testing.assert_allclose(encoder.encode(EXPECTED["queries"], "query"), expected["vectors"], atol=2e-6)
-    model = ModelFolder.read(FORMATS / "model")
+    np.testing.assert_allclose(encoder.encode(formats.expected["queries"], "query"), expected["vectors"], atol=2e-6)
+    model = ModelFolder.read(folder)
     assert (model.facts.before, model.facts.after) == (expected["before"], expected["after"])
     assert model.facts.corpus["fingerprint"] == expected["corpus"]
     assert [epoch.epoch for epoch in model.history] == [0, 1, 2]
     assert model.history[0].dev == expected["before"]
     assert {query.kind for query in model.queries} == set(expected["before"])
-    check_tree(model.tree)
-    check_tree(Hierarchy.load(FORMATS / "model" / "hierarchy"))
+    check_tree(formats, model.tree)
+    check_tree(formats, Hierarchy.load(folder / "hierarchy"))
     documents = [Document(f"d{number}", f"star and sail {number}") for number in range(9)]
-    with Index.create(tmp_path / "new", documents, FORMATS / "model") as index:
+    with Index.create(tmp_path / "new", documents, folder) as index:
         assert index.manifest.base_encoder == "start"
 
 
-def test_an_index_as_it_is(folder):
-    expected = EXPECTED["index"]
-    with Index.open(folder) as index:
+def test_an_index_as_it_is(formats, tmp_path):
+    expected = formats.index
+    with Index.open(formats.copy_of_index(tmp_path)) as index:
         status = index.status().as_dict()
         # An engine as faiss wrote it is not read any more: it is behind by all documents, and made anew when needed.
-        assert {name: status[name] for name in expected["status"]} == {**expected["status"], "pending": 38}
+        pending = {"pending": 38} if formats.version == "0.1.0" else {}
+        assert {name: status[name] for name in expected["status"]} == {**expected["status"], **pending}
         assert [document.id for document in index] == expected["ids"]
         assert json.loads(index.get("bread-5").to_json()) == expected["changed"]
-        check_hits(index)
-        recent = index.search(EXPECTED["queries"][0], 50, {"year": {"gte": 2008}}, "dense")
+        check_hits(formats, index)
+        recent = index.search(formats.expected["queries"][0], 50, {"year": {"gte": 2008}}, "dense")
         assert [hit.id for hit in recent] == expected["recent"]
         assert index.get("stars-1").metadata == {"topic": "stars", "year": 2001}
-        check_tree(index.tree.hierarchy)
+        check_tree(formats, index.tree.hierarchy)
         assert index.tree.numbers.tolist() == list(range(1, 37))
-        assert index.encoder.fingerprint == EXPECTED["model"]["fingerprint"]
+        assert index.encoder.fingerprint == formats.expected["model"]["fingerprint"]
 
 
-def test_an_index_goes_on(folder):
+def test_words_and_passages(tmp_path):
+    """Which came with 0.2.0."""
+    formats = Formats.read("0.2.0")
+    with Index.open(formats.copy_of_index(tmp_path)) as index:
+        check_hits(formats, index, mode="words")
+        check_hits(formats, index, mode="hybrid")
+        found = [hit.passage for hit in index.search("roll the dough thin", 3) if hit.id == "book"]
+        assert [list(each) for each in found if each] == [each for each in formats.index["passages"] if each] != []
+
+
+def test_tokens(tmp_path):
+    formats = Formats.read("0.2.0")
+    copy = Path(shutil.copytree(formats.path / "with-tokens", tmp_path / "index"))
+    with Index.open(copy) as index:
+        assert index.status().tokens
+        for mode, expected in formats.expected["with_tokens"].items():
+            found = index.search(formats.expected["queries"], 5, mode=mode)
+            assert [[hit.id for hit in hits] for hits in found] == [[doc_id for doc_id, _ in each] for each in expected]
+            scores = [[hit.score for hit in hits] for hits in found]
+            np.testing.assert_allclose(scores, [[score for _, score in each] for each in expected], atol=1e-4)
+        assert any(hit.from_tokens for hit in index.search(formats.expected["queries"][0], 5))
+
+
+def test_an_index_goes_on(formats, tmp_path):
     title = "Sea bread, baked twice"
+    folder = formats.copy_of_index(tmp_path)
     with Index.open(folder) as index:
+        before = len(index)
         index.add([Document("new", "It keeps for a year on a boat.", title, {"year": 2030})])
         index.remove(["stars-0"])
         assert [hit.id for hit in index.search(title, 1, {"year": 2030}, "dense")] == ["new"]
@@ -97,20 +144,23 @@ def test_an_index_goes_on(folder):
         assert "stars-0" not in index
         index.rebuild()
         assert [document.id for document in index] == [
-            *(each for each in EXPECTED["index"]["ids"] if each != "stars-0"),
+            *(each for each in formats.index["ids"] if each != "stars-0"),
             "new",
         ]
-        assert len(index.tree.numbers) == len(index) == 38
+        assert len(index.tree.numbers) == len(index) == before
         assert index.status().pending == 0
         index.remove(["new"])
-        check_hits(index)  # stars-0 was among none of them
+        if "stars-0" not in json.dumps(formats.hits()):
+            check_hits(formats, index)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_index_with_another_engine(folder, engine):
+@pytest.mark.parametrize(("version", "engine"), OTHER_ENGINES)
+def test_an_index_with_another_engine(tmp_path, version, engine):
     """Its snapshot is of the index before anything was added or removed."""
+    formats = Formats.read(version)
+    folder = formats.copy_of_index(tmp_path)
     shutil.rmtree(folder / "engine")
-    shutil.copytree(FORMATS / "engines" / engine, folder, dirs_exist_ok=True)
+    shutil.copytree(formats.path / "engines" / engine, folder, dirs_exist_ok=True)
     with Index.open(folder) as index:
-        check_hits(index, IN_EIGHT_BITS)
-        assert len(index.search("anything", 50)) == 38
+        check_hits(formats, index, IN_EIGHT_BITS)
+        assert len(index.search("anything", 50)) == len(index)

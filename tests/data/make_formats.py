@@ -2,9 +2,9 @@
 
     python tests/data/make_formats.py NEW_FOLDER
 
-The folders in `formats-0.1.0` were written by version 0.1.0 and must not be made anew: they stand for what people have
-on their disks, and every later version has to open them. Where a format grows, write a second set beside the first,
-`formats-VERSION`, and let the test open both. Only names that all versions have are used here.
+The folders in `formats-0.1.0` were written by version 0.1.0 (and an earlier state of this script) and must not be made
+anew: they stand for what people have on their disks, and every later version has to open them. Where a format grows,
+write another set beside the others, `formats-VERSION`; the test opens all that there are.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import hce
 
 DIM = 16
-OTHER_ENGINES = {"flat": "float16", "hnsw": "float32", "ivf": "int8"}  # and what each keeps vectors in
+OTHER_ENGINES = {"flat": "float16"}  # and what each keeps vectors in
 QUERIES = ("dough that rises overnight", "reefing in strong wind", "light of a distant star", "when to prune a pear")
 TEXTS = {
     "bread": (
@@ -89,15 +92,42 @@ def documents() -> list[hce.Document]:
     ]
 
 
-def save_encoder(folder: Path) -> None:
-    """Save a random vector for each word of the texts as a sentence-transformers directory."""
+def long_document() -> hce.Document:
+    """Return a document longer than a table reads, of all texts twice, so that it is indexed in passages."""
+    return hce.Document("book", " ".join(document.text for document in documents() * 2), "All of it")
+
+
+def tokenizer_of_texts() -> Tokenizer:
+    """Return a tokenizer that knows the words of all texts and queries."""
     text = " ".join([*QUERIES, *(document.full_text for document in documents())]).lower()
     words = ["[UNK]", *sorted(set(re.findall(r"\w+", text)))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    table = np.random.default_rng(3).normal(size=(len(words), DIM)).astype(np.float32)
+    return tokenizer
+
+
+def save_encoder(folder: Path) -> None:
+    """Save a random vector for each word of the texts as a sentence-transformers directory."""
+    tokenizer = tokenizer_of_texts()
+    table = np.random.default_rng(3).normal(size=(tokenizer.get_vocab_size(), DIM)).astype(np.float32)
     modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
+
+
+def save_transformer(folder: Path) -> None:
+    """Save a random transformer of one layer as a sentence-transformers directory."""
+    torch.manual_seed(3)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of_texts(), unk_token="[UNK]", pad_token="[UNK]", model_max_length=64
+    )
+    sizes = {"hidden_size": DIM, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": DIM}
+    network = BertModel(BertConfig(vocab_size=len(fast), max_position_embeddings=64, **sizes))
+    with tempfile.TemporaryDirectory() as plain:
+        network.save_pretrained(plain)
+        fast.save_pretrained(plain)
+        transformer = Transformer(plain)
+    modules = [transformer, Pooling(DIM, pooling_mode="mean"), Normalize()]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
 
 
@@ -120,7 +150,7 @@ def write_model() -> dict[str, Any]:
 def describe_tree(tree: hce.Hierarchy) -> dict[str, Any]:
     """Return what a later version has to find in the tree: names, the path to each document, the top's centroids."""
     return {
-        "names": tree.names if hasattr(tree, "names") else tree.labels,  # as version 0.1.0 called them
+        "names": tree.names,
         "paths": [[int(node) for node in tree.path(position)] for position in range(len(tree))],
         "centroids": tree.levels[0].centroids.round(6).tolist(),
     }
@@ -142,7 +172,7 @@ def write_indexes() -> dict[str, Any]:
             shutil.copy("other/manifest.json", f"engines/{engine}")
         shutil.rmtree("other")
     with hce.Index.open("index") as index:
-        index.add(all_documents[36:])
+        index.add([*all_documents[36:], long_document()])
         index.update([hce.Document("bread-5", "Salt: two parts in a hundred of flour.", metadata={"year": 2020})])
         index.remove(["sailing-3", "garden-9"])
         return describe_index(index)
@@ -154,10 +184,23 @@ def describe_index(index: hce.Index) -> dict[str, Any]:
     return {
         "ids": [document.id for document in index],
         "changed": json.loads(index.get("bread-5").to_json()),
-        "hits": [[[hit.id, round(hit.score, 6)] for hit in hits] for hits in index.search(QUERIES, 5)],
-        "recent": [hit.id for hit in index.search(QUERIES[0], 50, {"year": {"gte": 2008}})],
+        **{mode: scored_hits(index, mode) for mode in ("dense", "words", "hybrid")},
+        "passages": [hit.passage for hit in index.search("roll the dough thin", 3) if hit.id == "book"],
+        "recent": [hit.id for hit in index.search(QUERIES[0], 50, {"year": {"gte": 2008}}, "dense")],
         "status": {name: status[name] for name in ("documents", "added", "removed", "engine", "dtype", "pending")},
     }
+
+
+def scored_hits(index: hce.Index, mode: str) -> list[list[list[Any]]]:
+    """Return ids and scores of what each query finds."""
+    return [[[hit.id, round(hit.score, 6)] for hit in hits] for hits in index.search(list(QUERIES), 5, mode=mode)]
+
+
+def write_index_with_tokens() -> dict[str, Any]:
+    """Make an index with a transformer, whose tokens are kept, and return what it finds."""
+    corpus = hce.Corpus.from_documents(documents()[:12], name="hobbies")
+    with hce.Index.create("with-tokens", corpus, "transformer", engine="flat") as index:
+        return {"hybrid": scored_hits(index, "hybrid"), "dense": scored_hits(index, "dense")}
 
 
 def main() -> None:
@@ -166,8 +209,11 @@ def main() -> None:
     folder.mkdir(parents=True)
     os.chdir(folder)  # so that no path of this machine gets into the files
     save_encoder(Path("start"))
+    save_transformer(Path("transformer"))
     expected = {"version": hce.__version__, "queries": QUERIES, "model": write_model(), "index": write_indexes()}
-    shutil.rmtree("start")
+    expected["with_tokens"] = write_index_with_tokens()
+    for encoder in ("start", "transformer"):
+        shutil.rmtree(encoder)
     Path("expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 
 
