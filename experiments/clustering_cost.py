@@ -9,6 +9,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -70,26 +71,17 @@ def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
     return Clustered(seconds, float(kmeans.index.search(vectors, 1)[0].mean(dtype=np.float64)))
 
 
-def agglomerative(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """Grow the whole tree bottom-up, Alg. 1."""
-    return _tree(vectors, branching, seed, "agglomerative")
-
-
-def divisive(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """Grow the whole tree top-down."""
-    return _tree(vectors, branching, seed, "divisive")
-
-
-def _tree(vectors: np.ndarray, branching: int, seed: int, method: Literal["agglomerative", "divisive"]) -> Clustered:
+def tree(vectors: np.ndarray, branching: int, seed: int, *, method: Literal["agglomerative", "divisive"]) -> Clustered:
+    """Grow the whole tree, bottom-up (agglomerative, Alg. 1) or top-down."""
     start = time.process_time()
-    tree = Hierarchy.build(vectors, branching, method=method, seed=seed)
-    return Clustered(time.process_time() - start, tree.mean_cosines[-1] if tree.levels else 0.0)
+    grown = Hierarchy.build(vectors, branching, method=method, seed=seed)
+    return Clustered(time.process_time() - start, grown.mean_cosines[-1] if grown.levels else 0.0)
 
 
 METHODS: dict[str, Callable[[np.ndarray, int, int], Clustered]] = {
     "k-means, fast": fast,
-    "tree, agglomerative": agglomerative,
-    "tree, divisive": divisive,
+    "tree, agglomerative": partial(tree, method="agglomerative"),
+    "tree, divisive": partial(tree, method="divisive"),
     "k-means, faiss": faiss_kmeans,
 }
 

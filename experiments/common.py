@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hce.comparison.bench import Bench, Finished
-from hce.comparison.table import Comparison
+from hce.comparison.table import Comparison, ComparisonTable, table
 from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits, write_queries
@@ -27,6 +26,7 @@ from hce.files import new_folder, open_atomically
 from hce.training.recipe import parsed_settings
 
 MODES = ("unsupervised", "supervised", "joint")
+MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 
 
 def command_line(
@@ -82,15 +82,6 @@ def numbers(text: str) -> list[int]:
     return [int(item) for item in names(text)]
 
 
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of the recipe that `--set` names, each of its own type.
-
-    Raises:
-        InputError: no such field, or a value that it cannot have.
-    """
-    return parsed_settings(arguments.set)
-
-
 def part_of(folder: Path, arguments: argparse.Namespace) -> Path:
     """Return a collection, or where it has more than `--documents`, so many of them, drawn at random.
 
@@ -134,7 +125,7 @@ def bench_of(
         encoder=arguments.encoder,
         measures=measures,
         generated=generated,
-        settings=settings_of(arguments),
+        settings=parsed_settings(arguments.set),
     )
 
 
@@ -171,6 +162,11 @@ def run_systems(bench: Bench, systems: Sequence[str], arguments: argparse.Namesp
         tell(f"{bench.collection} {result.system} {result.seed}", finished.cached)
 
     return bench.compare(systems, arguments.seeds, on_result)
+
+
+def tested(comparison: Comparison) -> ComparisonTable:
+    """Test the systems of a comparison by its first measure alone."""
+    return table(replace(comparison, measures=comparison.measures[:1]))
 
 
 def tell(name: str, cached: bool) -> None:

@@ -15,15 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common import bench_of, command_line, names, part_of, run_script, settings_of, splits_of, tell
+from common import MEASURES, bench_of, command_line, names, part_of, run_script, splits_of, tell, tested
 from page import Page, seeds_note, table
 
 from hce.comparison.bench import Bench
+from hce.comparison.generative import parameter_count
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Comparison, Result, Row, notes
-from hce.comparison.table import table as tested
 from hce.errors import InputError
-from hce.training.recipe import PAPER
+from hce.training.recipe import PAPER, parsed_settings
 
 ABOUT = """
 Generative retrievers write the id of a document in place of comparing vectors. Here they are trained on the same
@@ -38,7 +38,6 @@ collection by heart in that budget; it says nothing of the published systems, wh
 GENERATIVE = names("dsi-atomic,dsi,nci,nci+qg,genret,genret+qg,incdsi,dsi++,seal")
 DENSE = names("bm25,untrained,ct,hce")
 PAPER_NAME = "hce-paper"
-MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     shown: dict[str, str] = {}
     for folder in arguments.folders:
         for heading, comparison, parameters in _compared(part_of(folder, arguments), arguments):
-            by_first = tested(replace(comparison, measures=comparison.measures[:1]))
+            by_first = tested(comparison)
             tables[heading] = _table(comparison, by_first.rows, parameters)
             below += [f"{heading.partition(':')[0]}: {note}" for note in notes(by_first)]
             shown |= comparison.systems
@@ -88,7 +87,7 @@ def _compared(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Co
         for seed in range(1 if once else arguments.seeds):
             found.append(_results(bench, name, seed, arguments))
     abouts = {name: SYSTEMS[name].about if name in SYSTEMS else "hce by the paper's recipe (HCE-J)" for name in systems}
-    parameters = sum(each.numel() for each in bench.encoder.model.parameters())
+    parameters = parameter_count(bench.encoder.model)
     ours = frozenset(name for name in systems if name == PAPER_NAME or SYSTEMS[name].ours)
     return [
         (
@@ -123,7 +122,8 @@ def _results(bench: Bench, name: str, seed: int, arguments: argparse.Namespace) 
     """Run a system, or take what is kept; the paper's recipe has every setting that it tells, and the rest as asked."""
     if name == PAPER_NAME:
         size = min(PAPER["batch_size"], max(2, len(bench.task.corpus) // 4))
-        bench = replace(bench, task=bench.task.with_settings(**{**PAPER, "batch_size": size, **settings_of(arguments)}))
+        settings = {**PAPER, "batch_size": size, **parsed_settings(arguments.set)}
+        bench = replace(bench, task=bench.task.with_settings(**settings))
     finished = bench.results("hce" if name == PAPER_NAME else name, seed)
     tell(f"{bench.collection} {name} {seed}", finished.cached)
     return {split: replace(result, system=name) for split, result in finished.results.items()}

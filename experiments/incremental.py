@@ -27,14 +27,13 @@ from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.bench import Bench, keep
 from hce.comparison.bm25 import BM25Searcher
-from hce.comparison.dsi_continual import train_continual
-from hce.comparison.incdsi import train_incdsi
+from hce.comparison.incremental import answered_by, naming_only, train_continual, train_incdsi
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Score
 from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Labels, Qrels
+from hce.data.judgments import Labels, Qrels
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.index.index import Index, InMode
@@ -95,7 +94,7 @@ def take_apart(bench: Bench, share: float, seed: int) -> Parts:
     if not all(labels.qrels for labels in asked.values()):
         raise InputError(f"{bench.collection}: no queries of {count:,} new or {len(old):,} old documents to ask")
     corpus = Corpus.from_documents(old, name=f"{bench.collection}, old documents")
-    pairs, dev = (labels and _about_old(labels, old_ids) for labels in (task.pairs, task.dev))
+    pairs, dev = (labels and naming_only(labels, old_ids) for labels in (task.pairs, task.dev))
     return Parts(replace(task, corpus=corpus, pairs=pairs, dev=dev), new, asked)
 
 
@@ -103,16 +102,8 @@ def _of_documents(several: Sequence[Labels], ids: set[str]) -> Labels:
     """Return the labels of the queries all of whose right documents are among `ids`."""
     found = Labels({}, Qrels([]))
     for labels in several:
-        right = {query_id: set(labels.qrels.positives(query_id)) for query_id in labels.qrels}
-        found = found.joined(labels.only(query_id for query_id, known in right.items() if known and known <= ids))
+        found = found.joined(answered_by(labels, ids))
     return found
-
-
-def _about_old(labels: Labels, old: set[str]) -> Labels:
-    """Return the labels of the queries that have only old right documents, with the judgments of old documents."""
-    kept = _of_documents([labels], old)
-    judgments = (judgment for judgment in kept.qrels.judgments() if judgment.document_id in old)
-    return Labels(kept.queries, Qrels(Judgment(*judgment) for judgment in judgments))
 
 
 def steps(available: int) -> list[int]:
@@ -128,7 +119,7 @@ def run(parts: Parts, system: str, engine: str, work: Path) -> list[Step]:
     """Build a system on the old documents, add the new ones step by step, and measure after each."""
     found: list[Step] = []
     for added, searcher, seconds in _grown(parts, system, engine, work):
-        new = _of_documents([parts.asked["new"]], {document.id for document in parts.new[:added]})
+        new = answered_by(parts.asked["new"], {document.id for document in parts.new[:added]})
         step: Step = {"added": added, "new_queries": len(new.qrels), "old_queries": len(parts.asked["old"].qrels)}
         for kind, labels in (("old", parts.asked["old"]), ("new", new)):
             step[kind] = evaluate(searcher, *labels, MEASURES, depth=10).means if labels.qrels else None

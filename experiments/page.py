@@ -45,9 +45,9 @@ class Panel(NamedTuple):
     log: bool = False
 
 
-def figure(panels: Sequence[Panel], columns: int = 2) -> go.Figure:
+def figure(panels: Sequence[Panel]) -> go.Figure:
     """Draw panels with one legend for all: a name has the same colour everywhere, and HCE has the first."""
-    columns = min(columns, len(panels))
+    columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     drawn = make_subplots(rows=rows, cols=columns, subplot_titles=[panel.title for panel in panels])
     names = dict.fromkeys(series.name for panel in panels for series in panel.series)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from common import MODES, bench_of, command_line, names, run_script, run_systems, settings_of, splits_of
+from common import MODES, bench_of, command_line, names, run_script, run_systems, splits_of
 from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.bench import Bench
@@ -23,7 +24,7 @@ from hce.comparison.table import Comparison
 from hce.comparison.task import Task
 from hce.data.judgments import Dataset, splits
 from hce.evaluation.evaluate import DEFAULT_MEASURES
-from hce.training.recipe import Recipe
+from hce.training.recipe import Recipe, parsed_settings
 
 ABOUT = """
 The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone
@@ -41,8 +42,10 @@ Found = dict[str, dict[str, dict[str, Comparison]]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is not there yet, then show all."""
     parser = command_line("scenarios", __doc__ or "", seeds=3, several=True)
-    parser.add_argument("--mode", type=_modes, default=["unsupervised"], help="scenarios with commas between")
-    parser.add_argument("--systems", type=_systems, default=DEFAULT, help="with commas between")
+    parser.add_argument(
+        "--mode", type=partial(_known, MODES), default=["unsupervised"], help="scenarios with commas between"
+    )
+    parser.add_argument("--systems", type=partial(_known, COMPARED), default=DEFAULT, help="with commas between")
     parser.add_argument("--splits", type=names, default=["test"], help="those of them that a collection has")
     arguments = parser.parse_args(argv)
     found = {folder.absolute().name: run_collection(folder, arguments) for folder in arguments.folders}
@@ -54,15 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Page("scenarios", title, ABOUT, {"": _table(found)}, notes, _panels(found)).show(parser, arguments)
 
 
-def _modes(text: str) -> list[str]:
-    return _known(text, MODES)
-
-
-def _systems(text: str) -> list[str]:
-    return _known(text, COMPARED)
-
-
-def _known(text: str, known: Sequence[str]) -> list[str]:
+def _known(known: Sequence[str], text: str) -> list[str]:
     for name in names(text):
         if name not in known:
             raise argparse.ArgumentTypeError(f"unknown {name!r}; there are {', '.join(known)}")
@@ -83,7 +78,7 @@ def run_collection(folder: Path, arguments: argparse.Namespace) -> dict[str, dic
 
 def _task(bench: Bench, folder: Path, mode: str, arguments: argparse.Namespace) -> Task:
     """Make the task that `hce train` has: each seed holds out queries of its own where there is no dev split."""
-    recipe = Recipe.for_encoder(static=bench.encoder.is_static, **{**settings_of(arguments), "mode": mode})
+    recipe = Recipe.for_encoder(static=bench.encoder.is_static, **{**parsed_settings(arguments.set), "mode": mode})
     pairs = dev = None
     if mode != "unsupervised":
         pairs = Dataset.load(folder, "train").labels

@@ -10,16 +10,14 @@ Systems named +qg train on generated queries too, and are in the table where a f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from common import bench_of, command_line, names, run_script, run_systems
+from common import MEASURES, bench_of, command_line, names, run_script, run_systems, tested
 from page import Page, seeds_note, table
 
 from hce.comparison.bench import Bench
 from hce.comparison.systems import SYSTEMS, choose
 from hce.comparison.table import Comparison, ComparisonTable, notes
-from hce.comparison.table import table as tested
 from hce.errors import InputError
 
 ABOUT = """
@@ -31,7 +29,6 @@ without the tree, beside ct, which mines its negatives from all documents, and a
 """
 SUPERVISED = names("bm25,untrained,fitted,dpr,ct,tas-b,pefa-xs,pefa-xl,no-tree,no-cotrain,hce-s,hce-eq5,hce")
 WITH_GENERATED = ["bm25+qg", "dpr+qg", "no-tree+qg", "hce+qg"]
-MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     systems = _systems(bench, arguments.systems)
     tables, below = {}, [seeds_note(arguments)]
     for split, comparison in run_systems(bench, systems, arguments).items():
-        by_first = tested(replace(comparison, measures=comparison.measures[:1]))
+        by_first = tested(comparison)
         heading = f"{bench.collection}, {split}: {len(bench.tested[split].qrels):,} queries"
         tables[heading] = _table(comparison, by_first)
         below += [f"{split}: {note}" for note in notes(by_first)]

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from common import bench_of, command_line, for_mode, names, run_script, run_systems
+from common import bench_of, command_line, for_mode, names, run_script, run_systems, tested
 from page import Page, Panel, Series, seeds_note, table
 
 from hce.comparison.systems import choose
 from hce.comparison.table import BETTER, REFERENCE, WORSE, Comparison
-from hce.comparison.table import table as tested
 
 ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
@@ -86,8 +85,7 @@ def columns_of(found: Found) -> Columns:
 
 def _marks(found: Found) -> dict[str, dict[str, str]]:
     """Mark the systems of each collection by the first measure."""
-    first = {name: replace(comparison, measures=comparison.measures[:1]) for name, comparison in found.items()}
-    return {name: {row.system: row.mark(each.measures[0]) for row in tested(each).rows} for name, each in first.items()}
+    return {name: {row.system: row.mark(each.measures[0]) for row in tested(each).rows} for name, each in found.items()}
 
 
 def _table(columns: Columns, large: set[str], measure: str, marks: dict[str, dict[str, str]]) -> str:

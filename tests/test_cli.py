@@ -47,7 +47,8 @@ def test_version_and_help():
 
 
 def test_no_work_and_no_torch_at_import():
-    code = "import sys, hce; print('torch' in sys.modules, 'faiss' in sys.modules)"
+    """Nor where the facts of a model are read, as `hce status` does."""
+    code = "import sys, hce, hce.training.model_folder; print('torch' in sys.modules, 'faiss' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "False"]
 

@@ -17,7 +17,8 @@ from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, WORDS_SHARES, accompany, best_words_share, words_of
-from hce.training.heldout import labelled_dev, mean_over_kinds, means, pseudo_dev
+from hce.training.heldout import labelled_dev, means, pseudo_dev
+from hce.training.history import mean_over_kinds
 from hce.training.recipe import Recipe
 from hce.training.train import improvement, train
 

@@ -12,7 +12,9 @@ from test_client import answering
 from typer.testing import CliRunner
 
 from hce.cli import app
+from hce.encoding.encoder import Encoder
 from hce.index.confidence import FARTHEST, LEAST, Calibration, HitCloseness
+from hce.index.encoder import CarriedEncoder
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.search.words import Words
@@ -77,7 +79,12 @@ def test_an_index_from_before_opens_and_rebuild_teaches_it(tmp_path, planted_cor
         assert judged(index, FOREIGN[0]) is None
         index.rebuild()
         assert judged(index, FOREIGN[0]) is False
-    assert Manifest.read(path).calibration is not None
+    calibration = Manifest.read(path).calibration
+    assert set(calibration) == {"fingerprint", "cosine", "coverage"}
+    earlier = {**calibration, "spans": 240, "cosines_with": [0.5]}  # which the first ones told too
+    replace(Manifest.read(path), calibration=earlier).write(path)
+    with Index.open(path) as index:
+        assert judged(index, FOREIGN[0]) is False
 
 
 def test_cosines_of_another_encoder_say_nothing(tmp_path, planted_corpus, static_encoder):
@@ -85,6 +92,31 @@ def test_cosines_of_another_encoder_say_nothing(tmp_path, planted_corpus, static
         stale = {**index.manifest.calibration, "fingerprint": "another"}
         replace(index.manifest, calibration=stale).write(index.path)
         assert judged(index, FOREIGN[0]) is None
+
+
+def test_the_query_of_a_search_is_not_encoded_again_unless_the_encoder_is_another(
+    tmp_path, planted_corpus, static_encoder, monkeypatch
+):
+    asked, encode = [], CarriedEncoder.encode
+
+    def counting(self, texts, kind, *options):
+        asked.extend(texts if kind == "query" else ())
+        return encode(self, texts, kind, *options)
+
+    with Index.create(tmp_path / "index", planted_corpus, static_encoder) as index:
+        monkeypatch.setattr(CarriedEncoder, "encode", counting)
+        hits = index.search(FOREIGN[0])
+        assert index.good_match(FOREIGN[0], hits) is False
+        assert asked == [FOREIGN[0]]
+        assert index.good_match("w1 w2", index.search(["w1 w2", "w3"])[0]) is True
+        assert asked[1:] == ["w1 w2", "w3", "w1 w2"]
+        assert index.good_match(FOREIGN[0], hits, vector=np.ones(index.manifest.dim)) is not None
+        index.search(FOREIGN[0])
+        index.reindex(Encoder.load("static"))
+        index.rebuild(refit=False)
+        asked.clear()
+        index.good_match(FOREIGN[0], hits)
+        assert asked == [FOREIGN[0]]
 
 
 def test_a_search_says_so(made):
@@ -118,7 +150,7 @@ def test_a_server_passes_it_on_if_it_knows(said, known):
 
 def test_a_hit_is_good_by_its_cosine_or_by_its_words():
     without = [HitCloseness(place / 100, place / 200) for place in range(101)]
-    calibration = Calibration.of("encoder", without, without)
+    calibration = Calibration.of("encoder", without)
     assert (calibration.cosine, calibration.coverage) == pytest.approx((FARTHEST, FARTHEST / 2))
     verdicts = [calibration.is_good(HitCloseness(*found)) for found in ((0.15, 0.05), (0.3, 0.05), (0.15, 0.2))]
     assert verdicts == [False, True, True]

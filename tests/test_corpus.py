@@ -431,7 +431,7 @@ def test_a_duplicate_in_memory_counts_the_left_out():
 
 
 def test_equal_hashes_of_different_ids_are_no_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "_hash_id", lambda doc_id: 7)
+    monkeypatch.setattr(corpus_module, "hash64", lambda text: 7)
     path = tmp_path / "a.jsonl"
     write_jsonl(path, [*DOCUMENTS, Document("empty", "")])
     assert list(Corpus.load(path)) == DOCUMENTS

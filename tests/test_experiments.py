@@ -22,6 +22,7 @@ from hce.comparison.table import Comparison, Result
 from hce.data.judgments import Dataset
 from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
+from hce.training.recipe import parsed_settings
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 sys.path.insert(0, str(EXPERIMENTS))
@@ -183,7 +184,7 @@ def test_an_index_that_grew_finds_what_one_made_at_once_finds(bench, tmp_path):
 
 
 def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("hce.comparison.dsi_continual.LEAST_STEPS", 5)
+    monkeypatch.setattr("hce.comparison.incremental.LEAST_STEPS", 5)
     parts = incremental.take_apart(bench, 0.1, seed=0)
     small = replace(bench.task.recipe, epochs=1, epoch_pairs=32, batch_size=16)
     for system in ("incdsi", "dsi++"):
@@ -269,7 +270,7 @@ def test_experiments_share_what_they_both_need(launch):
 def test_settings_have_the_types_of_the_recipe():
     def given(*items):
         parser = common.command_line("x", "", seeds=1)
-        return common.settings_of(parser.parse_args(["f", *(f"--set={item}" for item in items)]))
+        return parsed_settings(parser.parse_args(["f", *(f"--set={item}" for item in items)]).set)
 
     assert given("epochs=3", "learning_rate=1e-3", "tree=false", "span_lengths=8,16", "negatives=none") == {
         "epochs": 3,

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,11 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5Fo
 from typer.testing import CliRunner
 
 from hce.cli import app
-from hce.comparison import dsi, dsi_continual, generative, generative_training, incdsi, nci
-from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, is_encoder_decoder, new_network
-from hce.comparison.generative_training import Prepared, fit, identifier_losses, searcher_of
+from hce.comparison import dsi, generative, generative_training, identifiers, incremental, nci
+from hce.comparison.generative import Alphabet, IdNetwork, is_encoder_decoder, new_network
+from hce.comparison.generative_training import Prepared, identifier_losses, searcher_of
 from hce.comparison.identifiers import Trie, atomic_identifiers, beam_search, clustered_identifiers, padded
-from hce.comparison.task import Task
+from hce.comparison.task import Task, queries_by_document
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
@@ -95,7 +96,7 @@ def task_of(corpus: Corpus, encoder: Path) -> Task:
 
 
 @st.composite
-def identifiers(draw) -> np.ndarray:
+def random_identifiers(draw) -> np.ndarray:
     """A random tree, at most 4 deep and 4 wide, with the documents numbered at random."""
 
     def below(depth: int) -> list[list[int]]:
@@ -107,28 +108,6 @@ def identifiers(draw) -> np.ndarray:
         return paths
 
     return padded(draw(st.permutations(below(1))))
-
-
-@settings(max_examples=15, deadline=None)
-@given(identifiers())
-def test_every_id_leads_to_its_document_and_nothing_else_does(codes):
-    trie = Trie(codes)
-    paths = {tuple(row[row >= 0].tolist()) for row in codes}
-    for position, row in enumerate(codes):
-        path = row[row >= 0].tolist()
-        assert trie.document_of(path) == position
-        for wrong in ([*path, 0], path[:-1], [*path[:-1], 77]):
-            assert tuple(wrong) not in paths
-            with pytest.raises(InputError, match="no valid path"):
-                trie.document_of(wrong)
-
-
-def test_an_id_that_is_no_path_is_told_from_where_on():
-    trie = Trie(padded([[3, 0], [3, 1], [4]]))
-    with pytest.raises(InputError, match=r"^id 3-7 is no valid path: after 3 comes one of 2 from 0 to 1, not 7$"):
-        trie.document_of([3, 7])
-    with pytest.raises(InputError, match=r"after 4 comes nothing, as a document ends there, not 0$"):
-        trie.document_of([4, 0])
 
 
 @pytest.mark.parametrize(
@@ -145,16 +124,14 @@ def test_ids_that_cannot_be_told_apart_are_refused(codes, message):
         Trie(np.array(codes))
 
 
-class TableScorer:
+def drawn_scores(seed: int, prefixes: torch.Tensor) -> torch.Tensor:
     """Log-probabilities drawn anew for each query and prefix, the same ones each time."""
-
-    def next_scores(self, memory, prefixes):
-        found = torch.empty(*prefixes.shape[:2], 6, dtype=torch.float64)
-        for query, beams in enumerate(prefixes.tolist()):
-            for beam, prefix in enumerate(beams):
-                rng = np.random.default_rng([memory, query, *(symbol + 1 for symbol in prefix)])
-                found[query, beam] = torch.from_numpy(rng.normal(size=6)).log_softmax(0)
-        return found
+    found = torch.empty(*prefixes.shape[:2], 6, dtype=torch.float64)
+    for query, beams in enumerate(prefixes.tolist()):
+        for beam, prefix in enumerate(beams):
+            rng = np.random.default_rng([seed, query, *(symbol + 1 for symbol in prefix)])
+            found[query, beam] = torch.from_numpy(rng.normal(size=6)).log_softmax(0)
+    return found
 
 
 def brute_force(codes: np.ndarray, seed: int, query: int) -> np.ndarray:
@@ -162,7 +139,7 @@ def brute_force(codes: np.ndarray, seed: int, query: int) -> np.ndarray:
     for row in codes:
         path = row[row >= 0].tolist()
         each = [
-            TableScorer().next_scores(seed, torch.tensor([[path[:t]]] * (query + 1), dtype=torch.int64))[query, 0, s]
+            drawn_scores(seed, torch.tensor([[path[:t]]] * (query + 1), dtype=torch.int64))[query, 0, s]
             for t, s in enumerate(path)
         ]
         scores.append(float(sum(each)))
@@ -170,11 +147,11 @@ def brute_force(codes: np.ndarray, seed: int, query: int) -> np.ndarray:
 
 
 @settings(max_examples=15, deadline=None)
-@given(identifiers(), st.integers(0, 99), st.integers(1, 300), st.integers(1, 12))
+@given(random_identifiers(), st.integers(0, 99), st.integers(1, 300), st.integers(1, 12))
 def test_beam_search_is_brute_force(codes, seed, width, k):
     """A wide beam ranks as scoring every document does; a narrow one may miss some, and scores the rest alike."""
     trie = Trie(codes)
-    best = beam_search(TableScorer(), seed, 2, trie, width, k)
+    best = beam_search(partial(drawn_scores, seed), 2, trie, width, k)
     widest = max(len(level.symbol) for level in trie.levels)
     for query in range(2):
         expected = brute_force(codes, seed, query)
@@ -188,12 +165,9 @@ def test_beam_search_is_brute_force(codes, seed, width, k):
 
 
 def test_equal_documents_stay_in_order():
-    class Alike:
-        def next_scores(self, memory, prefixes):
-            return torch.zeros(*prefixes.shape[:2], 4)
-
-    codes = padded([[3], [1, 0], [0], [1, 2]])
-    assert beam_search(Alike(), None, 1, Trie(codes), 10, 10).positions.tolist() == [[0, 1, 2, 3]]
+    trie = Trie(padded([[3], [1, 0], [0], [1, 2]]))
+    best = beam_search(lambda prefixes: torch.zeros(*prefixes.shape[:2], 4), 1, trie, 10, 10)
+    assert best.positions.tolist() == [[0, 1, 2, 3]]
 
 
 @settings(max_examples=10, deadline=None)
@@ -217,15 +191,14 @@ def test_clustered_ids_begin_alike_where_documents_are():
     assert np.array_equal(codes, clustered_identifiers(vectors, 3, 20))
 
 
-@pytest.mark.parametrize("build", [dsi.build_dsi_atomic, incdsi.build_incdsi, dsi_continual.build_continual])
+@pytest.mark.parametrize("build", [dsi.build_dsi_atomic, incremental.build_incdsi, incremental.build_continual])
 def test_too_many_documents_for_atomic_ids(build, task, monkeypatch):
     """Before anything is trained, also where the tenth that is added later makes it too many."""
     monkeypatch.setattr(generative_training, "fit", lambda *_, **__: pytest.fail("was trained"))
-    for module in (dsi, dsi_continual, incdsi):
-        monkeypatch.setattr(module, "MOST_ATOMIC", 190, raising=False)
+    monkeypatch.setattr(identifiers, "MOST_ATOMIC", 190)
     with pytest.raises(InputError, match=r"^200 documents are too many for atomic ids.*\(limit 190\)"):
         build(task)
-    assert len(atomic_identifiers(150, 150)) == 150
+    assert len(atomic_identifiers(190)) == 190
 
 
 # -------------------------------------------------------------------------------------------------------- the network
@@ -241,7 +214,7 @@ TEXTS = ["w1 w2 w3", "w7", "", "w11 w13 w17 w19 w23"]
 
 def test_atomic_dsi_is_contrastive_over_all_documents(encoder):
     """The paper's Sec. 3: with the rows of the head as vectors of documents, and the decoder's state as the query's."""
-    codes = atomic_identifiers(30, 100)
+    codes = atomic_identifiers(30)
     network = network_for(encoder, codes)
     memory = network.read(TEXTS)
     right = torch.tensor([3, 0, 29, 11])
@@ -333,7 +306,7 @@ def test_every_kind_of_network_is_searched_as_by_brute_force(kind, encoder, bert
     codes = clustered_identifiers(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), 3, 5)
     network = network_for(given, codes, nci.PrefixAwareNetwork if kind == "table" else IdNetwork, by_step=True)
     assert is_encoder_decoder(given.name) == (kind == "encoder-decoder")
-    searcher = GenerativeSearcher(network, [f"d{n}" for n in range(40)], Trie(codes))
+    searcher = searcher_of(network, [f"d{n}" for n in range(40)], codes)
     with torch.inference_mode():
         for text, hits in zip(TEXTS, searcher.search(TEXTS, 40), strict=True):
             scores = -network.losses(network.read([text] * 40), torch.from_numpy(codes))
@@ -404,17 +377,7 @@ def run(task: Task, folder, stop_at: int = 0) -> tuple[IdNetwork, generative_tra
             raise KilledError
         return losses(examples)
 
-    measure = prepared.dev_measure(searcher_of(network, task.corpus, codes))
-    done = fit(
-        network,
-        counted,
-        prepared.stream,
-        prepared.recipe,
-        prepared.budget,
-        checkpoints=prepared.checkpoints("dsi"),
-        measure=measure,
-    )
-    return network, done
+    return network, prepared.fit(network, counted, "dsi", searcher=searcher_of(network, task.corpus.ids, codes))
 
 
 def test_a_killed_run_ends_as_it_would_have(task, tmp_path, monkeypatch):
@@ -550,7 +513,7 @@ def test_a_loss_that_is_no_number_is_one_line(task):
     network = prepared.network(Alphabet(DOCUMENTS, 1))
     broken = lambda examples: network.head.sum() * torch.full((32,), torch.nan)  # noqa: E731
     with pytest.raises(InputError, match=r"the loss is nan at step 1: .*lower learning_rate"):
-        fit(network, broken, prepared.stream, prepared.recipe, prepared.budget)
+        prepared.fit(network, broken, "dsi")
 
 
 def test_training_leaves_the_encoder_as_it_is(task, bert_folder):
@@ -594,11 +557,12 @@ def test_each_system_learns_its_training_queries_by_heart(name, task, monkeypatc
 @pytest.mark.usefixtures("learns_fast")
 def test_documents_that_are_added_are_found_and_what_that_costs_the_others(task):
     """What was learned by heart stays where nothing moves; where training goes on, some of it is forgotten."""
-    split = incdsi.split_off(replace(task, recipe=LONGER))
+    split = incremental.split_off(replace(task, recipe=LONGER))
     new = {document.id for document in split.new}
-    by_row, built = incdsi.train_incdsi(split.task)
-    by_training = dsi_continual.ContinualSearcher(
-        *(deepcopy(by_row.network), LONGER, list(by_row.ids)), incdsi.standing_for(split.task)
+    by_row, built = incremental.train_incdsi(split.task)
+    by_training = incremental.ContinualSearcher(
+        *(deepcopy(by_row.network), LONGER, list(by_row.ids)),
+        incremental.standing_for(split.task.corpus, LONGER, queries_by_document(split.task.pairs)),
     )
     new_queries = [name for name in task.pairs.qrels if name.split("-")[1] in new]
     asked = {"old": task.pairs.without(new_queries), "new": task.pairs.only(new_queries)}
@@ -697,7 +661,7 @@ def test_a_new_row_wins_where_it_should_and_nowhere_else(seed, texts):
     rows, known = rng.normal(size=(2, 12, 40))
     known += rows  # each document wins for its own texts by far
     own = rng.normal(size=(texts, 40))
-    row = incdsi.new_row(own, rows, known, margin=0.5)
+    row = incremental.new_row(own, rows, known, margin=0.5)
     assert (own @ row >= (own @ rows.T).max(axis=1) + 0.5 - 1e-3).all()
     assert (known @ row <= (known * rows).sum(axis=1) - 0.5 + 1e-3).all()
 
@@ -709,19 +673,19 @@ def test_taking_up_constraints_as_they_are_violated_finds_the_minimum(monkeypatc
     floor, ceiling = (own @ rows.T).max(axis=1) + 1, (known * rows).sum(axis=1) - 1
 
     def violation(row):
-        return incdsi._hinges(row, own, floor, known, ceiling)[0]
+        return incremental._hinges(row, own, floor, known, ceiling)[0]
 
-    monkeypatch.setattr(incdsi, "FIRST_CONSTRAINTS", 4)
-    at_once = minimize(incdsi._hinges, np.zeros(8), (own, floor, known, ceiling), jac=True, method="L-BFGS-B").x
+    monkeypatch.setattr(incremental, "FIRST_CONSTRAINTS", 4)
+    at_once = minimize(incremental._hinges, np.zeros(8), (own, floor, known, ceiling), jac=True, method="L-BFGS-B").x
     assert violation(at_once) > 0.1
-    assert violation(incdsi.new_row(own, rows, known, margin=1.0)) == pytest.approx(violation(at_once), rel=1e-3)
+    assert violation(incremental.new_row(own, rows, known, margin=1.0)) == pytest.approx(violation(at_once), rel=1e-3)
     step = 1e-6 * rng.normal(size=8)
-    value, gradient = incdsi._hinges(at_once + 0.1, own, floor, known, ceiling)
+    value, gradient = incremental._hinges(at_once + 0.1, own, floor, known, ceiling)
     assert violation(at_once + 0.1 + step) - value == pytest.approx(gradient @ step, rel=1e-3)
 
 
 def test_incdsi_moves_nothing_that_is_there(task):
-    searcher, _ = incdsi.train_incdsi(task)
+    searcher, _ = incremental.train_incdsi(task)
     rows = searcher.rows.copy()
     weights = {name: tensor.clone() for name, tensor in searcher.network.state_dict().items()}
     new = [Document(f"new-{number}", f"w{number} w{number + 1} w{number + 2} w{number + 7}") for number in range(5)]
@@ -736,7 +700,7 @@ def test_incdsi_moves_nothing_that_is_there(task):
 
 
 def test_what_is_added_later_takes_no_part_in_training(task):
-    split = incdsi.split_off(task)
+    split = incremental.split_off(task)
     new, old = {document.id for document in split.new}, set(split.task.corpus.ids)
     assert (len(new), len(old), new & old) == (20, 180, set())
     for labels in (split.task.pairs, split.task.dev):
@@ -746,7 +710,7 @@ def test_what_is_added_later_takes_no_part_in_training(task):
 
 
 def test_continual_training_extends_the_head(task):
-    searcher, _ = dsi_continual.train_continual(task)
+    searcher, _ = incremental.train_continual(task)
     before = searcher.network.head.detach().clone()
     searcher.recipe = replace(RECIPE, epochs=1)
     searcher.add([Document("new-0", "w1 w2 w3 w4"), Document("new-1", "w5 w6 w7 w8")])
@@ -760,7 +724,7 @@ def test_continual_training_extends_the_head(task):
 
 
 def test_replay_is_half_old_and_half_new():
-    stream = dsi_continual.ReplayStream([[f"t{n}"] for n in range(30)], 20, replace(RECIPE, batch_size=10))
+    stream = incremental.ReplayStream([[f"t{n}"] for n in range(30)], 20, replace(RECIPE, batch_size=10))
     examples = next(stream.from_step(4))
     assert (examples.positions[:5] >= 20).all()
     assert (examples.positions[5:] < 20).all()

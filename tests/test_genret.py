@@ -286,19 +286,19 @@ def test_it_learns_200_documents_by_heart(encoder_folder, monkeypatch):
 def test_a_killed_run_ends_as_it_would_have(encoder_folder, tmp_path, monkeypatch):
     task = random_task(encoder_folder, 24, TINY)
     whole = build_genret(replace(task, folder=tmp_path / "whole"))
-    original, calls = genret.fit, []
+    original, calls = Prepared.fit, []
 
-    def dying(*arguments, **options):
-        calls.append(options["title"])
-        if options["title"] == "genret-2":
+    def dying(self, network, losses, name, **options):
+        calls.append(name)
+        if name == "genret-2":
             raise KeyboardInterrupt
-        return original(*arguments, **options)
+        return original(self, network, losses, name, **options)
 
-    monkeypatch.setattr(genret, "fit", dying)
+    monkeypatch.setattr(Prepared, "fit", dying)
     with pytest.raises(KeyboardInterrupt):
         build_genret(replace(task, folder=tmp_path / "killed"))
     assert calls == ["genret-1-start", "genret-1", "genret-2-start", "genret-2"]
-    monkeypatch.setattr(genret, "fit", original)
+    monkeypatch.setattr(Prepared, "fit", original)
     for name in ("next_symbols", "balanced_kmeans"):  # those of the first step are there already
         monkeypatch.setattr(genret, name, at_most(2, getattr(genret, name)))
     again = build_genret(replace(task, folder=tmp_path / "killed"))

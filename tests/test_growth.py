@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hce.data.documents import Document
-from hce.index.growth import LEAST, growth_of
+from hce.index.drift import LEAST_GROWTH, growth_of
 from hce.index.index import Index
 from hce.tree.names import distinguishing_words
 
@@ -56,7 +56,7 @@ def test_as_many_of_each_as_before_is_no_growth(index):
 
 def test_a_handful_is_nothing_to_tell_of(index):
     first, *_ = index
-    index.add(near(index, first.id, LEAST - 1, "w190"))
+    index.add(near(index, first.id, LEAST_GROWTH - 1, "w190"))
     assert grown(index) == ()
 
 

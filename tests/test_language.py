@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hce.data import language, terms
+from hce.data import terms
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.language import MULTILINGUAL_ENCODER, WORDS_OF, Foreign, foreign_language, warn_of_language
+from hce.errors import warn_once
 from hce.index.create import Start, create_index
 from hce.training.train import train
 
@@ -94,7 +95,7 @@ def test_common_words_can_be_met():
 
 @pytest.fixture(autouse=True)
 def _has_not_been_said():
-    language._say_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def corpus_of(text: str) -> Corpus:

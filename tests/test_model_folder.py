@@ -12,6 +12,7 @@ from hce.data.corpus import Corpus
 from hce.errors import FormatError
 from hce.files import read_json, write_json
 from hce.training.co_training import TrainResult
+from hce.training.history import Epoch
 from hce.training.model_folder import (
     DevQuery,
     ModelFacts,
@@ -23,7 +24,6 @@ from hce.training.model_folder import (
     trained_tree,
 )
 from hce.training.recipe import Recipe
-from hce.training.state import Epoch
 from hce.tree.hierarchy import Hierarchy
 
 HISTORY = [Epoch(0, {"titles": 0.25}), Epoch(1, {"titles": 0.5}, {"document": 1.5}, [0.75], True, 0.1, 2.0)]

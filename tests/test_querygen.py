@@ -280,7 +280,7 @@ def test_when_nothing_is_left_the_work_is_not_lost(few_documents, tmp_path):
 class _LastOne:
     """An encoder to which the last document is nearest, whatever is asked."""
 
-    dim = 2
+    dim, is_table = 2, True
     device = torch.device("cpu")
 
     def encode(self, texts, kind="document"):

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from hce.data.corpus import Corpus
 from hce.data.docstrings import python_docstrings
 from hce.data.judgments import Dataset
+from hce.data.terms import inverse_document_frequency
 from hce.encoding.encoder import Encoder
 from hce.encoding.static import (
     PRIOR_DOCUMENTS,
@@ -24,7 +25,6 @@ from hce.encoding.static import (
     document_frequencies,
     expected_frequencies,
     fit_table,
-    inverse_document_frequency,
 )
 
 PIECES = st.sampled_from(["Heat", "transfer", " ", "  ", "\n", "\t", "\x1c", "́", "中", "naïve", "[PAD]", ",", "-", " "])

@@ -26,7 +26,8 @@ from hce.data.judgments import Judgment, Labels, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import weights_of
-from hce.training.heldout import DevSet, mean_over_kinds
+from hce.training.heldout import DevSet
+from hce.training.history import mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe

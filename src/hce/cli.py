@@ -24,6 +24,7 @@ from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
 from hce.commands.upkeep import check, rebuild, reindex
+from hce.data.text import is_unicode
 from hce.errors import HceError, InputError, system_reason
 from hce.progress import bars_shown
 
@@ -85,13 +86,9 @@ class _Harmless(logging.Formatter):
 
 def _refuse_broken_arguments(arguments: list[str]) -> None:
     for number, argument in enumerate(arguments, start=1):
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
+        if not is_unicode(argument):
             shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
-            raise InputError(
-                f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file"
-            ) from None
+            raise InputError(f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file")
 
 
 def _what_the_system_refused(error: Exception) -> str | None:

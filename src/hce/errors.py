@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import lru_cache
+from logging import Logger
 
 # What the system refuses when nothing is wrong with the program: no room, no right, a disk that fails.
 REFUSALS = (
@@ -49,6 +51,12 @@ def system_reason(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
     return next((text for text in map(os.strerror, REFUSALS) if text in str(error)), None)
+
+
+@lru_cache(maxsize=64)
+def warn_once(logger: Logger, line: str) -> None:
+    """Log a warning, unless this line was logged lately."""
+    logger.warning("%s", line)
 
 
 def one_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -53,6 +53,9 @@ class PlainConsole(Console):
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
+CorpusArgument = Annotated[
+    Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, or -")
+]
 EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
 ]
@@ -107,9 +110,13 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
         chosen = {name: arguments.pop(name) for name in READING if name in arguments}
         function(**arguments, reading=Reading(**chosen))
 
-    listed = [*(each for each in parameters if each not in settings), *options, *settings]
-    command.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in listed}
+    return resigned(command, [*(each for each in parameters if each not in settings), *options, *settings])
+
+
+def resigned(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """Give a command other parameters, for typer to make its options of."""
+    command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
 
 

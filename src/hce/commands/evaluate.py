@@ -160,11 +160,13 @@ def evaluate(
 def _check_options(
     model: str | None, run_file: Path | None, against: str | None, against_run: Path | None, by_level: bool
 ) -> None:
+    from hce.index.manifest import is_index
+
     if bool(model) == bool(run_file):
         raise InputError("give either --model, or --run-file with a run to measure")
     if against and against_run:
         raise InputError("give either --against or --against-run, not both")
-    if by_level and (not model or _is_index(model)):
+    if by_level and (not model or is_index(model)):
         raise InputError("--by-level needs a model for --model: a run or an index does not tell how a query went down")
 
 
@@ -174,9 +176,11 @@ def _reranking(model: str | None, rerank: str | None, depth: int) -> tuple[Reran
     Raises:
         InputError: there is none, or what is measured is no index.
     """
+    from hce.index.manifest import is_index
+
     if rerank is None:
         return None
-    if model is None or not _is_index(model):
+    if model is None or not is_index(model):
         raise InputError("--rerank needs an index for --model: it reads the documents that were found")
     from hce.encoding.reranker import Reranker
 
@@ -214,16 +218,11 @@ def _open(model: str | None, run_file: Path | None) -> Source:
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
     from hce.index.index import Index
+    from hce.index.manifest import is_index
 
     if model is None:
         return Source(str(run_file), read_run(str(run_file)))
-    return Source(model, Index.open(model) if _is_index(model) else Encoder.load(model))
-
-
-def _is_index(model: str) -> bool:
-    from hce.index.manifest import MANIFEST_FILE
-
-    return (Path(model) / MANIFEST_FILE).is_file()
+    return Source(model, Index.open(model) if is_index(model) else Encoder.load(model))
 
 
 def _measured(asked: Asked, source: Source) -> Measured:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hce.commands.common import (
+    CorpusArgument,
     EncoderOption,
     JsonOption,
     SeedOption,
@@ -21,9 +22,7 @@ from hce.data.records import USUAL, Reading
 
 @with_reading
 def generate_queries(
-    corpus: Annotated[
-        Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, or -")
-    ],
+    corpus: CorpusArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new .jsonl file", show_default=False)],
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="NAME|DIR|HUB-ID", help="smollm2, or a doc2query or causal model")

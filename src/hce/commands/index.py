@@ -308,12 +308,10 @@ def _refuse_without_engine(path: Path) -> None:
     Raises:
         InputError: that is so.
     """
-    from hce.index.manifest import MANIFEST_FILE
+    from hce.index.manifest import is_index
     from hce.index.mirror import POINTER_FILE
-    from hce.index.store import STORE_FILE
 
-    is_index = (path / STORE_FILE).is_file() and (path / MANIFEST_FILE).is_file()
-    if is_index and not any(path.glob("engine*")) and not (path / POINTER_FILE).is_file():
+    if is_index(path) and not any(path.glob("engine*")) and not (path / POINTER_FILE).is_file():
         raise InputError(
             f"{path} is an index, whole but for its engine; 'hce rebuild {path}' builds that, as would the first search"
         )
@@ -323,10 +321,9 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
     """Load the documents of a new index from whatever holds them, another index included."""
     from hce.data.corpus import Corpus
     from hce.index.index import Index
-    from hce.index.manifest import MANIFEST_FILE
-    from hce.index.store import STORE_FILE
+    from hce.index.manifest import is_index
 
-    if not ((path / STORE_FILE).is_file() and (path / MANIFEST_FILE).is_file()):
+    if not is_index(path):
         return shared_corpus(path, reading, output)
     with Index.open(path) as opened:
         return Corpus.from_documents(opened, name=path.absolute().name)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hce.commands.common import IndexArgument, JsonOption, err, out, print_json
+from hce.commands.common import IndexArgument, JsonOption, answer, err
 
 
 def serve(
@@ -53,12 +53,9 @@ def serve(
         url = url_of(host, listener)
 
         def started() -> None:
-            if as_json:
-                print_json({"url": url, "documents": len(opened), "token": made_up})
-            else:
-                out.print(f"{len(opened):,} documents at {url} (Ctrl-C stops)", markup=False, soft_wrap=True)
-                if made_up:
-                    out.print(f"writing needs the token {made_up}", markup=False, soft_wrap=True)
+            told = f"\nwriting needs the token {made_up}" if made_up else ""
+            facts = {"url": url, "documents": len(opened), "token": made_up}
+            answer(f"{len(opened):,} documents at {url} (Ctrl-C stops){told}", facts, as_json)
             if open_browser:
                 webbrowser.open(url)
 

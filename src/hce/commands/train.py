@@ -12,16 +12,19 @@ import typer
 
 from hce.commands.common import (
     LARGEST_SEED,
+    CorpusArgument,
     EncoderOption,
     JsonOption,
     MemoryOption,
     SeedOption,
+    answer,
     copies_of_parts,
     err,
     interruptible,
     out,
     print_json,
     require_parent,
+    resigned,
     shared_corpus,
     with_reading,
 )
@@ -35,8 +38,8 @@ from hce.progress import progress_bar
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
+    from hce.training.history import Epoch
     from hce.training.recipe import Recipe
-    from hce.training.state import Epoch
 
 
 RecipeName = Literal["measured", "paper"]
@@ -54,9 +57,7 @@ class LabelFiles(NamedTuple):
 
 @with_reading
 def train(
-    corpus: Annotated[
-        Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, or -")
-    ],
+    corpus: CorpusArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
     encoder: EncoderOption = "static",
     queries: Annotated[Path | None, typer.Option(help="queries of labelled pairs (JSONL or TSV)")] = None,
@@ -126,21 +127,12 @@ def train(
             delete_whole(copies_of_parts(output))
     if not first:
         return
-    if as_json:
-        print_json(
-            {
-                "model": str(output),
-                "before": result.before,
-                "after": result.after,
-                "stages": result.stages,
-                "mix": result.mix,
-                "shares": result.encoder.shares,
-            }
-        )
-    else:
-        out.print(f"{result.recipe.mode} training; {improvement(result)}", soft_wrap=True)
-        trusted = "" if len(result.encoder.shares) == 1 else ", trust_remote_code=True"
-        out.print(f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it", soft_wrap=True)
+    shares = result.encoder.shares
+    trusted = "" if len(shares) == 1 else ", trust_remote_code=True"
+    brought = f"{result.recipe.mode} training; {improvement(result)}"
+    loads = f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it"
+    facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
+    answer(f"{brought}\n{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
 
 
 def report(
@@ -166,13 +158,10 @@ def report(
     text = page(folder)
     with open_atomically(output) as file:
         file.write(text)
-    if as_json:
-        measured = {"before": folder.facts.before, "after": folder.facts.after, "stages": folder.facts.stages}
-        print_json({"report": str(output), **measured})
-    else:
-        facts = folder.facts
-        out.print(f"{facts.metric}: {gains(facts.before, facts.stages, facts.after)}", soft_wrap=True)
-        out.print(f"the report is in {output}; any browser shows it", soft_wrap=True)
+    facts = folder.facts
+    gained = f"{facts.metric}: {gains(facts.before, facts.stages, facts.after)}"
+    measured = {"before": facts.before, "after": facts.after, "stages": facts.stages}
+    answer(f"{gained}\nthe report is in {output}; any browser shows it", {"report": str(output), **measured}, as_json)
 
 
 def demo(
@@ -214,9 +203,7 @@ def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
             )
         )
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
-    return function
+    return resigned(function, parameters)
 
 
 @contextmanager

@@ -73,9 +73,9 @@ def _ids(path: Path, saved: Path) -> list[str | None] | None:
     """Return the ids of the documents of a saved tree, None for one that was removed since; only an index has them."""
     from hce.index.hierarchy import NumberedHierarchy
     from hce.index.index import Index
-    from hce.index.store import STORE_FILE
+    from hce.index.manifest import is_index
 
-    if not (path / STORE_FILE).is_file():
+    if not is_index(path):
         return None
     numbers = NumberedHierarchy.load(saved).numbers.tolist()
     with Index.open(path) as opened, opened.reading() as reader:

@@ -57,8 +57,8 @@ class Bench:
         tested: the queries that are measured, by split.
         task: what every system is given; none of its labels is measured.
         encoder: what `task.encoder` names.
-        measures: names, see `hce.evaluation.measures.parse_measure`.
-        models: a folder to keep the models of trained systems in, SYSTEM-SEED each; None keeps none.
+        measures: see `open`.
+        models: see `open`; None keeps none.
     """
 
     output: Path
@@ -84,7 +84,29 @@ class Bench:
         models: str | Path | None = None,
         progress: bool = False,
     ) -> Bench:
-        """Read a BEIR folder, to measure on the splits named in `tested`; for the rest, see `compare`."""
+        """Read a BEIR folder.
+
+        Where the folder has a train split, systems that learn from labels do; they choose by its dev split, or by a
+        tenth of the train queries held out, the same for all. The splits that are measured are used for nothing else.
+
+        Args:
+            folder: corpus.jsonl, queries.jsonl and qrels/.
+            output: where finished results are kept; it may hold some already.
+            tested: the splits that are measured.
+            encoder: what every dense system starts from.
+            measures: names, see `hce.evaluation.measures.parse_measure`; the first one says which rival is the best.
+            generated: a file of generated queries.
+            language_model: what writes for systems that have a language model write (seal): "smollm2" (bundled), a
+                directory, or a hub id.
+            settings: fields of the recipe, the same for all; by default those of `hce train`. Rivals train the encoder
+                alone, and HCE what `hce train` trains: companions too, unless `train` says otherwise.
+            models: a folder to keep the models of trained systems in, SYSTEM-SEED each; a system that was finished
+                without is run again.
+            progress: show bars.
+
+        Raises:
+            InputError: an unknown measure or split, or files that cannot be used.
+        """
         for measure in measures:
             parse_measure(measure)
         if not tested:
@@ -209,58 +231,29 @@ def compare(
     output: str | Path,
     systems: Sequence[str] = (),
     *,
-    encoder: str = "static",
     split: str = "test",
-    measures: Sequence[str] = MEASURES,
     seeds: int = 1,
-    generated: str | Path | None = None,
-    language_model: str = BUNDLED,
-    settings: Mapping[str, Any] | None = None,
-    models: str | Path | None = None,
-    progress: bool = False,
     on_result: Callable[[Finished], None] = lambda finished: None,
+    **options: Any,
 ) -> Comparison:
     """Compare systems on a BEIR folder.
-
-    Where the folder has a train split, systems that learn from labels do; they choose by its dev split, or by a tenth
-    of the train queries held out, the same for all. The split that is measured is used for nothing else.
 
     Args:
         folder: corpus.jsonl, queries.jsonl and qrels/.
         output: where finished results are kept; it may hold some already.
         systems: names, see `hce.comparison.systems`; none means those that this collection and encoder allow. Beside
             HCE, the same training without the tree is always among them.
-        encoder: what every dense system starts from.
         split: what is measured.
-        measures: names, see `hce.evaluation.measures.parse_measure`; the first one says which rival is the best.
         seeds: how many seeds to train with.
-        generated: a file of generated queries.
-        language_model: what writes for systems that have a language model write (seal): "smollm2" (bundled), a
-            directory, or a hub id.
-        settings: fields of the recipe, the same for all; by default those of `hce train`. Rivals train the encoder
-            alone, and HCE what `hce train` trains: companions too, unless `train` says otherwise.
-        models: a folder to keep the models of trained systems in, SYSTEM-SEED each; a system that was finished without
-            is run again.
-        progress: show bars.
         on_result: called as each system is finished.
+        options: what else `Bench.open` takes: the encoder, measures, settings and the like.
 
     Raises:
         InputError: an unknown system, measure or split, a system that lacks what it needs, or an unusable output.
     """
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
-    bench = Bench.open(
-        folder,
-        output,
-        [split],
-        encoder=encoder,
-        measures=measures,
-        generated=generated,
-        language_model=language_model,
-        settings=settings,
-        models=models,
-        progress=progress,
-    )
+    bench = Bench.open(folder, output, [split], **options)
     names = choose(list(systems), bench.task, static=bench.encoder.is_static)
     return bench.compare(names, seeds, on_result)[split]
 
@@ -292,7 +285,7 @@ def keep(
     """
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     path = folder / f"{name}-{key}.json"
-    cached = path.is_file() and is_enough(_kept(path))
+    cached = path.is_file() and is_enough(_kept(path, lambda kept: kept))
     if not cached:
         work = unfinished(path)
         try:
@@ -301,20 +294,17 @@ def keep(
             raise InputError(f"{folder}: cannot be made a folder ({error.strerror}); choose another place") from error
         write_json(path, {"identity": identity, "result": run(work)})
         delete_whole(work)
-    try:
-        return read(_kept(path)), cached
-    except (TypeError, KeyError) as error:
-        raise FormatError(f"{path} is no result of a comparison ({error}); delete it to run it again") from error
+    return _kept(path, read), cached
 
 
-def _kept(path: Path) -> Any:
-    """Read what is kept in a file.
+def _kept(path: Path, read: Callable[[Any], T]) -> T:
+    """Make the result of what is kept in a file.
 
     Raises:
-        FormatError: it is damaged.
+        FormatError: the file is damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["result"]
+        return read(json.loads(path.read_text(encoding="utf-8"))["result"])
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{path} is no result of a comparison ({error}); delete it to run it again") from error
 

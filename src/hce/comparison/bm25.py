@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.comparison.task import LACKS, Built, Task, searched_by_vectors
+from hce.comparison.task import LACKS, Built, Task, best_hits, queries_by_document, searched_by_vectors
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.evaluate import HasScore, Searcher
 from hce.evaluation.runs import Scored
-from hce.search.exact import best_first
 from hce.search.fusion import candidates_for
 
 try:
@@ -60,9 +59,7 @@ class BM25Searcher:
     def _search(self, words: list[str], k: int) -> list[Scored]:
         if not words:
             return []
-        scores = self.retriever.get_scores(words)
-        best = best_first(scores, k).tolist()
-        return [Scored(self.ids[position], float(scores[position])) for position in best if scores[position] > 0]
+        return best_hits(self.ids, self.retriever.get_scores(words), k, above=0)
 
     @property
     def nbytes(self) -> int:
@@ -84,11 +81,8 @@ def build_bm25_with_queries(task: Task) -> Built:
 
 def expanded_texts(corpus: Corpus, generated: Labels) -> Iterable[str]:
     """Return each document's text followed by its generated queries."""
-    queries_of: dict[str, list[str]] = {}
-    for query_id in generated.qrels:
-        for document_id in generated.qrels.positives(query_id):
-            queries_of.setdefault(document_id, []).append(generated.queries[query_id].text)
-    return (" ".join([document.full_text, *queries_of.get(document.id, [])]) for document in corpus)
+    queries = queries_by_document(generated)
+    return (" ".join([document.full_text, *queries.get(document.id, [])]) for document in corpus)
 
 
 class ReciprocalRanks(NamedTuple):

@@ -15,37 +15,42 @@ import time
 import numpy as np
 
 from hce.comparison.generative import Alphabet, IdNetwork
-from hce.comparison.generative_training import LossesOf, Prepared, built, fit, identifier_losses, searcher_of
+from hce.comparison.generative_training import Prepared, built, identifier_losses, searcher_of
 from hce.comparison.identifiers import atomic_identifiers, clustered_identifiers
 from hce.comparison.task import Built, Task
 
-MOST_ATOMIC = 250_000  # rows of the head; with what the optimiser keeps of each, 1.5 GB at a width of 384
 BRANCHING, LEAF = 10, 100
 
 
 def build_dsi_atomic(task: Task) -> Built:
     """Train DSI with one symbol a document."""
-    codes = atomic_identifiers(len(task.corpus), MOST_ATOMIC)
-    return trained_writer(Prepared.of(task), codes, Alphabet(len(codes), 1), "dsi-atomic")
+    codes = atomic_identifiers(len(task.corpus))
+    return trained_writer(Prepared.of(task), codes, "dsi-atomic")
 
 
 def build_dsi(task: Task) -> Built:
     """Train DSI with ids of clusters."""
+    return trained_on_clusters(task, "dsi", BRANCHING, LEAF)
+
+
+def trained_on_clusters(
+    task: Task, name: str, branching: int, leaf: int, kind: type[IdNetwork] = IdNetwork, *, by_step: bool = False
+) -> Built:
+    """Train a network to write ids of clusters; see `clustered_identifiers` and `trained_writer`."""
     prepared = Prepared.of(task)
     start = time.perf_counter()
-    codes = clustered_identifiers(prepared.vectors(), BRANCHING, LEAF, seed=prepared.recipe.seed)
-    alphabet = Alphabet(int(codes.max()) + 1, codes.shape[1])
-    return trained_writer(prepared, codes, alphabet, "dsi", indexing_seconds=time.perf_counter() - start)
+    codes = clustered_identifiers(prepared.vectors(), branching, leaf, seed=prepared.recipe.seed)
+    seconds = time.perf_counter() - start
+    return trained_writer(prepared, codes, name, kind, by_step=by_step, indexing_seconds=seconds)
 
 
 def trained_writer(
     prepared: Prepared,
     codes: np.ndarray,
-    alphabet: Alphabet,
     name: str,
     kind: type[IdNetwork] = IdNetwork,
-    losses_of: LossesOf = identifier_losses,
     *,
+    by_step: bool = False,
     indexing_seconds: float = 0.0,
 ) -> Built:
     """Train a network to write identifiers that stay as they are.
@@ -53,23 +58,13 @@ def trained_writer(
     Args:
         prepared: what to train on.
         codes: the identifiers, of shape (documents, steps), padded with −1.
-        alphabet: what they are written in.
         name: of the system.
         kind: the class of the network.
-        losses_of: returns what gives the loss of each example.
+        by_step: see `Alphabet`.
         indexing_seconds: what it took to make the identifiers.
     """
+    alphabet = Alphabet(int(codes.max()) + 1, codes.shape[1], by_step)
     network = prepared.network(alphabet, kind)
-    searcher = searcher_of(network, prepared.task.corpus, codes)
-    done = fit(
-        network,
-        losses_of(network, codes),
-        prepared.stream,
-        prepared.recipe,
-        prepared.budget,
-        checkpoints=prepared.checkpoints(name),
-        measure=prepared.dev_measure(searcher),
-        progress=prepared.task.progress,
-        title=name,
-    )
-    return built(prepared, searcher, done, indexing_seconds, steps_of_an_id=codes.shape[1], symbols=alphabet.size)
+    searcher = searcher_of(network, prepared.task.corpus.ids, codes)
+    done = prepared.fit(network, identifier_losses(network, codes), name, searcher=searcher)
+    return built(searcher, done, indexing_seconds, steps_of_an_id=alphabet.steps, symbols=alphabet.size)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hce.comparison.identifiers import Trie, beam_search
+from hce.comparison.task import hits_of
 from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import BUNDLED, Encoder, fast_dtype
 from hce.errors import InputError, one_line
@@ -206,10 +208,10 @@ class DecoderLayer(nn.Module):
 class FreshDecoder(nn.Module):
     """A small decoder that starts at random, for a reader that came without one."""
 
-    def __init__(self, width: int, steps: int, layers: int = LAYERS) -> None:
+    def __init__(self, width: int, steps: int) -> None:
         super().__init__()
         self.positions = nn.Parameter(0.02 * torch.randn(steps, width))
-        self.layers = nn.ModuleList(DecoderLayer(width) for _ in range(layers))
+        self.layers = nn.ModuleList(DecoderLayer(width) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, inputs: Tensor, memory: EncodedTexts) -> Tensor:
@@ -341,7 +343,7 @@ class IdNetwork(nn.Module):
         return scores_of(states.reshape(-1, self.width), rows, 1.0).view(*states.shape[:-1], -1)
 
     def next_scores(self, memory: EncodedTexts, prefixes: Tensor) -> Tensor:
-        """See `Scorer`."""
+        """Return log p of all symbols after prefixes of shape (B, W, t), of shape (B, W, size)."""
         states = self.states(memory, prefixes)[:, :, -1]
         return self.logits(states, prefixes.shape[2], prefixes).log_softmax(-1)
 
@@ -358,6 +360,10 @@ class IdNetwork(nn.Module):
     def losses(self, memory: EncodedTexts, codes: Tensor) -> Tensor:
         """Return −log p of each text's identifier, of shape (B,): one contrastive loss a step, added up."""
         return sequence_losses(self.step_logits(memory, codes), codes)
+
+    def training_losses(self, texts: Sequence[str], codes: Tensor) -> Tensor:
+        """Return what training brings down for each text and its document's identifier (B, steps), of shape (B,)."""
+        return self.losses(self.read(texts), codes)
 
     def _computing(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
@@ -466,15 +472,14 @@ class GenerativeSearcher:
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k documents with the most probable identifiers for each query, best first."""
         self.network.eval()
-        found = []
+        found: list[list[Scored]] = []
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             asked = list(queries[start : start + QUERIES_AT_ONCE])
             with torch.inference_mode():
                 memory = self.network.read(asked)
-            best = beam_search(self.network, memory, len(asked), self.trie, max(self.beam, k), k)
-            for row in zip(best.positions.tolist(), best.scores.tolist(), strict=True):
-                pairs = zip(*row, strict=True)
-                found.append([Scored(self.ids[position], score) for position, score in pairs if position >= 0])
+            scores = partial(self.network.next_scores, memory)
+            best = beam_search(scores, len(asked), self.trie, max(self.beam, k), k)
+            found += [hits_of(self.ids, *row) for row in zip(*best, strict=True)]
         return found
 
 

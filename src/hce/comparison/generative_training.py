@@ -10,24 +10,16 @@ A run is kept in checkpoints as `hce.train` keeps its own; one that was killed e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import chain, count
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.optimization import Adafactor
 
-from hce.comparison.generative import (
-    Alphabet,
-    GenerativeSearcher,
-    IdNetwork,
-    new_network,
-    parameter_count,
-)
+from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, new_network, parameter_count
 from hce.comparison.identifiers import Trie
 from hce.comparison.task import Built, Task
 from hce.data.corpus import Corpus
@@ -39,10 +31,11 @@ from hce.evaluation.evaluate import evaluate
 from hce.files import checked_fields
 from hce.processes import seed_step
 from hce.progress import progress_bar
-from hce.training.pairs import Batch, PairSource, batch_count
+from hce.training.pairs import Batch, batch_count, endless
 from hce.training.recipe import Recipe, Supervision
 from hce.training.sources import Sources, sources_and_devset
 from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
+from hce.training.steps import new_optimizer, rate_share
 
 FIRST_TOKENS = 32  # of a document, which DSI reads to its id
 STARTS_SHARE = 0.5  # of the examples made of documents
@@ -121,12 +114,6 @@ class MixedStream:
         ]
 
 
-def endless(source: PairSource, size: int, step: int) -> Iterator[Batch]:
-    """Yield a source's batches from a step on, turn after turn."""
-    turns, first = divmod(step, batch_count(len(source), size))
-    return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
-
-
 def joined_examples(parts: list[Examples]) -> Examples:
     """Put examples one below another."""
     return Examples(
@@ -169,10 +156,10 @@ class Budget(NamedTuple):
     epochs: int
     steps: int
 
-    @classmethod
-    def of(cls, recipe: Recipe, documents: int) -> Budget:
-        """Return what every trained system may spend."""
-        return cls(recipe.epochs, batch_count(recipe.epoch_pairs or documents, recipe.batch_size))
+    @property
+    def total(self) -> int:
+        """How many steps there are in all."""
+        return self.epochs * self.steps
 
 
 def fit(
@@ -210,19 +197,18 @@ def fit(
     """
     run = _Run(network, recipe, budget, checkpoints)
     run.resume()
-    total = budget.epochs * budget.steps
-    with progress_bar(title, total, "steps", show=progress) as advance:
+    with progress_bar(title, budget.total, "steps", show=progress) as advance:
         advance(run.done.step)
         examples = stream.from_step(run.done.step)
         saved = time.monotonic()
-        while run.done.step < total:
+        while run.done.step < budget.total:
             began = time.perf_counter()
             run.take(next(examples), losses)
             if run.done.step % budget.steps == 0:
                 run.close_epoch(measure)
             run.done.seconds += time.perf_counter() - began
             advance(1)
-            if run.done.step == total or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+            if run.done.step == budget.total or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 run.save()
                 saved = time.monotonic()
     if run.best is not None:
@@ -239,7 +225,8 @@ class _Run:
     ) -> None:
         self.network, self.recipe, self.budget, self.checkpoints = network, recipe, budget, checkpoints
         self.rates = [FRESH_RATE, min(recipe.learning_rate, KNOWN_RATE)]
-        self.optimizer = _optimizer([network.fresh, network.known], self.rates, recipe)
+        groups = zip([network.fresh, network.known], self.rates, strict=True)
+        self.optimizer = new_optimizer(recipe.optimizer, groups)
         self.done = Progress()
         self.best: dict[str, Tensor] | None = None
 
@@ -275,12 +262,9 @@ class _Run:
 
     def _set_learning_rates(self) -> None:
         """Let the rates rise linearly, then fall linearly to 0, as a function of the step alone."""
-        total = self.budget.epochs * self.budget.steps
-        warmup = max(self.recipe.warmup, LEAST_WARMUP) * total
-        rising = (self.done.step + 1) / max(1.0, warmup)
-        falling = (total - self.done.step) / max(1.0, total - warmup)
+        share = rate_share(self.done.step, self.budget.total, max(self.recipe.warmup, LEAST_WARMUP))
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * min(1.0, rising, falling)
+            group["lr"] = rate * share
 
     def save(self) -> None:
         """Write a checkpoint, if there is a place for it."""
@@ -292,8 +276,7 @@ class _Run:
             **prefixed("best", self.best or {}),
             **state.tensors,
         }
-        done = {name: getattr(self.done, name) for name in ("step", "seconds", "loss", "history", "best")}
-        self.checkpoints.save(Checkpoint(tensors, {"progress": done, "optimizer": state.facts}))
+        self.checkpoints.save(Checkpoint(tensors, {"progress": asdict(self.done), "optimizer": state.facts}))
 
     def resume(self) -> None:
         """Take up what an earlier process left, if there is something.
@@ -320,13 +303,6 @@ class _Run:
                 f"{self.checkpoints.folder}: the state of the run is damaged ({one_line(error)}); "
                 "delete this folder and train from the start"
             ) from error
-
-
-def _optimizer(parameters: list[list[nn.Parameter]], rates: list[float], recipe: Recipe) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = [{"params": each, "lr": rate} for each, rate in zip(parameters, rates, strict=True)]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
-    return Adafactor(groups, relative_step=False, scale_parameter=False)
 
 
 # ----------------------------------------------------------------------------------------------------------- a system
@@ -362,8 +338,9 @@ class Prepared:
 
     @property
     def budget(self) -> Budget:
-        """How long to train."""
-        return Budget.of(self.recipe, len(self.task.corpus))
+        """What every trained system may spend."""
+        pairs = self.recipe.epoch_pairs or len(self.task.corpus)
+        return Budget(self.recipe.epochs, batch_count(pairs, self.recipe.batch_size))
 
     def network(self, alphabet: Alphabet, kind: type[IdNetwork] = IdNetwork) -> IdNetwork:
         """Make a network that reads with the task's encoder."""
@@ -371,16 +348,43 @@ class Prepared:
 
     def vectors(self) -> np.ndarray:
         """Encode the documents, of shape (N, n), as they are seen before training."""
-        place = None if self.task.folder is None else Path(self.task.folder) / "vectors"
+        place = self.task.folder and self.task.folder / "vectors"
         return encode_corpus(self.encoder, self.task.corpus, place, progress=self.task.progress)
 
-    def checkpoints(self, name: str, **more: Any) -> CheckpointFolder | None:
-        """Return the place of a run's state, by a name of its own; None where the task has no folder.
+    def fit(
+        self,
+        network: IdNetwork,
+        losses: Callable[[Examples], Tensor],
+        name: str,
+        *,
+        stream: Stream | None = None,
+        budget: Budget | None = None,
+        searcher: GenerativeSearcher | None = None,
+    ) -> Progress:
+        """Train a network as `fit` does, by the task's recipe, and keep the state of the run in the task's folder.
 
         Args:
-            name: of the run and its folder.
-            more: what else the run depends on, as JSON.
+            network: what is trained.
+            losses: gives the loss of each example, of shape (B,).
+            name: of the run and the folder of its state.
+            stream: the examples; by default the task's.
+            budget: how long; by default what every trained system may spend.
+            searcher: what is measured on dev after each epoch; None keeps the last weights.
         """
+        return fit(
+            network,
+            losses,
+            stream or self.stream,
+            self.recipe,
+            budget or self.budget,
+            checkpoints=self.checkpoints(name),
+            measure=None if searcher is None else self.dev_measure(searcher),
+            progress=self.task.progress,
+            title=name,
+        )
+
+    def checkpoints(self, name: str) -> CheckpointFolder | None:
+        """Return the place of a run's state, by a name of its own; None where the task has no folder."""
         task = self.task
         if task.folder is None:
             return None
@@ -392,9 +396,8 @@ class Prepared:
             "set of dev queries": task.dev and task.dev.digest,
             "system": name,
             **{f"setting {key}": value for key, value in self.recipe.as_dict().items()},
-            **more,
         }
-        return CheckpointFolder(Path(task.folder) / name, identity)
+        return CheckpointFolder(task.folder / name, identity)
 
     def dev_measure(self, searcher: GenerativeSearcher) -> Callable[[], float] | None:
         """Return what measures a searcher on the labelled dev queries by a narrow beam; None where there are none."""
@@ -405,29 +408,23 @@ class Prepared:
         return lambda: evaluate(narrow, *dev, [METRIC], depth=DEV_BEAM).means[METRIC]
 
 
-def searcher_of(network: IdNetwork, corpus: Corpus, codes: np.ndarray) -> GenerativeSearcher:
-    """Let a network search a corpus by identifiers, of shape (documents, steps)."""
-    return GenerativeSearcher(network, corpus.ids, Trie(codes, network.device))
-
-
-LossesOf = Callable[[IdNetwork, np.ndarray], Callable[[Examples], Tensor]]
-"""Given a network and identifiers of shape (documents, steps): what gives the loss of each example, of shape (B,)."""
+def searcher_of(network: IdNetwork, ids: Sequence[str], codes: np.ndarray) -> GenerativeSearcher:
+    """Let a network search documents by identifiers, of shape (documents, steps)."""
+    return GenerativeSearcher(network, ids, Trie(codes, network.device))
 
 
 def identifier_losses(network: IdNetwork, codes: np.ndarray) -> Callable[[Examples], Tensor]:
-    """Return what gives −log p of each example's identifier."""
+    """Return what gives the loss of each example, for identifiers of shape (documents, steps)."""
     table = torch.from_numpy(codes).to(network.device)
 
     def losses(examples: Examples) -> Tensor:
         positions = torch.from_numpy(examples.positions).to(network.device)
-        return network.losses(network.read(examples.texts), table[positions])
+        return network.training_losses(examples.texts, table[positions])
 
     return losses
 
 
-def built(
-    prepared: Prepared, searcher: GenerativeSearcher, done: Progress, indexing_seconds: float, **facts: Any
-) -> Built:
+def built(searcher: GenerativeSearcher, done: Progress, indexing_seconds: float, **facts: Any) -> Built:
     """Build the system that training gave: its index is its weights."""
     weights = parameter_count(searcher.network)
     found = {"parameters": weights, "epochs": len(done.history), "steps": done.step, "best_epoch": done.best, **facts}

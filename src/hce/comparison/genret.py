@@ -49,7 +49,6 @@ from hce.comparison.generative_training import (
     Prepared,
     Stream,
     built,
-    fit,
     identifier_losses,
     joined_examples,
     searcher_of,
@@ -345,7 +344,7 @@ class Tokeniser:
 
     def _learn_step(self, step: int, codes: np.ndarray) -> np.ndarray:
         starting = max(1, round(STARTING_SHARE * self.budget))
-        place = self.prepared.task.folder and Path(self.prepared.task.folder) / f"genret-{step + 1}-symbols.json"
+        place = self.prepared.task.folder and self.prepared.task.folder / f"genret-{step + 1}-symbols.json"
         with learning_alone(self.network, self.network.alphabet.at(step)):
             self._train(f"genret-{step + 1}-start", codes, starting, quantised=False)
             if not (place and place.is_file()):  # else what comes next is finished, and has its codebook
@@ -355,16 +354,9 @@ class Tokeniser:
 
     def _train(self, name: str, codes: np.ndarray, steps: int, *, quantised: bool) -> None:
         prepared = self.prepared
-        done = fit(
-            self.network,
-            tokenisation_losses(self.network, prepared.task.corpus, codes, quantised=quantised),
-            GroupedStream(prepared.stream, groups_of(codes), prepared.recipe.seed),
-            prepared.recipe,
-            Budget(1, steps),
-            checkpoints=prepared.checkpoints(name),
-            progress=prepared.task.progress,
-            title=name,
-        )
+        losses = tokenisation_losses(self.network, prepared.task.corpus, codes, quantised=quantised)
+        stream = GroupedStream(prepared.stream, groups_of(codes), prepared.recipe.seed)
+        done = prepared.fit(self.network, losses, name, stream=stream, budget=Budget(1, steps))
         self.seconds += done.seconds
         self.steps += done.step
 
@@ -416,26 +408,16 @@ def build_genret(task: Task) -> Built:
     documents = len(task.corpus)
     size = max(2, codebook_size(documents))
     network = prepared.network(Alphabet(size, STEPS + digits_for(documents, size), by_step=True))
-    total = prepared.budget.epochs * prepared.budget.steps
-    epochs = math.ceil(prepared.budget.epochs / 2)
+    total, epochs = prepared.budget.total, math.ceil(prepared.budget.epochs / 2)
     final = Budget(epochs, max(1, round(FINAL_SHARE * total / epochs)))
-    tokeniser = Tokeniser(prepared, network, size, max(2, (total - final.epochs * final.steps) // STEPS))
+    tokeniser = Tokeniser(prepared, network, size, max(2, (total - final.total) // STEPS))
     codes = tokeniser.learn()
     identifiers = numbered(codes, size)
-    searcher = searcher_of(network, task.corpus, identifiers)
+    searcher = searcher_of(network, task.corpus.ids, identifiers)
     indexing = time.perf_counter() - start - tokeniser.seconds
-    done = fit(
-        network,
-        identifier_losses(network, identifiers),
-        prepared.stream,
-        prepared.recipe,
-        final,
-        checkpoints=prepared.checkpoints("genret"),
-        measure=prepared.dev_measure(searcher),
-        progress=task.progress,
-        title="genret",
-    )
+    losses = identifier_losses(network, identifiers)
+    done = prepared.fit(network, losses, "genret", budget=final, searcher=searcher)
     done.seconds += tokeniser.seconds
     done.step += tokeniser.steps
     shared = int((identifiers[:, STEPS:] != NONE).any(axis=1).sum())
-    return built(prepared, searcher, done, max(0.0, indexing), symbols=size, steps_of_an_id=STEPS, shared_ids=shared)
+    return built(searcher, done, max(0.0, indexing), symbols=size, steps_of_an_id=STEPS, shared_ids=shared)

@@ -7,9 +7,9 @@ symbols, each given those before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,23 +19,22 @@ from hce.errors import InputError
 from hce.tree.kmeans import spherical_kmeans
 
 NONE = -1
-
-M = TypeVar("M", contravariant=True)
+MOST_ATOMIC = 250_000  # rows of the head; with what the optimiser keeps of each, 1.5 GB at a width of 384
 
 
 # ------------------------------------------------------------------------------------------------------- identifiers
 
 
-def atomic_identifiers(documents: int, most: int) -> np.ndarray:
+def atomic_identifiers(documents: int) -> np.ndarray:
     """Return one symbol of its own for each document, of shape (documents, 1).
 
     Raises:
-        InputError: there are more documents than `most`.
+        InputError: there are more documents than `MOST_ATOMIC`.
     """
-    if documents > most:
+    if documents > MOST_ATOMIC:
         raise InputError(
-            f"{documents:,} documents are too many for atomic ids, which need a weight vector each (limit {most:,}); "
-            "use hierarchical ids (dsi, nci)"
+            f"{documents:,} documents are too many for atomic ids, which need a weight vector each "
+            f"(limit {MOST_ATOMIC:,}); use hierarchical ids (dsi, nci)"
         )
     return np.arange(documents)[:, None]
 
@@ -71,10 +70,7 @@ def clustered_identifiers(vectors: np.ndarray, branching: int, leaf: int, *, see
 
 def padded(paths: Sequence[Sequence[int]]) -> np.ndarray:
     """Put paths of different lengths into one array, of shape (documents, steps), padded with −1."""
-    codes = np.full((len(paths), max(map(len, paths))), NONE, dtype=np.int64)
-    for row, path in enumerate(paths):
-        codes[row, : len(path)] = path
-    return codes
+    return np.ascontiguousarray(np.array(list(zip_longest(*paths, fillvalue=NONE)), dtype=np.int64).T)
 
 
 # -------------------------------------------------------------------------------------------------------------- trie
@@ -138,26 +134,6 @@ class Trie:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def document_of(self, path: Sequence[int]) -> int:
-        """Return the position of the document that has this identifier.
-
-        Raises:
-            InputError: the path leads to no document.
-        """
-        first, count = 0, self.root_children
-        for depth, symbol in enumerate(path):
-            there = self.levels[depth].symbol[first : first + count].tolist() if count else []
-            if symbol not in there:
-                raise InputError(
-                    f"id {_shown(path)} is no valid path: after {_shown(path[:depth]) or 'the start'} comes "
-                    f"{_range(there) if there else 'nothing, as a document ends there'}, not {symbol}"
-                )
-            node = first + there.index(symbol)
-            first, count = (int(each[node]) for each in (self.levels[depth].first_child, self.levels[depth].children))
-        if not path or count:
-            raise InputError(f"id {_shown(path)!r} is no valid path: it ends above the documents")
-        return int(self.levels[len(path) - 1].document[node])
-
 
 def _check(codes: np.ndarray, lengths: np.ndarray) -> None:
     if codes.ndim != 2 or not len(codes):
@@ -184,28 +160,10 @@ def _shown(path: Sequence[int]) -> str:
     return "-".join(map(str, path))
 
 
-def _range(symbols: list[int]) -> str:
-    return str(symbols[0]) if len(symbols) == 1 else f"one of {len(symbols)} from {symbols[0]} to {symbols[-1]}"
-
-
 # -------------------------------------------------------------------------------------------------------- beam search
 
 
-class Scorer(Protocol, Generic[M]):
-    """What gives the next symbol of an identifier its log-probability."""
-
-    def next_scores(self, memory: M, prefixes: Tensor) -> Tensor:
-        """Score all symbols after prefixes of shape (queries, beams, t): log-probabilities (queries, beams, symbols).
-
-        Args:
-            memory: what the queries were read to.
-            prefixes: the symbols so far; t is 0 at first.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """What a search found, best first.
 
     Attributes:
@@ -218,15 +176,15 @@ class Best:
 
 
 @torch.inference_mode()
-def beam_search(scorer: Scorer[M], memory: M, queries: int, trie: Trie, width: int, k: int) -> Best:
+def beam_search(next_scores: Callable[[Tensor], Tensor], queries: int, trie: Trie, width: int, k: int) -> Best:
     """Find the k documents whose identifiers are most probable, among the ways that stay within the trie.
 
     At each depth the `width` best unfinished ways go on. Documents stand aside and compete in the end: so with a width
     of as many as a level has nodes, the result is that of scoring every document.
 
     Args:
-        scorer: what scores symbols.
-        memory: what the queries were read to.
+        next_scores: gives the log-probabilities of all symbols after prefixes of shape (queries, beams, t), of shape
+            (queries, beams, symbols); t is 0 at first.
         queries: how many there are.
         trie: the identifiers.
         width: of the beam.
@@ -240,7 +198,7 @@ def beam_search(scorer: Scorer[M], memory: M, queries: int, trie: Trie, width: i
     prefixes = torch.empty(queries, 1, 0, dtype=torch.int64, device=device)
     positions, scores = [], []
     for level in trie.levels:
-        following = scorer.next_scores(memory, prefixes)  # (Q, W, K)
+        following = next_scores(prefixes)  # (Q, W, K)
         offset = torch.arange(int(count.max()), device=device)
         there = offset < count[..., None]  # (Q, W, C)
         child = torch.where(there, first[..., None] + offset, 0)

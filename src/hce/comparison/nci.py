@@ -14,19 +14,15 @@ A search follows 100 beams.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hce.comparison.dsi import trained_writer
+from hce.comparison.dsi import trained_on_clusters
 from hce.comparison.generative import Alphabet, DecoderLayer, IdNetwork, sequence_losses
-from hce.comparison.generative_training import Examples, Prepared
-from hce.comparison.identifiers import clustered_identifiers
 from hce.comparison.task import Built, Task
 from hce.training.losses import precise
 
@@ -68,19 +64,11 @@ class PrefixAwareNetwork(IdNetwork):
         extra = torch.einsum("pkn,pn->pk", adapted, precise(states.reshape(-1, self.width)))
         return super().logits(states, step, prefixes) + extra.view(*states.shape[:-1], -1)
 
-
-def consistent_losses(network: IdNetwork, codes: np.ndarray) -> Callable[[Examples], Tensor]:
-    """Return what gives −log p of each example's id, the mean of two readings, and how far these lie apart."""
-    table = torch.from_numpy(codes).to(network.device)
-
-    def losses(examples: Examples) -> Tensor:
-        wanted = table[torch.from_numpy(examples.positions).to(network.device)]
-        twice = wanted.repeat(2, 1)
-        logits = network.step_logits(network.read([*examples.texts, *examples.texts]), twice)
-        written = sequence_losses(logits, twice).view(2, -1).mean(0)
-        return written + CONSISTENCY * divergences(logits, wanted)
-
-    return losses
+    def training_losses(self, texts: Sequence[str], codes: Tensor) -> Tensor:
+        """See `IdNetwork.training_losses`: −log p, the mean of two readings, and how far these lie apart."""
+        twice = codes.repeat(2, 1)
+        logits = self.step_logits(self.read([*texts, *texts]), twice)
+        return sequence_losses(logits, twice).view(2, -1).mean(0) + CONSISTENCY * divergences(logits, codes)
 
 
 def divergences(logits: list[Tensor], codes: Tensor) -> Tensor:
@@ -102,11 +90,4 @@ def divergences(logits: list[Tensor], codes: Tensor) -> Tensor:
 
 def build_nci(task: Task) -> Built:
     """Train NCI; the task's generated queries, where there are any, are learned from along with the rest."""
-    prepared = Prepared.of(task)
-    start = time.perf_counter()
-    codes = clustered_identifiers(prepared.vectors(), BRANCHING, LEAF, seed=prepared.recipe.seed)
-    alphabet = Alphabet(int(codes.max()) + 1, codes.shape[1], by_step=True)
-    seconds = time.perf_counter() - start
-    return trained_writer(
-        prepared, codes, alphabet, "nci", PrefixAwareNetwork, consistent_losses, indexing_seconds=seconds
-    )
+    return trained_on_clusters(task, "nci", BRANCHING, LEAF, PrefixAwareNetwork, by_step=True)

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.comparison.task import Built, Task
+from hce.comparison.task import Built, Task, best_hits
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
-from hce.search.exact import best_first, nearest, score_blocks
+from hce.search.exact import nearest, score_blocks
 from hce.training.heldout import labelled_dev
 from hce.training.pairs import LabelledPairs
 
@@ -60,9 +60,7 @@ class NeighbourSearcher:
         asked = self.encoder.encode(queries, "query")
         found: list[list[Scored]] = []
         for rows, products in score_blocks(asked, self.documents):
-            for scores in self.mixed(asked[rows], products):
-                best = best_first(scores, k).tolist()
-                found.append([Scored(self.ids[position], float(scores[position])) for position in best])
+            found += [best_hits(self.ids, scores, k) for scores in self.mixed(asked[rows], products)]
         return found
 
     def mixed(self, asked: np.ndarray, products: np.ndarray) -> np.ndarray:

@@ -37,7 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hce.comparison.task import Built, Task
+from hce.comparison.generative import parameter_count
+from hce.comparison.task import Built, Task, best_hits
 from hce.data.corpus import Corpus
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.runs import Scored
@@ -445,9 +446,7 @@ class SEALSearcher:
         weights = {
             ngram: weight(score, self.substrings.find(ngram).occurrences, size) for ngram, score in written.items()
         }
-        scores = document_scores(self.substrings, weights)
-        best = best_first(scores, k).tolist()
-        return [Scored(self.ids[position], float(scores[position])) for position in best if scores[position] > 0]
+        return best_hits(self.ids, document_scores(self.substrings, weights), k, above=0)
 
 
 def _tokenised(author: Author, corpus: Corpus, *, progress: bool) -> Iterator[list[int]]:
@@ -465,7 +464,7 @@ def build_seal(task: Task) -> Built:
     searcher = SEALSearcher.index(author, task.corpus, progress=task.progress)
     facts = {
         "language_model": task.language_model,
-        "parameters": sum(parameter.numel() for parameter in author.generator.model.parameters()),
+        "parameters": parameter_count(author.generator.model),
         "tokens": searcher.substrings.size,
         "trained": False,
     }

@@ -20,9 +20,8 @@ from typing import Any
 
 from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce.comparison.dsi import build_dsi, build_dsi_atomic
-from hce.comparison.dsi_continual import build_continual
 from hce.comparison.genret import build_genret
-from hce.comparison.incdsi import build_incdsi
+from hce.comparison.incremental import build_continual, build_incdsi
 from hce.comparison.nci import build_nci
 from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
 from hce.comparison.seal import build_seal

@@ -15,21 +15,18 @@ from hce.evaluation.significance import Corrected, Paired, compare_paired, compa
 
 ALPHA = 0.05
 BETTER, WORSE, REFERENCE = "▲", "▼", "◆"
+COSTS = ("training_seconds", "indexing_seconds", "search_ms", "index_bytes")  # of a result, and of a row
 
 
 @dataclass(frozen=True)
 class Result:
-    """One system with one seed, measured.
+    """One system with one seed, measured; for what is not told here, see `hce.comparison.task.Built`.
 
     Attributes:
         system: the system's name.
         seed: the seed of its training.
         per_query: each measure's value for each query.
-        training_seconds: what it took to train.
-        indexing_seconds: what it took to encode or index all documents.
         search_ms: milliseconds a query, asked all at once.
-        index_bytes: the size of what is searched.
-        facts: what else is known of the system.
     """
 
     system: str
@@ -59,7 +56,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One system of the table, its seeds taken together.
+    """One system of the table, its seeds taken together; `COSTS` are means over them.
 
     Attributes:
         system: the system's name.
@@ -67,7 +64,6 @@ class Row:
         scores: by measure.
         is_reference: whether this is the best rival, which the others are tested against.
         versus: by measure, how the system compares with the best rival; p is corrected for the number of systems.
-        training_seconds: and the other costs: means over seeds.
         facts: of the first seed.
         fallbacks: for how many seeds training was thrown away, in words; empty for none.
     """
@@ -211,17 +207,14 @@ def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row
         scores={measure: comparison.score(name, measure) for measure in comparison.measures},
         is_reference=name == comparison.best_rival,
         versus=versus,
-        training_seconds=fmean(result.training_seconds for result in results),
-        indexing_seconds=fmean(result.indexing_seconds for result in results),
-        search_ms=fmean(result.search_ms for result in results),
-        index_bytes=fmean(result.index_bytes for result in results),
         facts=results[0].facts,
         fallbacks=comparison.fallbacks(name),
+        **{cost: fmean(getattr(result, cost) for result in results) for cost in COSTS},
     )
 
 
 def header(measures: Sequence[str]) -> list[str]:
-    """Name the columns of `cells`."""
+    """Name the columns of `table_cells`."""
     return ["system", *measures, "training", "indexing", "search", "index"]
 
 
@@ -296,10 +289,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "about": row.about,
         "scores": {measure: score._asdict() for measure, score in row.scores.items()},
         "versus_best_rival": {measure: compared.as_dict() for measure, compared in row.versus.items()},
-        "training_seconds": row.training_seconds,
-        "indexing_seconds": row.indexing_seconds,
-        "search_ms": row.search_ms,
-        "index_bytes": row.index_bytes,
+        **{cost: getattr(row, cost) for cost in COSTS},
         "facts": row.facts,
         "fallbacks": row.fallbacks,
     }

@@ -7,17 +7,21 @@ budget and the seed. The time it took to get ready is reported with the searcher
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
+from hce.evaluation.runs import Scored
 from hce.generation.generator import BUNDLED
+from hce.search.exact import best_first
 from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
@@ -133,6 +137,29 @@ class System:
             "transformer": not static,
         }
         return None if self.needs is None or there[self.needs] else LACKS[self.needs]
+
+
+def hits_of(ids: Sequence[str], positions: np.ndarray, scores: np.ndarray) -> list[Scored]:
+    """List the documents at some positions with their scores, both of shape (k,); a position of −1 is no document."""
+    pairs = zip(positions.tolist(), scores.tolist(), strict=True)
+    return [Scored(ids[position], score) for position, score in pairs if position >= 0]
+
+
+def best_hits(ids: Sequence[str], scores: np.ndarray, k: int, *, above: float = -np.inf) -> list[Scored]:
+    """List the k documents with the highest scores of shape (N,) above a bound, best first, equal ones in order."""
+    best = best_first(scores, k)
+    best = best[scores[best] > above]
+    return hits_of(ids, best, scores[best])
+
+
+def queries_by_document(*several: Labels | None) -> dict[str, list[str]]:
+    """List the queries that each document answers, by its id."""
+    found: dict[str, list[str]] = {}
+    for labels in filter(None, several):
+        for query_id in labels.qrels:
+            for document_id in labels.qrels.positives(query_id):
+                found.setdefault(document_id, []).append(labels.queries[query_id].text)
+    return found
 
 
 def searched_by_vectors(

@@ -46,6 +46,7 @@ from hce.data.records import (
     text_suffix,
     unreadable,
 )
+from hce.data.text import hash64
 from hce.errors import InputError
 from hce.files import ScratchFolder, open_atomically
 from hce.progress import counted, progress_bar
@@ -358,25 +359,26 @@ class _Checker:
     def add(self, document: Document, where: str) -> bool:
         """Take note of a document; False means: leave it out."""
         if document.is_empty:
-            if document.id in self.empty:
-                raise _duplicate(document.id, self.empty[document.id], where)
-            self.empty[document.id] = where
+            self._leave_out(document.id, where)
             return False
         metadata = _canonical_json(document.metadata, where) if document.metadata else "{}"
         parts = [part.encode() for part in (document.id, document.title, document.text, metadata)]
         self.digest.update(b"".join([data for part in parts for data in (len(part).to_bytes(8, "little"), part)]))
-        self.id_hashes.append(_hash_id(document.id))
+        self.id_hashes.append(hash64(document.id))
         return True
 
     def join(self, part: _Part) -> None:
         """Take note of what was found of a part of the corpus."""
         for doc_id, where in part.empty.items():
-            if doc_id in self.empty:
-                raise _duplicate(doc_id, self.empty[doc_id], where)
-            self.empty[doc_id] = where
+            self._leave_out(doc_id, where)
         if part.id_hashes:
             self.digest.update(part.digest)
             self.id_hashes.extend(part.id_hashes)
+
+    def _leave_out(self, doc_id: str, where: str) -> None:
+        if doc_id in self.empty:
+            raise _duplicate(doc_id, self.empty[doc_id], where)
+        self.empty[doc_id] = where
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
         """Return the fingerprint if all is well; `place` tells where the i-th document stands."""
@@ -387,7 +389,7 @@ class _Checker:
         if not self.id_hashes:
             raise InputError(f"{self.name}: no documents with text in it; give {KNOWN}")
         hashes = np.asarray(self.id_hashes)
-        left_out = np.array([_hash_id(doc_id) for doc_id in self.empty], dtype=hashes.dtype)
+        left_out = np.array([hash64(doc_id) for doc_id in self.empty], dtype=hashes.dtype)
         values, counts = np.unique(np.concatenate([hashes, left_out]), return_counts=True)
         if (counts > 1).any():
             self._refuse_duplicate(documents, place, np.flatnonzero(np.isin(hashes, values[counts > 1])))
@@ -469,7 +471,7 @@ class _JsonlFile(Sequence[Document]):
         return parse_document(parse_json_line(decode_line(self._read(start, size), where), where), self.fields)
 
     def line(self, index: int) -> str:
-        """The file and the line that hold a document."""
+        """Find the file and the line that hold a document."""
         position = 0
         for line in read_lines(self.path):
             if position == self.lines.starts[index]:
@@ -554,7 +556,7 @@ class _Parts(Sequence[Document]):
         return self._file(number)[place]
 
     def place(self, index: int) -> str:
-        """The file and the line or row that hold a document."""
+        """Find the file and the line or row that hold a document."""
         number, place = self._locate(index)
         part, file = self.parts[number], self._file(number)
         return file.line(place) if part.path == part.source else file.next_line(place)
@@ -575,12 +577,8 @@ class _Parts(Sequence[Document]):
         return file
 
 
-def _hash_id(doc_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(doc_id.encode(), digest_size=8).digest(), "little")
-
-
 def _documents_source(path: str | Path) -> Path:
-    """The file or folder that holds the documents: a BEIR folder's corpus file, else `path` itself."""
+    """Find the file or folder that holds the documents: a BEIR folder's corpus file, else `path` itself."""
     if str(path) == STDIN:
         return Path(STDIN)
     path = Path(path)

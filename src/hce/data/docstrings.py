@@ -24,7 +24,7 @@ Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_docstrings(library: Path | None = None) -> Dataset:
-    """Documents, queries and judgments from the docstrings below `library`, by default the standard library.
+    """Make documents, queries and judgments of the docstrings below `library`, by default the standard library.
 
     The document's id is the dotted name of what it documents; its title is empty, as the name would give the answer
     away to a query that repeats it.

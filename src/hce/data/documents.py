@@ -42,7 +42,7 @@ class Document:
         return not self.full_text
 
     def to_json(self) -> str:
-        """One JSONL line, without the line break; metadata that JSON has no type for becomes a string."""
+        """Return one JSONL line, without the line break; metadata that JSON has no type for becomes a string."""
         fields = {"_id": self.id, "title": self.title, "text": self.text, "metadata": self.metadata}
         line = json.dumps(fields, ensure_ascii=False, default=str)
         return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hce.data.corpus import Corpus
 from hce.data.terms import LANGUAGES
+from hce.errors import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") ->
         return
     foreign = foreign_language(_sample(corpus))
     if foreign is not None:
-        _say_once(_notice(corpus.name, foreign, encoder.removesuffix(", fitted"), language))
+        warn_once(logger, _notice(corpus.name, foreign, encoder.removesuffix(", fitted"), language))
 
 
 def _sample(corpus: Corpus) -> Iterable[str]:
@@ -160,8 +161,3 @@ def _notice(corpus: str, foreign: Foreign, encoder: str, language: str) -> str:
         f"{corpus}: most documents seem to be {foreign.name}, and {encoder} was trained on English: words find "
         f"them in any language{stem}; for their meaning take a multilingual encoder, such as {MULTILINGUAL_ENCODER}"
     )
-
-
-@cache
-def _say_once(line: str) -> None:
-    logger.warning("%s", line)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hce.errors import InputError
+from hce.errors import InputError, one_line
 
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 LIBRARIES = {**dict.fromkeys(HTML_SUFFIXES, "selectolax"), ".pdf": "pypdf"}
@@ -36,7 +36,7 @@ class Page(NamedTuple):
 
 
 def is_readable(suffix: str) -> bool:
-    """Whether the library for files of this kind is installed."""
+    """Tell whether the library for files of this kind is installed."""
     return importlib.util.find_spec(LIBRARIES[suffix]) is not None
 
 
@@ -110,7 +110,5 @@ def _pdf(path: Path) -> Page:
     except (InputError, OSError, MemoryError):
         raise
     except Exception as error:  # a damaged file raises whatever its damage leads to
-        raise InputError(
-            f"{path}: not a readable PDF file ({' '.join(str(error).split())[:100]}); save it anew"
-        ) from error
+        raise InputError(f"{path}: not a readable PDF file ({one_line(error)}); save it anew") from error
     return Page(" ".join(str(title).split()), "\n\n".join(filter(None, pages)))

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from hce.data.markup import INSTALL, LIBRARIES, is_readable, read_page
-from hce.errors import InputError, MissingPackageError
+from hce.errors import InputError, MissingPackageError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +137,12 @@ def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
 
 
 def shown_path(path: str | Path) -> str:
-    """How messages call a path."""
+    """Return what messages call a path."""
     return "standard input" if str(path) == STDIN else str(path)
 
 
 def format_suffix(path: str | Path) -> str:
-    """The suffix that tells the format, with .gz looked through: "a.jsonl.gz" → ".jsonl"."""
+    """Return the suffix that tells the format, with .gz looked through: "a.jsonl.gz" → ".jsonl"."""
     path = Path(path)
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
@@ -399,8 +399,9 @@ def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
                     number += 1
                     yield Record(f"{path}, row {number}", fields)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not a readable Parquet file ({reason}); check it or write it again") from error
+        raise InputError(
+            f"{path}: not a readable Parquet file ({one_line(error)}); check it or write it again"
+        ) from error
 
 
 def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
@@ -529,7 +530,7 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def unreadable(path: str | Path, error: OSError) -> InputError:
-    """What to raise when the system refuses to open a file or a folder."""
+    """Return what to raise when the system refuses to open a file or a folder."""
     return InputError(f"{shown_path(path)}: cannot be read ({error.strerror}); check the path and its permissions")
 
 

@@ -6,6 +6,7 @@ import re
 from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
 import tantivy
 
 from hce.errors import InputError
@@ -62,6 +63,11 @@ def spelled_out(text: str) -> str:
 
 def _pairs(run: str) -> list[str]:
     return [run] if len(run) == 1 else [run[place : place + 2] for place in range(len(run) - 1)]
+
+
+def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
+    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)): large for rare terms, above 0 for one in every text."""
+    return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
 def checked_language(language: str) -> str:

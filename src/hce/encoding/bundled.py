@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils import logging as transformers_logging
 
 from hce.checksums import file_sha256
-from hce.errors import FormatError, InputError, MissingPackageError
+from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.files import new_folder
 
 logger = logging.getLogger(__name__)
@@ -212,6 +212,27 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def loading(spec: str, what: str, advice: str) -> Iterator[None]:
+    """Load a model, `what` says of which kind, without transformers' report; say in one line why it cannot be loaded.
+
+    Raises:
+        FormatError: `spec` is a folder, and damaged.
+        InputError: there is no such model; `advice` is what to give.
+    """
+    try:
+        with quiet_transformers():
+            yield
+    except HceError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        if Path(spec).is_dir():
+            raise FormatError(f"{spec}: a damaged {what} ({one_line(error)}); train or copy it again") from error
+        if not isinstance(error, OSError | ValueError | ImportError):
+            raise
+        raise InputError(f"no {what} {spec!r}: {one_line(error)} ({advice})") from error
 
 
 def _cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:

@@ -23,8 +23,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
-from hce.encoding.bundled import load_minilm, load_static, load_table_of, quiet_transformers
-from hce.encoding.side_by_side import SideBySide, load_ours
+from hce.encoding.bundled import load_minilm, load_static, load_table_of, loading, quiet_transformers
+from hce.encoding.side_by_side import SideBySide, load_any
 from hce.encoding.static import WordMemo, document_frequencies, fit_table
 from hce.encoding.tables import (
     NO_LIMIT,
@@ -44,7 +44,7 @@ from hce.encoding.tables import (
     window_of,
 )
 from hce.encoding.word_table import WordTable
-from hce.errors import FormatError, HceError, InputError, one_line
+from hce.errors import InputError
 from hce.files import new_folder
 from hce.progress import progress_bar
 
@@ -307,8 +307,8 @@ class Encoder:
         """Encode texts to unit vectors, float32, of shape (texts, n), rows in the order of the texts.
 
         A text of which the encoder knows no token (to a static one, the empty text is such) has no direction of its
-        own. It gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays 0, as a
-        part has to that stands beside others.
+        own. Such a text gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays
+        0, as a part has to that stands beside others.
 
         Where the encoder `has_states`, `on_tokens` is told of each text's tokens, but for special ones and those of a
         prompt: they come with the same pass.
@@ -362,7 +362,7 @@ class Encoder:
 
     @contextmanager
     def remembering_words(self) -> Iterator[None]:
-        """Within this, a static encoder tokenises each word once: for a corpus that is read again and again."""
+        """Have a static encoder tokenise each word once in this block: for a corpus that is read again and again."""
         if self.is_static and self._words is None:
             self._words = WordMemo.of(self.model[0].tokenizer)
         try:
@@ -422,7 +422,7 @@ class Encoder:
 
     @contextmanager
     def _telling_tokens(self, texts: list[str], kind: Kind, on_tokens: OnTokens | None) -> Iterator[None]:
-        """Within this, `on_tokens` is told of the states that the transformer has for these texts."""
+        """Have `on_tokens` told, in this block, of the states that the transformer has for these texts."""
         if on_tokens is None or self._transformer is None:
             yield
             return
@@ -503,24 +503,12 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
 
 def _load_model(spec: str, local: bool) -> SentenceTransformer:
-    is_folder = Path(spec).is_dir()
-    if is_folder:
+    if Path(spec).is_dir():
         require_model(Path(spec))
-    local = local or is_folder
-    try:
-        with quiet_transformers():
-            ours = load_ours(spec, local=local)
-            model = ours or SentenceTransformer(spec, device="cpu", local_files_only=local)
-    except HceError:
-        raise
-    except Exception as error:  # whatever a damaged file makes its reader raise
-        if is_folder:
-            raise FormatError(f"{spec}: a damaged model ({one_line(error)}); train or copy it again") from error
-        if not isinstance(error, OSError | ValueError | ImportError):
-            raise
-        bundled = " or ".join(f"'{name}'" for name in BUNDLED)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"no encoder {spec!r}: {reason} (give {bundled}, a model directory, or a hub id)") from error
+        local = True
+    bundled = " or ".join(f"'{name}'" for name in BUNDLED)
+    with loading(spec, "encoder", f"give {bundled}, a model directory, or a hub id"):
+        model = load_any(spec, local=local)
     if len(model) and isinstance(model[0], StaticEmbedding):
         require_row_for_each_token(model[0].tokenizer, len(model[0].embedding.weight), spec)
     return model

@@ -1,6 +1,6 @@
 """Reranker: a cross-encoder, which reads a query and a text together and says in one number how well they fit.
 
-It is slower than an encoder by far, since nothing can be computed beforehand, and knows more: it is asked to put the
+A reranker is slower than an encoder by far, since nothing can be computed beforehand, and knows more: it puts the
 first few dozen hits of a search into a better order.
 """
 
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 
-from hce.encoding.bundled import quiet_transformers
+from hce.encoding.bundled import loading
 from hce.encoding.encoder import device_and_dtype
-from hce.errors import FormatError, InputError, one_line
+from hce.errors import InputError
 
 PAIRS_AT_ONCE = 32
+EXAMPLE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 FOR_PAIRS = ("SequenceClassification", "CausalLM", "ConditionalGeneration")  # architectures that can give a score
 
 
@@ -61,22 +62,12 @@ class Reranker:
             FormatError: it is a directory, and damaged.
         """
         device, dtype = device_and_dtype(device, dtype)
-        name, is_folder = str(spec), Path(spec).is_dir()
-        if is_folder:
+        name = str(spec)
+        if Path(spec).is_dir():
             _refuse_other_folders(Path(spec))
-        try:
-            with quiet_transformers():
-                options = {"device": str(device), "local_files_only": local or is_folder}
-                model = CrossEncoder(name, model_kwargs={"dtype": dtype}, **options)
-        except Exception as error:  # whatever a damaged file makes its reader raise
-            if is_folder:
-                raise FormatError(f"{name}: a damaged cross-encoder ({one_line(error)}); copy it again") from error
-            if not isinstance(error, OSError | ValueError | ImportError):
-                raise
-            raise InputError(
-                f"no cross-encoder {name!r}: {one_line(error)} (give a model directory or a hub id, such as "
-                "cross-encoder/ms-marco-MiniLM-L6-v2)"
-            ) from error
+            local = True
+        with loading(name, "cross-encoder", f"give a model directory or a hub id, such as {EXAMPLE}"):
+            model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         _refuse_other_models(model, name)
         return cls(model, name)
 

@@ -70,7 +70,7 @@ class SideBySide(InputModule):
         self.parts[0].max_seq_length = limit
 
     def get_embedding_dimension(self) -> int:
-        """The sum of the parts' dimensions."""
+        """Return the sum of the parts' dimensions."""
         return sum(int(part.get_embedding_dimension()) for part in self.parts)
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -128,7 +128,8 @@ class SideBySide(InputModule):
         try:
             shares = read_json(folder / SHARES_FILE)["shares"]
             centres = load_file(folder / CENTRES_FILE)["centres"] if (folder / CENTRES_FILE).is_file() else None
-            return cls([_load_part(_folder(folder, number), how) for number in range(len(shares))], shares, centres)
+            parts = [load_any(_folder(folder, number), local=True, **how) for number in range(len(shares))]
+            return cls(parts, shares, centres)
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again") from error
 
@@ -170,9 +171,10 @@ OURS: dict[str, type[SideBySide] | type[WordTable]] = {
 }
 
 
-def _load_part(folder: Path, how: dict[str, Any]) -> SentenceTransformer:
-    ours = load_ours(folder, local=True, **how)
-    return ours or SentenceTransformer(str(folder), device="cpu", local_files_only=True, **how)
+def load_any(spec: str | Path, *, local: bool, **how: Any) -> SentenceTransformer:
+    """Load any sentence-transformers model, one of ours too; the arguments are those of `load_ours`."""
+    ours = load_ours(spec, local=local, **how)
+    return ours or SentenceTransformer(str(spec), device="cpu", local_files_only=local, **how)
 
 
 def _folder(parent: str | Path, number: int) -> Path:

@@ -14,6 +14,7 @@ from itertools import chain, islice
 import numpy as np
 from tokenizers import Tokenizer
 
+from hce.data.terms import inverse_document_frequency
 from hce.progress import Advance
 
 TEXTS_AT_ONCE = 4096
@@ -39,11 +40,6 @@ def document_frequencies(
             counts[list(set(encoding.ids))] += 1
         advance(len(batch))
     return counts, total
-
-
-def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
-    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)): large for rare tokens, above 0 for one in every text."""
-    return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ are level with BM25 (docs/LOG.md).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from hce.data.corpus import Corpus
-from hce.data.terms import terms
-from hce.encoding.static import inverse_document_frequency
+from hce.data.terms import inverse_document_frequency, terms
 from hce.encoding.tables import TABLE_FILE, WORDS_FILE, WordRows, check_word_table
 from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json, write_json
@@ -115,7 +114,7 @@ class WordTable(InputModule):
         return features
 
     def get_embedding_dimension(self) -> int:
-        """The length n of a vector."""
+        """Return the length n of a vector."""
         return int(self.table.shape[1])
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -148,13 +147,18 @@ def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in names if options.get(name) is not None}
 
 
-def term_matrix(bags: Sequence[Counter[str]], words: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
-    """Return documents × words: (1 + log tf)·idf, rows of length 1."""
-    row_of = {word: row for row, word in enumerate(words)}
-    known = [{row_of[word]: count for word, count in bag.items() if word in row_of} for bag in bags]
+def count_matrix(bags: Iterable[Counter[str]], column_of: Mapping[str, int], dtype: type) -> sparse.csr_matrix:
+    """Return how often each word that has a column is in each text, of shape (texts, words)."""
+    known = [{column_of[word]: count for word, count in bag.items() if word in column_of} for bag in bags]
     ends = np.cumsum([0, *map(len, known)])
     columns = np.fromiter(chain.from_iterable(known), dtype=np.int64, count=int(ends[-1]))
-    counts = np.fromiter(chain.from_iterable(bag.values() for bag in known), dtype=np.float64, count=len(columns))
-    matrix = sparse.csr_matrix(((1 + np.log(counts)) * idf[columns], columns, ends), shape=(len(bags), len(words)))
+    counts: np.ndarray = np.fromiter(chain.from_iterable(each.values() for each in known), dtype, count=len(columns))
+    return sparse.csr_matrix((counts, columns, ends), shape=(len(known), len(column_of)))
+
+
+def term_matrix(bags: Sequence[Counter[str]], words: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
+    """Return documents × words: (1 + log tf)·idf, rows of length 1."""
+    matrix = count_matrix(bags, {word: column for column, word in enumerate(words)}, np.float64)
+    matrix.data = (1 + np.log(matrix.data)) * idf[matrix.indices]
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
     return (sparse.diags_array(1 / np.where(lengths > 0, lengths, 1)).tocsr() @ matrix).astype(np.float32)

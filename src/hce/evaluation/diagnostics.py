@@ -58,7 +58,7 @@ class Diagnosis:
     skipped: list[str]
 
     def __str__(self) -> str:
-        """A table for people, with the verdict below it."""
+        """Return a table for people, with the verdict below."""
         last = len(self.steps)
         lines = [f"{'step':<14}{'choices':>9}{'accuracy':>10}{'forced':>8}{'reached':>9}{f'beam {self.beam}':>9}"]
         for step in self.steps:
@@ -151,7 +151,7 @@ def _follow(
 
 
 def _hits(chosen: Sequence[np.ndarray], on_the_way: Sequence[np.ndarray]) -> np.ndarray:
-    """Whether one of the nodes that a query chose at a level is on the way, of shape (Q, L)."""
+    """Tell whether one of the nodes that a query chose at a level is on the way, of shape (Q, L)."""
     return np.array(
         [
             [np.isin(nodes[query], right[:, level]).any() for level, nodes in enumerate(chosen)]

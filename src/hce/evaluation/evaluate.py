@@ -139,19 +139,9 @@ class HybridSearcher:
         if self.tokens is not None:
             encode = partial(encode, on_tokens=partial(_ask, self.tokens.space, asked))
         vectors = encode(queries, "query")
-        positions, scores = nearest(vectors, self.dense.vectors, candidates)
-        fused = [
-            search_both(
-                *(self.words, text),
-                numbers=numbers,
-                cosines=cosines,
-                cosines_at=partial(_cosines, self.dense.vectors, vector),
-                candidates=candidates,
-                words_share=self.words_share,
-                k=wanted,
-            )
-            for text, vector, numbers, cosines in zip(queries, vectors, positions, scores, strict=True)
-        ]
+        fused = fused_search(
+            queries, vectors, self.dense.vectors, self.words, candidates, words_share=self.words_share, k=wanted
+        )
         return [self._scored(each, asked.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
 
     def _scored(self, fused: Fused, query: QueryTokens | None) -> list[Scored]:
@@ -164,6 +154,35 @@ class HybridSearcher:
             positions, scores = positions[order], scores[order]
         rows = zip(positions.tolist(), scores.tolist(), strict=True)
         return [Scored(self.dense.ids[position], score) for position, score in rows]
+
+
+def fused_search(
+    queries: Sequence[str],
+    asked: np.ndarray,
+    vectors: np.ndarray,
+    words: Words,
+    candidates: int,
+    *,
+    words_share: float,
+    k: int | None = None,
+) -> list[Fused]:
+    """Search by words and, exactly, by meaning, and fuse what both find; see `hce.search.fusion.search_both`.
+
+    `asked` are the queries' vectors, of shape (queries, n), `vectors` the documents', of shape (N, n); `words` numbers
+    documents by their position.
+    """
+    return [
+        search_both(
+            *(words, text),
+            numbers=positions,
+            cosines=cosines,
+            cosines_at=partial(_cosines, vectors, vector),
+            candidates=candidates,
+            words_share=words_share,
+            k=k,
+        )
+        for text, vector, positions, cosines in zip(queries, asked, *nearest(asked, vectors, candidates), strict=True)
+    ]
 
 
 def _ask(space: TokenSpace, asked: dict[str, QueryTokens], text: str, ids: np.ndarray, states: Tensor) -> None:

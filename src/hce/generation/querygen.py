@@ -6,17 +6,17 @@ written for a document depends on the seed and on the document alone.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.records import JSONL_SUFFIXES
+from hce.data.text import hash64
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
@@ -24,21 +24,8 @@ from hce.files import open_atomically, other_identity, unfinished
 from hce.progress import progress_bar
 from hce.search.exact import score_blocks
 
-
-class QueryWriter(Protocol):
-    """What writes queries; `hce.generation.generator.Generator` does.
-
-    Attributes:
-        name: tells the writer from others.
-        batch_size: how many passages it reads at once.
-    """
-
-    name: str
-    batch_size: int
-
-    def generate(self, passages: Sequence[str], seeds: Sequence[Sequence[int]]) -> list[str]:
-        """Write one query for each passage, drawn by its own seed."""
-        ...
+if TYPE_CHECKING:
+    from hce.generation.generator import Generator
 
 
 class QueryCounts(NamedTuple):
@@ -62,7 +49,7 @@ class _Query(NamedTuple):
 
 def generate_queries(
     corpus: Corpus,
-    writer: QueryWriter,
+    writer: Generator,
     output: str | Path,
     *,
     per_document: int = 1,
@@ -207,7 +194,7 @@ def _write_all(
     journal: Journal,
     corpus: Corpus,
     positions: np.ndarray,
-    writer: QueryWriter,
+    writer: Generator,
     per_document: int,
     seed: int,
     progress: bool,
@@ -220,7 +207,7 @@ def _write_all(
         for start in range(done, len(positions), together):
             documents = [corpus[position] for position in positions[start : start + together].tolist()]
             passages = [document.full_text for document in documents for _ in range(per_document)]
-            seeds = [[seed, _hash(document.id), turn] for document in documents for turn in range(per_document)]
+            seeds = [[seed, hash64(document.id), turn] for document in documents for turn in range(per_document)]
             queries = writer.generate(passages, seeds)
             journal.append(queries[row : row + per_document] for row in range(0, len(queries), per_document))
             advance(len(documents))
@@ -243,7 +230,3 @@ def _save(queries: list[_Query], corpus: Corpus, output: Path) -> None:
         for query in queries:
             record = {"document": corpus[query.position].id, "query": query.text}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def _hash(document_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(document_id.encode(), digest_size=8).digest(), "little")

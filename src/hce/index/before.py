@@ -7,7 +7,6 @@ nothing is encoded twice, and no vector is taken for another text's where an old
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,13 +18,11 @@ import numpy as np
 
 from hce.checksums import keep_arrays, kept_arrays
 from hce.encoding.encoder import Encoder
-from hce.errors import HceError, InputError
+from hce.errors import InputError
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.store import Moment, Reader, content_key
-from hce.index.threads import Worker
-
-logger = logging.getLogger(__name__)
+from hce.index.threads import Worker, reason_of
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
@@ -144,11 +141,9 @@ class Untrained:
     def _catch_up_or_say_why(self) -> None:
         try:
             self._catch_up()
-        except HceError as error:
-            self._readiness = Readiness("off", self.spec, str(error))
-        except Exception:
-            logger.exception("the untrained encoder's ranking is off")
-            self._readiness = Readiness("off", self.spec, "it could not be prepared; the server's log says why")
+        except Exception as error:
+            reason = reason_of(error, "the untrained encoder's ranking could not be prepared")
+            self._readiness = Readiness("off", self.spec, reason)
 
     def _catch_up(self) -> None:
         """Bring the vectors to the documents that there are now."""

@@ -62,8 +62,8 @@ class WayStep:
     """One step of the way down.
 
     Attributes:
-        level: the level it leads to: 1 … L−1.
-        node: the node it leads to.
+        level: the level that the step leads to: 1 … L−1.
+        node: the node that the step leads to.
         name: the node's name.
         size: how many documents are under the node.
         score: the cosine of the node's centroid to the query or document.
@@ -100,7 +100,7 @@ class Places(NamedTuple):
 
     Attributes:
         moment: of the store.
-        tree: what was grown at creation, with the numbers of the documents it was grown from.
+        tree: what was grown at creation, with the numbers of the documents that it was grown from.
         numbers: of all documents, in order of leaf, rising within each, of shape (N,).
         leaf_start: where each leaf's documents begin among `numbers`, of shape (leaves + 1,).
         sizes: how many documents are under each node, for the levels 0 … L−1.
@@ -125,11 +125,11 @@ class Places(NamedTuple):
         return cls(reader.moment(), tree, numbers[np.lexsort((numbers, leaf))], leaf_start, sizes)
 
     def documents_of(self, leaf: int) -> np.ndarray:
-        """The numbers of a leaf's documents, rising."""
+        """Return the numbers of a leaf's documents, rising."""
         return self.numbers[self.leaf_start[leaf] : self.leaf_start[leaf + 1]]
 
     def leaf_of(self, number: int) -> int:
-        """The leaf of a document."""
+        """Return the leaf of a document, by its number."""
         (place,) = np.flatnonzero(self.numbers == number)
         return int(np.searchsorted(self.leaf_start, place, side="right")) - 1
 
@@ -191,7 +191,7 @@ class LiveTree:
         return [len(level.parent) for level in self.index.tree.hierarchy.levels] if self.index.tree else []
 
     def node(self, level: int, node: int, depth: int, most: int) -> Node:
-        """A node with its children, and theirs, the largest `most` of each.
+        """Describe a node of now and `depth` levels below it, of each node the `most` largest children.
 
         Raises:
             NotThereError: no such node, or no tree.
@@ -201,14 +201,18 @@ class LiveTree:
         return places.node(level, node, depth, most)
 
     def above(self, level: int, node: int) -> list[Node]:
-        """The nodes from the root down to a node, without the node."""
+        """Return the nodes from the root down to a node, without the node.
+
+        Raises:
+            NotThereError: no such node, or no tree.
+        """
         places = self._now()
         places.check(level, node)
         way = places.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
         return [places.node(*each) for each in enumerate(way.tolist())]
 
     def documents(self, node: int, offset: int, most: int) -> list[Document]:
-        """Documents of a node of the last inner level.
+        """Return `most` documents of a node of the last inner level, from the place `offset` on.
 
         Raises:
             NotThereError: no such node, or no tree.
@@ -221,7 +225,7 @@ class LiveTree:
         return [found[number] for number in numbers]
 
     def way_of_query(self, vector: np.ndarray) -> Way:
-        """The way that a query takes down from the root, to the closest child at each level; from its vector, (n,)."""
+        """Return the way of a query, given by its vector (n,), from the root to the closest child at each level."""
         places = self._now()
         path = np.concatenate(places.tree.hierarchy.walk(vector[None]), axis=1)[0]
         return Way(places.steps(vector, path.tolist()))
@@ -249,7 +253,11 @@ class LiveTree:
             return self.places_at(reader)
 
     def places_at(self, reader: Reader) -> Places:
-        """The places of the documents that a reader sees; found anew only after a change."""
+        """Return the places of the documents that a reader sees; they are found anew only after a change.
+
+        Raises:
+            NotThereError: the index has no tree.
+        """
         with self._lock:
             if self._places is None or self._places.moment != reader.moment():
                 if self.index.tree is None:

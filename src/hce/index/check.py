@@ -27,8 +27,7 @@ from hce.index.map import MAP_FILE, is_damaged_map
 from hce.index.passages import Cutter
 from hce.index.schema import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, Reader, content_key
-from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import TokenCodes
+from hce.index.tokens import TokenCodes, token_folder
 from hce.index.writing import chunks_of, insert_documents
 from hce.progress import Advance, progress_bar
 from hce.training.model_folder import FACTS, IN_AN_INDEX, ModelFolder
@@ -86,7 +85,7 @@ class Checkup:
         return any(finding.can_heal for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
+        """Return the checkup with all findings, for JSON."""
         lists = {name: [each._asdict() for each in getattr(self, name)] for name in ("findings", "healed")}
         return {**asdict(self), **lists, "sound": self.is_sound}
 
@@ -176,7 +175,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         for each in damage_in(path / model) or []
     ]
     findings += _tree_findings(path, manifest)
-    tokens = path / f"{TOKENS_FOLDER}{manifest.suffix}"
+    tokens = token_folder(path, manifest.suffix)
     if tokens.is_dir() and (damage := TokenCodes(tokens).damage()) is not None:
         findings.append(Finding("tokens", damage, can_heal=True))
     if is_damaged_map(path / MAP_FILE):

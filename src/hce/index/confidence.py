@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -102,33 +103,35 @@ def calibrate(
         fingerprint: of the encoder.
         words_share: of words in a hybrid search.
     """
-    numbers = reader.numbers()
-    if len(numbers) < LEAST:
-        return None
-    rng = np.random.default_rng(0)
-    chosen = rng.permutation(numbers)[:SPANS].tolist()
-    documents = reader.documents(chosen)
-    lengths = (LENGTHS[place % len(LENGTHS)] for place in range(len(chosen)))
-    spans = [
-        _span(documents[number].full_text, length, rng.random()) for number, length in zip(chosen, lengths, strict=True)
-    ]
+    spans = _spans(reader)
     measured: list[HitCloseness] = []
     until = time.monotonic() + SECONDS
-    for start in range(0, len(chosen), AT_ONCE):
-        if time.monotonic() > until:
-            break
-        texts = spans[start : start + AT_ONCE]
+    while spans and time.monotonic() <= until:
+        some, spans = spans[:AT_ONCE], spans[AT_ONCE:]
+        texts = [text for _, text in some]
         vectors = encode(texts)
         found = find_hits(reader, derived, SearchRequest(texts, vectors, DEPTH, None, "hybrid", words_share))
         if found is None:
             return None
-        for number, text, vector, hits in zip(chosen[start:], texts, vectors, found, strict=False):
+        for (number, text), vector, hits in zip(some, vectors, found, strict=True):
             if others := _others(reader, number, hits):
                 best = closeness(reader, derived, text, vector, others[0])
                 if best is None:
                     return None
                 measured.append(best)
     return Calibration.of(fingerprint, measured) if len(measured) >= LEAST else None
+
+
+def _spans(reader: Reader) -> list[tuple[int, str]]:
+    """Cut spans out of some documents, drawn at random: the number of each document, and its span; none of too few."""
+    numbers = reader.numbers()
+    if len(numbers) < LEAST:
+        return []
+    rng = np.random.default_rng(0)
+    chosen = rng.permutation(numbers)[:SPANS].tolist()
+    documents = reader.documents(chosen)
+    texts = (documents[number].full_text for number in chosen)
+    return [(number, _span(text, length, rng.random())) for number, text, length in zip(chosen, texts, cycle(LENGTHS))]
 
 
 def _span(text: str, length: int, place: float) -> str:

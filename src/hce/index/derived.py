@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from hce.index.hierarchy import load_tree
 from hce.index.live import Live
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
-from hce.index.mirror import Mirror, MirroredPart, engine_part, passages_part
+from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
 from hce.index.passages import passage_texts
 from hce.index.store import Reader, Store
 from hce.progress import counted, progress_bar
@@ -24,6 +24,9 @@ from hce.search.words import Words
 
 logger = logging.getLogger(__name__)
 
+EnginePart = Live[Engine] | MirroredPart[MilvusEngine]
+PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
+
 
 class Derived:
     """The parts that are derived from a store.
@@ -33,15 +36,19 @@ class Derived:
         passages: the engine of the passages of long documents; of no use while there are none.
         words: of all texts.
         mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
+        engine_name: the name of the engine that searches.
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
-        engine, passages, words = _builders(store.path.parent, manifest, _engine_in_use(store, manifest.engine))
+        self._index = store.path.parent
+        self.engine_name = _engine_in_use(store, manifest.engine)
+        engine, passages, words = _builders(self._index, manifest, self.engine_name)
         self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
-        self.engine: Live[Engine] | MirroredPart[MilvusEngine]
-        self.passages: Live[PassageEngine] | MirroredPart[PassageEngine]
+        self.engine: EnginePart
+        self.passages: PassagesPart
         if self.mirror is not None:
-            self.engine, self.passages = engine_part(self.mirror), passages_part(self.mirror)
+            self.engine = MirroredPart(self.mirror, document_engine)
+            self.passages = MirroredPart(self.mirror, passage_engine)
         else:
             self.engine = Live(store, engine, manifest.suffix)
             self.passages = Live(store, passages, manifest.suffix)
@@ -53,11 +60,6 @@ class Derived:
                     "copy; restore both from a copy, or add again what is missing",
                     *(snapshot, store.path, store.path.name),
                 )
-
-    @property
-    def engine_name(self) -> str:
-        """The name of the engine that searches."""
-        return cast(EngineBuilder, self.engine.builder).engine
 
     def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
         """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
@@ -80,7 +82,7 @@ class Derived:
 
     def take_up(self, manifest: Manifest) -> None:
         """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
-        engine, passages, words = _builders(self.engine.store.path.parent, manifest, self.engine_name)
+        engine, passages, words = _builders(self._index, manifest, self.engine_name)
         self.engine.take_up(engine, manifest.suffix, manifest.since)
         self.passages.take_up(passages, manifest.suffix, manifest.since)
         self.words.take_up(words, manifest.suffix, manifest.since)
@@ -90,15 +92,14 @@ class Derived:
         for part in self.parts(reader):
             part.keep(reader)
 
-    def rebuild(self, reader: Reader, manifest: Manifest | None = None) -> None:
-        """Make all parts anew of the documents there are, as another manifest names them if one is given."""
-        parts = self.parts(reader)
-        builders: dict[str, Any] = {part.builder.folder: part.builder for part in parts}
-        if manifest is not None:
-            named = _builders(self.engine.store.path.parent, manifest, manifest.engine)
-            builders = {builder.folder: builder for builder in named}
-        for part in parts:
-            part.rebuild(reader, builders[part.builder.folder])
+    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
+        """Make all parts anew of the documents there are, as a manifest names them."""
+        self.engine_name = manifest.engine
+        engine, passages, words = _builders(self._index, manifest, self.engine_name)
+        self.engine.rebuild(reader, engine)  # elsewhere, along with the passages
+        if self.mirror is None and reader.has_passages():
+            self.passages.rebuild(reader, passages)
+        self.words.rebuild(reader, words)
 
 
 def _engine_in_use(store: Store, named: str) -> str:
@@ -172,7 +173,7 @@ class EngineBuilder(VectorsBuilder):
         return load_engine(self.engine, folder, self.dim)
 
     def fits(self, part: Engine, numbers: np.ndarray) -> bool:
-        """Tell whether it has a vector for each of these documents, and no other."""
+        """Tell whether the engine has a vector for each of these documents, and no other."""
         return np.array_equal(np.sort(part.numbers), numbers)
 
     def add(self, part: Engine, reader: Reader, after: int) -> int:

@@ -254,7 +254,7 @@ def _found(
     encode: Callable[[Sequence[str], Kind], np.ndarray],
     rng: np.random.Generator,
 ) -> float:
-    """The share of documents, each without a piece cut out of it, that the piece finds among the first ten."""
+    """Return the share of documents, each without a piece of its text, that the piece finds among the first ten."""
     spans = [cut_span(text, SPAN_LENGTH, place) for text, place in zip(texts, rng.random(len(texts)), strict=True)]
     asked = encode([span.inside for span in spans], "query")
     own = np.einsum("ij,ij->i", asked, encode([span.outside for span in spans], "document"))
@@ -286,7 +286,7 @@ def _judge(old: Population, new: Population, fullest: float, outside: int) -> Dr
 
 
 def _differ(higher: float, count: int, lower: float, other_count: int, least: float) -> bool:
-    """Whether a share exceeds another by `least`, and by more than chance would have it."""
+    """Tell whether a share exceeds another by `least`, and by more than chance would have it."""
     error = np.sqrt(higher * (1 - higher) / count + lower * (1 - lower) / other_count)
     return bool(higher - lower > max(least, STANDARD_ERRORS * error))
 
@@ -332,5 +332,5 @@ def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tupl
     """Return the words that set later documents of a region apart from its earlier ones."""
     from hce.tree.names import distinguishing_words  # with scikit-learn
 
-    texts = ([each.full_text for each in documents.values()] for documents in (old, new))
-    return tuple(distinguishing_words(*texts, WORDS))
+    old_texts, new_texts = ([each.full_text for each in documents.values()] for documents in (old, new))
+    return tuple(distinguishing_words(old_texts, new_texts, WORDS))

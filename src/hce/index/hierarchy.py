@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hce.errors import FormatError
-from hce.index.manifest import Manifest
+from hce.index.manifest import Manifest, is_index
 from hce.index.mapped import all_vectors
-from hce.index.store import STORE_FILE, Reader
+from hce.index.store import Reader
 from hce.tree.hierarchy import NUMBERS, Hierarchy
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
         FormatError: `path` is an index that was made without a tree.
     """
     path, candidates = Path(path), [FOLDER, "."]
-    if (path / STORE_FILE).is_file():
+    if is_index(path):
         named = Manifest.read(path).hierarchy
         if named is None:
             raise FormatError(f"{path}: this index carries no tree; index anew to get one")

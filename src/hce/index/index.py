@@ -29,6 +29,7 @@ from hce.index.hierarchy import NumberedHierarchy, load_tree, regrow_tree
 from hce.index.manifest import (
     FORMAT,
     MANIFEST_FILE,
+    SHOWN,
     IndexStatus,
     Manifest,
     delete_other_folders,
@@ -48,8 +49,14 @@ from hce.index.ranking import (
     with_matched,
 )
 from hce.index.store import Entry, FacetCount, Reader, Store, Writer
-from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import AskedTokens, TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens
+from hce.index.tokens import (
+    AskedTokens,
+    TokenCodes,
+    encode_keeping_tokens,
+    is_token_folder,
+    read_all_tokens,
+    token_folder,
+)
 from hce.index.writing import (
     checked,
     chunks_of,
@@ -108,6 +115,7 @@ class Index:
         self._last_reranker: Reranker | None = None
         self._codes: dict[Path, TokenCodes | None] = {}  # by folder, None where there are none
         self._asked: AskedTokens | None = None  # tokens of the last queries
+        self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
 
     @classmethod
     def create(
@@ -431,12 +439,17 @@ class Index:
         """Encode queries to unit vectors of shape (texts, n)."""
         encoder = self._present_encoder()
         codes = self._token_codes(encoder)
-        if codes is None:
-            return encoder.encode(texts, "query")
-        asked = self._asked
-        if asked is None or asked.codes is not codes or len(asked.tokens) > MOST_ASKED:
-            asked = self._asked = AskedTokens(codes)
-        return encoder.encode(texts, "query", asked.keep)
+        vectors = encoder.encode(texts, "query", None if codes is None else self._asked_tokens(codes).keep)
+        if len(texts) == 1:
+            self._last_query = encoder, texts[0], vectors[0].copy()
+        return vectors
+
+    def _encode_query(self, text: str) -> np.ndarray:
+        """Return the vector of a query, of shape (n,); the last one, by the same encoder, is not encoded again."""
+        last = self._last_query
+        if last is not None and last[:2] == (self._present_encoder(), text):
+            return last[2]
+        return np.asarray(self.encode_queries([text])[0])
 
     def search_vectors(
         self,
@@ -517,7 +530,7 @@ class Index:
             hits: what `search` returned.
             filter: the filter that `search` was given.
             mode: the mode that `search` was given.
-            vector: the query's vector, of shape (n,), where it is encoded already.
+            vector: the query's vector, of shape (n,), where there is one; that of the last search need not be given.
 
         Returns:
             None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
@@ -530,7 +543,7 @@ class Index:
         calibration = checked_fields(Calibration, known)
         if calibration.fingerprint != self.manifest.fingerprint:
             return None
-        vector = self.encode_queries([query])[0] if vector is None else vector
+        vector = self._encode_query(query) if vector is None else vector
         first = hits[0]
         if any(hit.from_tokens for hit in hits):  # of which the calibration knows nothing
             first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)
@@ -583,7 +596,7 @@ class Index:
         """
         with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
             self._keeps_up(writer)
-            self.derived.rebuild(writer)
+            self.derived.rebuild(writer, replace(self.manifest, engine=self.derived.engine_name))
             self._calibrate(writer)
 
     @property
@@ -611,23 +624,15 @@ class Index:
             documents=moment.documents,
             added=moment.documents - (manifest.documents - removed),
             removed=removed,
-            created=manifest.created,
             changed=moment.at,
-            encoder=manifest.encoder,
-            fingerprint=manifest.fingerprint,
-            base_encoder=manifest.base_encoder,
-            fitted_documents=manifest.fitted_documents,
-            dim=manifest.dim,
             engine=self.derived.engine_name,
-            dtype=manifest.dtype,
             pending=pending,
             tree_levels=tree.hierarchy.depth if tree else 0,
             bytes=size_on_disk(self.path),
-            format=manifest.format,
             reindexing=other.encoder if other and not other.was_in_force else None,
             earlier=other.encoder if other and other.was_in_force else None,
-            tokens=manifest.engine not in ELSEWHERE
-            and is_token_folder(self.path / f"{TOKENS_FOLDER}{manifest.suffix}"),
+            tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(self.path, manifest.suffix)),
+            **{name: getattr(manifest, name) for name in SHOWN},
         )
 
     def drift(self, seed: int = 0) -> Drift:
@@ -821,14 +826,21 @@ class Index:
         """Return the tokens of an encoder's texts; None where none are kept, or not by readers elsewhere."""
         if self.manifest.engine in ELSEWHERE:
             return None
-        folder = self.path / f"{TOKENS_FOLDER}{encoder.manifest.suffix}"
+        folder = token_folder(self.path, encoder.manifest.suffix)
         if folder not in self._codes:
             self._codes[folder] = TokenCodes.find(folder)
         return self._codes[folder]
 
+    def _asked_tokens(self, codes: TokenCodes) -> AskedTokens:
+        """Return what remembers the tokens of queries, to be compared with some codes."""
+        asked = self._asked
+        if asked is None or asked.codes is not codes or len(asked.tokens) > MOST_ASKED:
+            asked = self._asked = AskedTokens(codes)
+        return asked
+
     def _rebuild_tokens(self, writer: Writer, wanted: bool | None, progress: bool) -> None:
         """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
-        folder = self.path / f"{TOKENS_FOLDER}{self.manifest.suffix}"
+        folder = token_folder(self.path, self.manifest.suffix)
         if wanted is None:
             if (codes := TokenCodes.find(folder)) is not None:
                 codes.keep_only(writer)

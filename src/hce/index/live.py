@@ -184,7 +184,7 @@ class Live(Generic[Part]):
             self._behind = 0
             return part, moment
         for folder in self._snapshots():
-            damage = _damage_of_label(folder)
+            damage = _damage_of_snapshot_file(folder)
             if damage and folder.is_dir():
                 logger.warning("%s, which is done now from the store", damage)
         moment = reader.moment()
@@ -199,22 +199,17 @@ class Live(Generic[Part]):
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
         """Yield the snapshots that stand in for the part, the newest first, with their moments of this store."""
         for folder in sorted(self._snapshots(), reverse=True):
-            try:
-                saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
-                is_the_same = is_as_written is not False and self.builder.identity.items() <= saved.items()
-                moment = reader.moment_at(saved["change"], saved["token"]) if is_the_same else None
-            except (FormatError, KeyError):
+            saved, is_as_written = _told_by_snapshot(folder)
+            if is_as_written is False or not self.builder.identity.items() <= saved.items():
                 continue
+            moment = reader.moment_at(saved.get("change", -1), saved.get("token", ""))
             if moment is not None:
                 yield folder, moment
 
     def ahead(self) -> Path | None:
-        """Return a snapshot of a moment that the store does not know yet: it has lost writes then. Else None."""
+        """Return a snapshot of a later moment than the store, which then has lost writes; None where there is none."""
         for folder in self._snapshots():
-            try:
-                saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
-            except FormatError:
-                continue
+            saved, is_as_written = _told_by_snapshot(folder)
             with self.store.reading() as reader:  # of a moment after the snapshot was read
                 now = reader.moment()
             is_of_this_moment = saved.get("change") == now.change and saved.get("token") == now.token
@@ -225,12 +220,12 @@ class Live(Generic[Part]):
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Read all snapshots that would be used, and yield those that are damaged, with what is wrong with them."""
         for folder in self._snapshots():
-            damage = _damage_of_label(folder)
+            damage = _damage_of_snapshot_file(folder)
             if damage:
                 yield folder, damage
         for folder, moment in self._usable_snapshots(reader):
             try:
-                if unsealed(read_json(folder / SNAPSHOT))[1] is None:
+                if _told_by_snapshot(folder)[1] is None:
                     raise FormatError(f"{folder / SNAPSHOT}: it has no checksum; it has to be rebuilt")
                 self._checked(folder, reader, moment)
             except FormatError as error:
@@ -290,7 +285,18 @@ class Live(Generic[Part]):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _damage_of_label(folder: Path) -> str | None:
+def _told_by_snapshot(folder: Path) -> tuple[dict[str, Any], bool | None]:
+    """Return what a snapshot's file tells, and whether that is as it was written; None where nobody knows.
+
+    Of a file that cannot be read: nothing, and False.
+    """
+    try:
+        return unsealed(read_json(folder / SNAPSHOT))
+    except FormatError:
+        return {}, False
+
+
+def _damage_of_snapshot_file(folder: Path) -> str | None:
     """Say what is wrong with the file that tells what a snapshot is of; None where nothing is."""
     try:
         _, is_as_written = unsealed(read_json(folder / SNAPSHOT))

@@ -18,7 +18,7 @@ from hce._version import __version__
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_stale, read_json, write_json
-from hce.index.store import MOST_DIMENSIONS, Moment, Reader, Store, WriteMark
+from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 2  # 2: long documents are read in passages
@@ -88,7 +88,7 @@ class Manifest:
         since: the number of the store's change from which on its vectors are of this encoder.
         familiar: the last number that there was when the index got its encoder, to which later documents are new;
             None for the last one at creation.
-        beside: an encoder that is not in force and has vectors in the store: see `Beside`.
+        beside: an encoder that is not in force and has vectors in the store: see `StandbyEncoder`.
         switch: change and token of a write of the store. In a store that knows of it, what is in force and what is
             beside have changed places: so the commit of that write decides, and a manifest that names both encoders is
             right before it and after.
@@ -223,45 +223,45 @@ class Manifest:
         """
         sound = {
             "format": self.format >= 1,
-            "dim": 0 < self.dim <= MOST_DIMENSIONS,
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
             "window": self.window is None or self.window > 0,
-            "encoder_folder": IS_ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
-            "hierarchy": self.hierarchy is None or IS_TREE_FOLDER.fullmatch(self.hierarchy) is not None,
+            **_soundness(self),
         }
         other = self.other()
-        sound["beside"] = other is None or (
-            0 < other.dim <= MOST_DIMENSIONS
-            and IS_ENCODER_FOLDER.fullmatch(other.encoder_folder) is not None
-            and (other.hierarchy is None or IS_TREE_FOLDER.fullmatch(other.hierarchy) is not None)
-        )
+        sound["beside"] = other is None or all(_soundness(other).values())
         for name in (name for name, is_sound in sound.items() if not is_sound):
             raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")
 
 
+def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
+    """Tell of each value by which an encoder's vectors and folders are found whether an index can have it."""
+    tree = described.hierarchy
+    return {
+        "dim": 0 < described.dim <= MOST_DIMENSIONS,
+        "encoder_folder": IS_ENCODER_FOLDER.fullmatch(described.encoder_folder) is not None,
+        "hierarchy": tree is None or IS_TREE_FOLDER.fullmatch(tree) is not None,
+    }
+
+
+SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "dtype", "format")
+"""What the status of an index shows of its manifest as it is."""
+
+
 @dataclass(frozen=True)
 class IndexStatus:
-    """Counts, sizes and names of an index.
+    """Counts, sizes and names of an index; those that are not explained here are the manifest's, see `Manifest`.
 
     Attributes:
-        path: its folder.
+        path: the folder of the index.
         documents: how many there are.
         added: how many of them were not there at creation, or had another text.
         removed: how many of those at creation are gone, or have another text.
-        created: when, in ISO 8601.
-        changed: when it was last written to.
-        encoder: the name of the encoder.
-        fingerprint: of the encoder.
-        base_encoder: what the encoder was trained from, where that is known.
-        fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
-        dim: the length of a vector.
+        changed: when the index was last written to.
         engine: the name of the engine that searches.
-        dtype: what the engine keeps vectors in.
         pending: how many additions and removals the engine's snapshot on disk is behind.
         tree_levels: the number of levels of the tree; 0 without one.
         bytes: of all files.
-        format: of the folder.
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
         tokens: whether tokens put the first hits into a better order.
@@ -294,8 +294,13 @@ class IndexStatus:
         return self.fitted_documents is not None and self.documents > OUTGROWN * self.fitted_documents
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
+        """Return the status, for JSON."""
         return asdict(self)
+
+
+def is_index(path: str | Path) -> bool:
+    """Tell whether a folder holds an index: a store of documents, and the manifest, which is written last."""
+    return all((Path(path) / name).is_file() for name in (STORE_FILE, MANIFEST_FILE))
 
 
 def delete_other_folders(index: Path, manifest: Manifest) -> None:

@@ -7,7 +7,6 @@ tree are put beside their nearest neighbours in the leaf that a walk leads them 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -17,14 +16,11 @@ import numpy as np
 
 from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
 from hce.deadline import check_deadline
-from hce.errors import HceError
 from hce.index.browse import LiveTree, NotThereError, Places
 from hce.index.hierarchy import NumberedHierarchy
 from hce.index.store import Moment, Reader
-from hce.index.threads import Worker
+from hce.index.threads import Worker, reason_of
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
-
-logger = logging.getLogger(__name__)
 
 MAP_FILE = "map.safetensors"
 MOST_DRAWN = 200_000
@@ -196,11 +192,8 @@ class DocumentMap:
                     self._sheet, self._drawn, self._readiness = sheet, None, MapReadiness("ready", 1.0)
         except StoppedError:
             pass
-        except HceError as error:
-            self._readiness = MapReadiness("off", reason=str(error))
-        except Exception:
-            logger.exception("there is no map")
-            self._readiness = MapReadiness("off", reason="it could not be made; the server's log says why")
+        except Exception as error:
+            self._readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:
         path, fingerprint = self.live.index.path / MAP_FILE, _fingerprint(tree)
@@ -214,7 +207,9 @@ class DocumentMap:
         with self.live.index.reading() as reader:
             there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
             chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
-            numbers, vectors = _vectors_of(reader, tree.numbers[chosen])
+            numbers, (every, vectors) = tree.numbers[chosen], reader.vectors()
+        if not np.array_equal(every, numbers):
+            vectors = vectors[np.searchsorted(every, numbers)]
         self._tell(0.1)
         sites = place_sites(tree.hierarchy, site_level(tree.hierarchy))
         places = place_documents(
@@ -227,14 +222,6 @@ class DocumentMap:
         if self._worker.is_stopping():
             raise StoppedError
         self._readiness = MapReadiness("preparing", round(share, 3))
-
-
-def _vectors_of(reader: Reader, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Read the vectors of many documents, in the order of their numbers given."""
-    every, vectors = reader.vectors()
-    if np.array_equal(every, numbers):
-        return numbers, vectors
-    return numbers, vectors[np.searchsorted(every, numbers)]
 
 
 def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) -> Drawn:

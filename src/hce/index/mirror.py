@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from hce.checksums import sealed, unsealed
 from hce.errors import AwayError, FormatError, InputError
@@ -54,7 +54,6 @@ from hce.search.passages import PassageEngine
 logger = logging.getLogger(__name__)
 
 POINTER_FILE = "milvus.json"
-ENGINE_FOLDER, PASSAGES_FOLDER = "engine", "passages"
 DOCUMENTS_AT_ONCE = 2000
 MANY = 10_000  # documents that take long enough to show how far they are
 
@@ -372,27 +371,15 @@ def _fits(pointer: Pointer, manifest: Manifest) -> bool:
 # ------------------------------------------------------------------------------------------------- as a part
 
 
-@dataclass(frozen=True)
-class MirroredBuilder:
-    """What names a part of an index that is elsewhere; see `hce.index.live.Builder`."""
-
-    folder: str
-    engine: ClassVar[str] = MilvusEngine.name
-
-
 class MirroredPart(Generic[Searched]):
     """An engine of an index in a collection of Milvus: what `hce.index.live.Live` is to an engine in memory.
 
     Attributes:
-        store: of the index.
         mirror: tells the collection of changes.
-        builder: names the part.
     """
 
-    def __init__(self, mirror: Mirror, folder: str, make: Callable[[Collection, Reader], Searched]) -> None:
-        self.store = mirror.store
+    def __init__(self, mirror: Mirror, make: Callable[[Collection, Reader], Searched]) -> None:
         self.mirror = mirror
-        self.builder = MirroredBuilder(folder)
         self._make: Callable[[Collection, Reader], Searched] = make
         self._made: tuple[Collection, int, Searched] | None = None
 
@@ -422,9 +409,8 @@ class MirroredPart(Generic[Searched]):
         """Do nothing: the collection itself is the snapshot."""
 
     def rebuild(self, reader: Reader, builder: Any) -> None:
-        """Fill a new collection; the engine does that for the passages too."""
-        if self.builder.folder == ENGINE_FOLDER:
-            self.mirror.rebuild(reader)
+        """Fill a new collection, which has documents and passages."""
+        self.mirror.rebuild(reader)
 
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals that are in the store and not in the collection."""
@@ -439,22 +425,14 @@ class MirroredPart(Generic[Searched]):
         return iter(())
 
 
-def engine_part(mirror: Mirror) -> MirroredPart[MilvusEngine]:
+def document_engine(collection: Collection, reader: Reader) -> MilvusEngine:
     """Return the engine of all documents."""
-
-    def make(collection: Collection, reader: Reader) -> MilvusEngine:
-        moment = reader.moment()
-        return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last)
-
-    return MirroredPart(mirror, ENGINE_FOLDER, make)
+    moment = reader.moment()
+    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last)
 
 
-def passages_part(mirror: Mirror) -> MirroredPart[PassageEngine]:
+def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     """Return the engine of the passages of long documents."""
-
-    def make(collection: Collection, reader: Reader) -> PassageEngine:
-        numbers, documents = reader.passage_numbers()
-        engine = MilvusEngine(collection, PASSAGES, len(numbers), int(numbers.max(initial=0)))
-        return PassageEngine(cast(Engine, engine), numbers, documents)  # which is only searched here
-
-    return MirroredPart(mirror, PASSAGES_FOLDER, make)
+    numbers, documents = reader.passage_numbers()
+    engine = MilvusEngine(collection, PASSAGES, len(numbers), int(numbers.max(initial=0)))
+    return PassageEngine(cast(Engine, engine), numbers, documents)  # which is only searched here

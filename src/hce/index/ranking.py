@@ -7,7 +7,7 @@ search fuses both. What is ranked are numbers of documents, and the store says a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,14 @@ from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.data.snippets import ANY_WORD, QueryWords, Snippet, snippet_of
 from hce.deadline import check_deadline
-from hce.index.derived import Derived
-from hce.index.live import Live
-from hce.index.mirror import MirroredPart
+from hce.index.derived import Derived, EnginePart
 from hce.index.store import Reader
-from hce.search.engine import Engine
 from hce.search.fusion import Fused, candidates_for, search_both
-from hce.search.milvus import MilvusEngine
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
+
+if TYPE_CHECKING:
+    from hce.encoding.reranker import Reranker
 
 SearchMode = Literal["hybrid", "dense", "words"]
 
@@ -172,7 +171,7 @@ class NearestToOne(NamedTuple):
     """
 
     reader: Reader
-    engine: Live[Engine] | MirroredPart[MilvusEngine]
+    engine: EnginePart
     query: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
@@ -182,7 +181,7 @@ class NearestToOne(NamedTuple):
     def of(
         cls,
         reader: Reader,
-        engine: Live[Engine] | MirroredPart[MilvusEngine],
+        engine: EnginePart,
         query: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,
@@ -291,14 +290,14 @@ def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) ->
     """Tell of each hit that was found by a passage where that stands."""
     places = reader.places(filter(None, (passages.get(hit.number) for hit in hits)))
     found = [places.get(passages.get(hit.number, 0)) for hit in hits]
-    return [hit._replace(passage=place and _in_text(hit, place)) for hit, place in zip(hits, found, strict=True)]
+    return [hit._replace(passage=place and place_in_text(hit, place)) for hit, place in zip(hits, found, strict=True)]
 
 
-def _in_text(hit: Hit, place: Passage) -> Passage:
+def place_in_text(document: Document | Hit, place: Passage) -> Passage:
     """Turn a place in the full text of a document, which begins with the title, into one in its text."""
-    joined = f"{hit.title} {hit.text}"
-    before = len(hit.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` has no white space at its ends
-    start, stop = (min(max(place - before, 0), len(hit.text)) for place in place)
+    joined = f"{document.title} {document.text}"
+    before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
+    start, stop = (min(max(place - before, 0), len(document.text)) for place in place)
     return Passage(start, stop)
 
 
@@ -361,20 +360,12 @@ def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
 # ------------------------------------------------------------------------------------------------- re-ranking
 
 
-class PairScorer(Protocol):
-    """What reads a query and a text together: see `hce.encoding.reranker`."""
-
-    def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """Return how well each text answers a query, of shape (texts,)."""
-        ...
-
-
-def reranked(scorer: PairScorer, query: str, hits: list[Hit]) -> list[Hit]:
+def reranked(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
     """Put hits into the order of a cross-encoder's scores, ties as they were; each keeps the rank that it had.
 
     Of a long document the passage is read that was found, after the title.
     """
-    scores = scorer.scores(query, [read_text(hit) for hit in hits])
+    scores = reranker.scores(query, [read_text(hit) for hit in hits])
     order = np.argsort(-scores, kind="stable").tolist()
     return [
         hits[row]._replace(rank=rank, score=float(scores[row]), first_rank=hits[row].rank)
@@ -382,9 +373,9 @@ def reranked(scorer: PairScorer, query: str, hits: list[Hit]) -> list[Hit]:
     ]
 
 
-def reranked_first(scorer: PairScorer, query: str, hits: list[Hit], depth: int) -> list[Hit]:
+def reranked_first(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
     """Re-rank the first `depth` hits; the others stay behind them as they were, with scores that say so."""
-    first, others = reranked(scorer, query, hits[:depth]), hits[depth:]
+    first, others = reranked(reranker, query, hits[:depth]), hits[depth:]
     if not others:
         return first
     lower = first[-1].score - 1 - others[0].score
@@ -393,5 +384,9 @@ def reranked_first(scorer: PairScorer, query: str, hits: list[Hit], depth: int) 
 
 def read_text(hit: Hit) -> str:
     """Return what is read of a hit: all of it, or of a long document the passage that was found, after the title."""
-    text = hit.text if hit.passage is None else hit.text[hit.passage.start : hit.passage.stop]
-    return Document(hit.id, text, hit.title).full_text
+    return read_passage(hit, hit.passage) if hit.passage else Document(hit.id, hit.text, hit.title).full_text
+
+
+def read_passage(document: Document | Hit, passage: Passage) -> str:
+    """Return what is read of a passage, given as a place in the document's text: the passage, after the title."""
+    return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text

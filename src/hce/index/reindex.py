@@ -11,13 +11,13 @@ Killed at any moment, the index is as it was before that write or after it, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ from hce.index.hierarchy import FOLDER, NumberedHierarchy, grow_tree
 from hce.index.manifest import FORMAT, Manifest, StandbyEncoder, delete_other_folders
 from hce.index.passages import Cutter
 from hce.index.store import Passages, Reader, Store, Writer
-from hce.index.tokens import FOLDER as TOKENS_FOLDER
-from hce.index.tokens import TokenCodes, encode_keeping_tokens
+from hce.index.tokens import TokenCodes, encode_keeping_tokens, token_folder
 from hce.index.writing import Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE
@@ -46,8 +45,6 @@ logger = logging.getLogger(__name__)
 DOCUMENTS_AT_ONCE = 1024
 FEW = 64  # documents that the last write may have to encode, while others wait
 ROUNDS = 8  # of catching up with others who write; then they wait
-
-Result = TypeVar("Result")
 
 
 def reindex(
@@ -105,17 +102,17 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
     if other is not None and other.fingerprint == start.fingerprint:
         return other
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, manifest.language)
-    suffix = _patiently(lambda: _make_room(store))
+    suffix = _make_room(store)
     share = start.words_share if words_share is None else words_share
     numbers = [number for number, _ in entries]
     space = TokenSpace.fit(start.encoder, corpus)
-    return _patiently(lambda: _write_encoder(store, suffix, start, str(encoder), share, numbers, corpus, space))
+    return _write_encoder(store, suffix, start, str(encoder), share, numbers, corpus, space)
 
 
 def _make_room(store: Store) -> str:
     """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
     index = store.path.parent
-    with store.writing() as writer:
+    with _writing(store) as writer:
         manifest = replace(Manifest.settled(index, writer), beside=None, format=FORMAT)
         manifest.write(index)  # before the tables that it told of are gone
         delete_other_folders(index, manifest)
@@ -139,7 +136,7 @@ def _write_encoder(
 ) -> StandbyEncoder:
     """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
     index = store.path.parent
-    with store.writing() as writer:  # nothing is written to it; it keeps a rebuild from tidying up
+    with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
         folder = index / f"{ENCODER_FOLDER}{suffix}"
         start.encoder.save(folder)
         tree = None
@@ -149,7 +146,7 @@ def _write_encoder(
         if tree is not None:
             NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index / f"{FOLDER}{suffix}")
         if space is not None and Manifest.read(index, writer).engine not in ELSEWHERE:
-            TokenCodes.create(index / f"{TOKENS_FOLDER}{suffix}", space)
+            TokenCodes.create(token_folder(index, suffix), space)
         other = StandbyEncoder(
             was_in_force=False,
             spec=spec,
@@ -177,16 +174,16 @@ def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
     index = store.path.parent
     carried = CarriedEncoder(index, other)
     cutter = Cutter(carried.text_encoder()) if other.window is not None else None
-    codes = TokenCodes.find(index / f"{TOKENS_FOLDER}{other.suffix}")
+    codes = TokenCodes.find(token_folder(index, other.suffix))
     catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)
     other = _with_tree(store, other)
     _keep_snapshots(store, other, catch_up)
     for left in reversed(range(ROUNDS)):
         catch_up.all(progress=False)
-        if _patiently(partial(_switch, store, other, catch_up, whatever_is_left=not left)):
+        if _switch(store, other, catch_up, whatever_is_left=not left):
             break
-    return _patiently(partial(_decided, store))
+    return _decided(store)
 
 
 class _Encoded(NamedTuple):
@@ -210,21 +207,18 @@ class _CatchUp:
             total, left = reader.moment().documents, reader.count_after(reader.last_beside() or 0)
         with progress_bar("encoding", total, "documents", show=progress) as advance:
             advance(total - left)
-            while some := self._read():
-                _patiently(partial(self._write, some))
+            while True:
+                with self.store.reading() as reader:
+                    some = self._next(reader)
+                if some is None:
+                    return
+                with _writing(self.store) as writer:
+                    writer.fill_beside(*some)
                 advance(len(some.numbers))
 
     def within(self, writer: Writer) -> None:
         """Encode all that are left, in a write that is under way."""
         while some := self._next(writer):
-            writer.fill_beside(*some)
-
-    def _read(self) -> _Encoded | None:
-        with self.store.reading() as reader:
-            return self._next(reader)
-
-    def _write(self, some: _Encoded) -> None:
-        with self.store.writing() as writer:
             writer.fill_beside(*some)
 
     def _next(self, reader: Reader) -> _Encoded | None:
@@ -268,7 +262,7 @@ def _keep_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> 
 def _switch(store: Store, other: StandbyEncoder, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
     """Let the two encoders change places, unless so many documents came meanwhile that others would wait for long."""
     index = store.path.parent
-    with store.writing() as writer:
+    with _writing(store) as writer:
         if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
             return False
         catch_up.within(writer)
@@ -281,16 +275,20 @@ def _switch(store: Store, other: StandbyEncoder, catch_up: _CatchUp, *, whatever
 def _decided(store: Store) -> Manifest:
     """Write down what the switch has decided."""
     index = store.path.parent
-    with store.writing() as writer:  # nothing is written to it; it keeps others from writing a manifest
+    with _writing(store) as writer:  # nothing is written to it; it keeps others from writing a manifest
         manifest = Manifest.read(index, writer)
         manifest.write(index)
     return manifest
 
 
-def _patiently(work: Callable[[], Result]) -> Result:
-    """Do something that writes, once nobody else does any more."""
-    while True:
-        try:
-            return work()
-        except WriterBusyError:
-            logger.debug("waiting for another process to end its write")
+@contextmanager
+def _writing(store: Store) -> Iterator[Writer]:
+    """Open one transaction, as `Store.writing` does, once nobody else writes any more, however long that takes."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                writer = stack.enter_context(store.writing())
+                break
+            except WriterBusyError:
+                logger.debug("waiting for another process to end its write")
+        yield writer

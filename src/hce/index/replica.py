@@ -51,8 +51,7 @@ class ReplicaReader(Reader):
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
-        numbers = self.numbers()
-        numbers = numbers[numbers > after]
+        numbers = self._numbers_after(after)
         return numbers, self.vectors_at(numbers)
 
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
@@ -61,8 +60,7 @@ class ReplicaReader(Reader):
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Read all documents above `after` with number and vector, in order of number."""
-        numbers = self.numbers()
-        numbers = numbers[numbers > after]
+        numbers = self._numbers_after(after)
         for start in range(0, len(numbers), MOST_ROWS):
             some = numbers[start : start + MOST_ROWS]
             documents = self.documents(some.tolist())
@@ -85,7 +83,11 @@ class ReplicaReader(Reader):
 
     def count_after(self, number: int) -> int:
         """Count the documents above a number."""
-        return int((self.numbers() > number).sum())
+        return len(self._numbers_after(number))
+
+    def _numbers_after(self, number: int) -> np.ndarray:
+        numbers = self.numbers()
+        return numbers[numbers > number]
 
 
 class ReplicaStore(Store):

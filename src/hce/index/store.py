@@ -392,8 +392,9 @@ class Reader:
 
     def row_count(self, table: str) -> int:
         """Count the rows of a table; 0 where there is none of this name."""
-        has_table = table != "passages" or self._has_passage_table()
-        return int(self._one(f"SELECT count(*) FROM {table}")[0]) if has_table else 0  # noqa: S608
+        if not has_table(self._connection, table):
+            return 0
+        return int(self._one(f"SELECT count(*) FROM {table}")[0])  # noqa: S608
 
     def faults(self) -> list[str]:
         """Return what SQLite finds wrong with its own pages, a line each."""
@@ -500,8 +501,7 @@ class Writer(Reader):
             self._insert("documents", rows, row_checksum)
         except sqlite3.IntegrityError as error:
             raise self._refused(documents) from error
-        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        self._insert("vectors", zip(numbers, blobs, strict=True), vector_checksum)
+        self._insert("vectors", zip(numbers, _blobs(vectors), strict=True), vector_checksum)
         for position, each in (passages or {}).items():
             self.insert_passages(numbers[position], each)
         self._last += len(documents)
@@ -515,8 +515,7 @@ class Writer(Reader):
         self._touched = True
 
     def _insert_passages(self, table: str, number: int, passages: Passages) -> None:
-        blobs = map(bytes, np.ascontiguousarray(passages.vectors, dtype="<f4"))
-        rows = [(number, *place, blob) for place, blob in zip(passages.places, blobs, strict=True)]
+        rows = [(number, *place, blob) for place, blob in zip(passages.places, _blobs(passages.vectors), strict=True)]
         self._insert(table, rows, row_checksum)
 
     def delete(self, numbers: Sequence[int]) -> None:
@@ -529,8 +528,8 @@ class Writer(Reader):
             queries.append("DELETE FROM passages_beside WHERE document = ?")
         for query in queries:
             self._connection.executemany(query, ((number,) for number in numbers))
-        change = self._before.change + 1
-        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((change, number) for number in numbers))
+        gone = ((self.next.change, number) for number in numbers)
+        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", gone)
         self._documents -= len(numbers)
         self._touched |= bool(numbers)
 
@@ -556,7 +555,7 @@ class Writer(Reader):
             self._connection.execute("DELETE FROM documents WHERE number = ?", (number,))
             self._connection.execute("DELETE FROM passages WHERE document = ?", (number,))
             self._connection.execute("INSERT OR IGNORE INTO removed VALUES (?, ?)", (moment.change, number))
-        self._insert("changes", [tuple(moment)], lambda *change: change_checksum(self._connection, change))
+        self._insert_change(moment)
 
     def replace(self, documents: Sequence[Document]) -> None:
         """Write title, text and metadata of documents anew whose `full_text` is what it was."""
@@ -578,8 +577,7 @@ class Writer(Reader):
     def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, Passages]) -> None:
         """Insert another encoder's vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
-        blobs = map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-        rows = ((number, blob) for number, blob in zip(numbers, blobs, strict=True) if number in there)
+        rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)
         self._insert("vectors_beside", rows, vector_checksum)
         for position, each in passages.items():
             if numbers[position] in there:
@@ -655,8 +653,10 @@ class Writer(Reader):
     def record(self) -> None:
         """Write down that there was a change, if there was one."""
         if self._touched:
-            row = (*self.next, now(), self._documents, self._last)
-            self._insert("changes", [row], lambda *change: change_checksum(self._connection, change))
+            self._insert_change(Moment(*self.next, now(), self._documents, self._last))
+
+    def _insert_change(self, moment: Moment) -> None:
+        self._insert("changes", [moment], lambda *change: change_checksum(self._connection, change))
 
 
 @lru_cache(maxsize=4096)  # a text is looked for just before it is written
@@ -680,6 +680,11 @@ def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
         return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
     except (TypeError, ValueError, RecursionError) as error:
         raise _damaged(f"the metadata of {doc_id!r}") from error
+
+
+def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
+    """Write vectors, of shape (N, n), as the store keeps them, one after the other."""
+    return map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
 
 
 def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:

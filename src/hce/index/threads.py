@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Condition, Event, Thread
 from typing import Protocol
 from weakref import WeakSet
+
+from hce.errors import HceError
+
+logger = logging.getLogger(__name__)
 
 SECONDS_TO_STOP = 30.0
 
@@ -83,6 +88,19 @@ class Worker(Thread):
             if self.is_stopping():
                 return
             self._work()
+
+
+def reason_of(error: Exception, what: str) -> str:
+    """Say why work in the background failed, for those who wait for it: a bug goes to the log.
+
+    Args:
+        error: what was raised.
+        what: what could not be done, as the beginning of a sentence.
+    """
+    if isinstance(error, HceError):
+        return str(error)
+    logger.error(what, exc_info=error)
+    return f"{what}; the server's log says why"
 
 
 class Forked(Protocol):

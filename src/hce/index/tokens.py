@@ -23,7 +23,7 @@ from hce.data.corpus import Corpus
 from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
-from hce.index.ranking import Hit, read_text
+from hce.index.ranking import Hit, place_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key
 from hce.progress import progress_bar
 from hce.search.fusion import TOKENS_FIRST, given_by_tokens
@@ -109,15 +109,28 @@ class TokenCodes:
         """Keep codes by text; where that cannot be done now, they will be made again."""
         rows = [(_key(text), _sealed(each)) for text, each in codes.items()]
         try:
-            self._write(lambda connection: connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows))
+            self._insert(rows)
         except sqlite3.Error as error:
             logger.debug("%s: tokens are not kept (%s)", self.folder, error)
+
+    def _insert(self, rows: list[tuple[int, bytes]], *, anew: bool = False) -> None:
+        """Put rows into the file in one transaction; a file that is no database any more is begun anew, once."""
+        try:
+            with self._connection() as connection, connection:
+                connection.execute(SCHEMA)
+                connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows)
+        except sqlite3.DatabaseError as error:
+            if anew or isinstance(error, sqlite3.OperationalError):  # a full disk, another who writes
+                raise
+            logger.warning("%s: %s was damaged, and is begun anew", self.folder, self.file.name)
+            self.file.unlink(missing_ok=True)
+            self._insert(rows, anew=True)
 
     def take_in_shares(self) -> None:
         """Move what other processes have kept in files of their own into the file of all."""
         for share in self.folder.glob(f"{self.file.stem}-*.sqlite"):
             try:
-                self._write(lambda connection: None)  # that there is a file to copy to
+                self._insert([])  # that there is a file to copy to
                 with self._connection() as connection:
                     connection.execute("ATTACH ? AS share", (str(share),))
                     with connection:
@@ -201,25 +214,8 @@ class TokenCodes:
             found |= made
         return found
 
-    def _write(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Do something in one transaction; a file that is no database any more is begun anew."""
-        try:
-            with self._connection() as connection, connection:
-                connection.execute(SCHEMA)
-                work(connection)
-        except sqlite3.OperationalError:  # a full disk, another who writes
-            raise
-        except sqlite3.DatabaseError:
-            logger.warning("%s: %s was damaged, and is begun anew", self.folder, self.file.name)
-            self.file.unlink(missing_ok=True)
-            with self._connection() as connection, connection:
-                connection.execute(SCHEMA)
-                work(connection)
-
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.file, timeout=SECONDS_TO_WAIT)) as connection:
-            yield connection
+    def _connection(self) -> closing[sqlite3.Connection]:
+        return closing(sqlite3.connect(self.file, timeout=SECONDS_TO_WAIT))
 
 
 def encode_keeping_tokens(encoder: CarriedEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
@@ -255,14 +251,17 @@ def _key(text: str) -> int:
 
 
 def _keys_of(reader: Reader) -> Iterator[int]:
-    """Yield the keys of all documents, and of the passages of long ones as `read_text` reads them."""
+    """Yield the keys of all documents, and of the passages of long ones as they are read."""
     yield from reader.contents()[1].tolist()
     for number, places in reader.all_places():
         for document in reader.documents([number]).values():
-            text, title = document.full_text, document.title.strip()
-            for start, stop in places.values():
-                before = f"{title} " if start >= len(title) else ""
-                yield _key(before + text[start:stop].strip())
+            for place in places.values():
+                yield _key(read_passage(document, place_in_text(document, place)))
+
+
+def token_folder(index: Path, suffix: str) -> Path:
+    """Return where an index keeps the tokens of one of its encoders, whose folders end in a suffix."""
+    return index / f"{FOLDER}{suffix}"
 
 
 def is_token_folder(folder: Path) -> bool:

@@ -86,8 +86,8 @@ class Words:
     def _look(self) -> None:
         """See what is there now."""
         self._searcher = self._index.searcher()
-        whole = tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
-        self._texts = int(self._searcher.search(whole, 1, count=True).count) if self._searcher.num_docs else 0
+        found = self._searcher.search(self._whole_texts(), 1, count=True) if self._searcher.num_docs else None
+        self._texts = int(found.count) if found else 0
         self._passages = int(self._searcher.num_docs) - self._texts
 
     @classmethod
@@ -141,8 +141,7 @@ class Words:
     def remove(self, numbers: np.ndarray) -> None:
         """Take texts out, and their passages; numbers that are not there are passed over."""
         with self._changing() as writer:
-            gone = tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
-            writer.delete_documents_by_query(gone)
+            writer.delete_documents_by_query(self._numbered(numbers))
 
     def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> Matches:
         """Return the k documents with the highest scores that share a word with the query, ties in order of number.
@@ -169,10 +168,8 @@ class Words:
         asked = self._asked(query)
         if asked is None or not len(numbers):
             return NOTHING
-        these = tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
-        only = tantivy.Query.boolean_query(
-            [(tantivy.Occur.Must, asked), (tantivy.Occur.Must, tantivy.Query.const_score_query(these, 0.0))]
-        )
+        these = tantivy.Query.const_score_query(self._numbered(numbers), 0.0)
+        only = tantivy.Query.boolean_query([(tantivy.Occur.Must, asked), (tantivy.Occur.Must, these)])
         return self._each_once(self._found(only, len(numbers) + self._passages))
 
     def matched(
@@ -189,7 +186,7 @@ class Words:
             numbers: of the documents.
             texts: of those that are at hand, by number.
         """
-        words = list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
+        words = _distinct_words(query)
         short = {number for number in numbers if len(texts.get(number, "")) in SHORT}
         long = [number for number in numbers if number not in short]
         found: dict[int, list[str]] = {number: [] for number in numbers}
@@ -210,7 +207,7 @@ class Words:
         The words are those that `matched` looks for, as the query spells them.
         """
         rarity = {}
-        for word in islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD):
+        for word in _distinct_words(query):
             having = [self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)]
             count = min(having, default=0)
             rarity[word] = math.log1p((self._searcher.num_docs - count + 0.5) / (count + 0.5))
@@ -218,12 +215,11 @@ class Words:
 
     def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
         """Return which of these documents have a word in any form."""
-        asked, schema = self._asked(word), self._index.schema
+        asked = self._asked(word)
         if asked is None or not numbers:
             return []
-        these = tantivy.Query.term_set_query(schema, NUMBER, list(numbers))
-        whole = tantivy.Query.term_query(schema, PASSAGE, 0)
-        unscored = [(tantivy.Occur.Must, tantivy.Query.const_score_query(each, 0.0)) for each in (asked, these, whole)]
+        wanted = asked, self._numbered(numbers), self._whole_texts()
+        unscored = [(tantivy.Occur.Must, tantivy.Query.const_score_query(each, 0.0)) for each in wanted]
         with _damage_told(self._folder, ValueError):
             hits = self._searcher.search(tantivy.Query.boolean_query(unscored), len(numbers), count=False).hits
             return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
@@ -236,6 +232,14 @@ class Words:
             for term in terms(query, self.language)
         ]
         return tantivy.Query.boolean_query(each) if each else None
+
+    def _numbered(self, numbers: Iterable[int]) -> Any:
+        """Build tantivy's query for the texts and passages under some numbers."""
+        return tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
+
+    def _whole_texts(self) -> Any:
+        """Build tantivy's query for texts, and not passages of them."""
+        return tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
 
     def _found(self, asked: Any, depth: int) -> Matches:
         """Find texts and passages, best first."""
@@ -293,6 +297,11 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
         if not isinstance(error, errors) and type(error).__name__ != "PanicException":
             raise
         raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
+
+
+def _distinct_words(query: str) -> list[str]:
+    """Return the words of a query, as it spells them, each once; of a long one the first `MOST_TOLD`."""
+    return list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
 
 
 def _entry(number: int, passage: int, text: str) -> tantivy.Document:

@@ -21,9 +21,10 @@ from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.training.heldout import DevSet
+from hce.training.history import Epoch
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
-from hce.training.state import CheckpointFolder, Epoch, TrainingRun, resume
+from hce.training.state import CheckpointFolder, TrainingRun, resume
 from hce.training.steps import Trainer
 from hce.training.weights import load_best_mix, load_mix, weights_of
 from hce.tree.hierarchy import Hierarchy

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,20 +25,20 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
+from hce.evaluation.evaluate import fused_search
 from hce.processes import of_the_first
-from hce.search.exact import nearest
-from hce.search.fusion import CANDIDATES, search_both
+from hce.search.fusion import CANDIDATES
 from hce.search.words import Words
 from hce.training.co_training import Learnt, cluster_corpus
 from hce.training.heldout import (
     DevSet,
     DevVectors,
     joined_dev_vectors,
-    mean_over_kinds,
     means,
     ndcg_of_rankings,
     pseudo_dev,
 )
+from hce.training.history import mean_over_kinds
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.weights import is_clear_gain
 
@@ -228,17 +227,7 @@ def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, languag
     words = Words.new(language)
     words.add((place, dev.corpus[position].full_text) for place, position in enumerate(dev.pool.tolist()))
     asked = encoder.encode(queries.texts, "query")
-    fused = [
-        search_both(
-            *(words, text),
-            numbers=numbers,
-            cosines=cosines,
-            cosines_at=partial(_cosines, pool, vector),
-            candidates=CANDIDATES,
-            words_share=0.5,
-        )
-        for text, vector, numbers, cosines in zip(queries.texts, asked, *nearest(asked, pool, CANDIDATES), strict=True)
-    ]
+    fused = fused_search(queries.texts, asked, pool, words, CANDIDATES, words_share=0.5)
 
     def measure(share: float) -> float:
         # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.
@@ -247,7 +236,3 @@ def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, languag
         return float(ndcg_of_rankings(ranked, queries.answers).mean())
 
     return max(WORDS_SHARES, key=measure)
-
-
-def _cosines(pool: np.ndarray, query: np.ndarray, places: np.ndarray) -> np.ndarray:
-    return np.asarray(pool[places]) @ query

@@ -22,6 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
+from hce.training.history import mean_over_kinds as mean_over_kinds  # `hce.pages.report` takes it from here
 from hce.training.pairs import equal_texts
 
 CUTOFF = 10
@@ -132,11 +133,6 @@ class DevSet:
 def means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the mean over the queries of each kind."""
     return {kind: float(values.mean()) for kind, values in scores.items()}
-
-
-def mean_over_kinds(dev: Mapping[str, float]) -> float:
-    """Return the dev measure as one number."""
-    return float(np.mean(list(dev.values())))
 
 
 def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:

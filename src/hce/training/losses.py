@@ -42,7 +42,7 @@ def precise(x: Tensor) -> Tensor:
 
 
 def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-    """S(q, d) = q·d / τ: (B, n) with shared candidates (G, n) → (B, G), or with each row's own (B, S, n) → (B, S)."""
+    """Return S(q, d) = q·d / τ: (B, n) with shared candidates (G, n) → (B, G), or each row's own (B, S, n) → (B, S)."""
     if not temperature > 0:
         raise InputError(f"temperature has to be above 0, not {temperature}.")
     # Autocast would do this product in bfloat16 although both sides are float32.
@@ -55,7 +55,7 @@ def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor
 
 
 def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """L_C (Eq. 1): −log softmax of the positive among {positive} ∪ negatives, per query.
+    """Compute L_C (Eq. 1): −log softmax of the positive among {positive} ∪ negatives, per query.
 
     Takes scores, already divided by the temperature. A query without an allowed negative has loss 0 and gradient 0.
 
@@ -86,7 +86,7 @@ def bidirectional(
     forbidden_queries: Tensor | None = None,
     forbidden_sampled: Tensor | None = None,
 ) -> Tensor:
-    """L_C^↔ (App. A): query → documents plus document → queries, averaged over the batch.
+    """Compute L_C^↔ (App. A): query → documents plus document → queries, averaged over the batch.
 
     Query → documents contrasts with all documents of the batch and with the query's own sampled negatives;
     document → queries contrasts with all queries of the batch and never with samples. The two are added, not averaged,
@@ -212,7 +212,7 @@ def level_loss(
     documents: Tensor | None = None,
     route: Route | None = None,
 ) -> LevelLoss:
-    """L_H^(t) (Eq. 5): the node above the query's document against the other children of its parent.
+    """Compute L_H^(t) (Eq. 5): the node above the query's document against the other children of its parent.
 
     Centroids are parameters that the optimiser moves off the sphere (the paper does not say what it does about that):
     they are normalised here, where they are used. An only child has loss 0. A query counts as accurate if its node
@@ -253,7 +253,7 @@ def level_loss(
 
 
 def divergence(given: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
-    """KL(softmax of the target ‖ softmax of what is given), per query.
+    """Compute KL(softmax of the target ‖ softmax of what is given), per query.
 
     Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
     way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
@@ -411,7 +411,7 @@ def hce_loss(
     batch: InBatch | None = None,
     taught: Taught | None = None,
 ) -> HCETerms:
-    """L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
+    """Compute L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
 
     M is the number of `levels`, L − M the number of entries in `sampled`. The paper's samples for t are drawn under
     path[:t], which at t = L is the document itself; we take them to be drawn under its parent, path[:t−1].

@@ -12,17 +12,18 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hce._version import __version__
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
 from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
-from hce.training.co_training import TrainResult
-from hce.training.heldout import mean_over_kinds
-from hce.training.state import MAY_BE_NAN, Epoch
+from hce.training.history import MAY_BE_NAN, Epoch, mean_over_kinds
 from hce.tree.hierarchy import Hierarchy
+
+if TYPE_CHECKING:
+    from hce.training.co_training import TrainResult
 
 FORMAT = 1
 FACTS, HISTORY, QUERIES, TREE = "hce.json", "history.jsonl", "dev.jsonl", "hierarchy"

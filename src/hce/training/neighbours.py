@@ -2,7 +2,7 @@
 
 A pseudo-query's own document is one hard answer; the documents near that one may answer it too, some more than others.
 BM25 knows which, and knows it better than a table does. So the table learns to rank the document and its neighbours as
-BM25 does. It is the idea of GPL without a language model, and it needs a tree: the neighbours of all documents are
+BM25 does. That is the idea of GPL without a language model, and needs a tree: the neighbours of all documents are
 found by walking down, each time the tree is grown anew.
 """
 
@@ -19,7 +19,8 @@ from scipy import sparse
 from torch import Tensor
 
 from hce.data.corpus import Corpus
-from hce.data.terms import terms
+from hce.data.terms import inverse_document_frequency, terms
+from hce.encoding.word_table import count_matrix
 from hce.progress import counted, progress_bar
 from hce.training.losses import Taught
 from hce.training.pairs import Batch
@@ -74,7 +75,7 @@ class WordTeacher:
             self.column.setdefault(word, len(self.column))
         self.documents = self._counted(bags)
         frequency = np.bincount(self.documents.counts.indices, minlength=len(self.column))
-        self.idf = np.log(1 + (len(bags) - frequency + 0.5) / (frequency + 0.5)).astype(np.float32)
+        self.idf = inverse_document_frequency(frequency, len(bags)).astype(np.float32)
         self.mean_length = max(1.0, float(self.documents.lengths.mean()))
 
     def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
@@ -116,11 +117,7 @@ class WordTeacher:
 
     def _counted(self, bags: Iterable[Counter[str]]) -> WordCounts:
         """Count the known words of some texts."""
-        known = [{self.column[word]: count for word, count in bag.items() if word in self.column} for bag in bags]
-        ends = np.cumsum([0, *map(len, known)])
-        columns = np.fromiter(chain.from_iterable(known), dtype=np.int64, count=int(ends[-1]))
-        counts = np.fromiter(chain.from_iterable(bag.values() for bag in known), dtype=np.float32, count=len(columns))
-        matrix = sparse.csr_matrix((counts, columns, ends), shape=(len(known), len(self.column)))
+        matrix = count_matrix(bags, self.column, np.float32)
         matrix.sort_indices()
         return WordCounts(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
 

@@ -94,18 +94,6 @@ def false_negatives(
     return forbidden
 
 
-SETTINGS = (
-    "temperature",
-    "level_temperature",
-    "level_target",
-    "level_weight",
-    "mask",
-    "margin",
-    "gather_across_devices",
-)
-"""The arguments of an `HCELoss` that the module keeps as they are."""
-
-
 class HCELoss(nn.Module):
     r"""L_HCE for sentence-transformers' own `SentenceTransformerTrainer`.
 
@@ -284,7 +272,9 @@ class HCELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings, for the model card."""
-        return {"levels": len(self.centroids), **{name: getattr(self, name) for name in SETTINGS}}
+        names = ("temperature", "level_temperature", "level_target", "level_weight", "mask", "margin")
+        settings = {name: getattr(self, name) for name in (*names, "gather_across_devices")}
+        return {"levels": len(self.centroids), **settings}
 
 
 def _float_copy(values: np.ndarray) -> Tensor:

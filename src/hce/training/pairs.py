@@ -6,7 +6,6 @@ draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import NamedTuple, Protocol
@@ -15,7 +14,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
-from hce.data.text import Offsets, cut_span, first_tokens, word_offsets
+from hce.data.text import Offsets, cut_span, first_tokens, hash64, word_offsets
 from hce.errors import InputError
 
 
@@ -43,7 +42,7 @@ class PairSource(Protocol):
     """Something that has pairs for every epoch."""
 
     def __len__(self) -> int:
-        """How many pairs one turn through all of them has."""
+        """Return how many pairs one turn through all of them has."""
         ...
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
@@ -188,8 +187,7 @@ def in_batches(order: np.ndarray, size: int) -> list[np.ndarray]:
 
 def equal_texts(corpus: Corpus) -> np.ndarray:
     """Return a group for each document, the same for the same text, of shape (N,)."""
-    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in corpus.texts())
-    hashes = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(corpus))
+    hashes = np.fromiter(map(hash64, corpus.texts()), np.uint64, len(corpus))
     return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 

@@ -22,51 +22,13 @@ from torch import Tensor
 from hce.errors import FormatError, InputError, one_line, system_reason
 from hce.files import checked_fields, new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
-from hce.training.heldout import mean_over_kinds
+from hce.training.history import MAY_BE_NAN
+from hce.training.history import Epoch as Epoch  # `hce.pages.report` takes it from here
 from hce.training.steps import Counters, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
 Restored = TypeVar("Restored")
-MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; a JSON file has None in their place
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One line of the history; epoch 0 is the encoder before training.
-
-    Attributes:
-        epoch: its number.
-        dev: the dev measure by kind of query.
-        loss: mean loss by name: level_1 … level_M, document (of the labelled pairs in joint training), neighbours.
-        accuracy: the share of queries that would go down the right way, at each level from the top.
-        reclustered: whether the tree was grown anew afterwards.
-        churn: the share of documents whose parent that changed.
-        seconds: how long it took, measuring included.
-    """
-
-    epoch: int
-    dev: dict[str, float]
-    loss: dict[str, float] = field(default_factory=dict)
-    accuracy: list[float] = field(default_factory=list)
-    reclustered: bool = False
-    churn: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def metric(self) -> float:
-        """The one number that decides: the mean over kinds."""
-        return mean_over_kinds(self.dev)
-
-    def __str__(self) -> str:
-        parts = [f"epoch {self.epoch}", f"dev {self.metric:.4f}"]
-        if self.loss:
-            parts.append("loss " + " ".join(f"{value:.3f}" for value in self.loss.values()))
-        if self.accuracy:
-            parts.append("accuracy " + " ".join(f"{value:.2f}" for value in self.accuracy))
-        if self.reclustered:
-            parts.append(f"re-clustered, {self.churn:.0%} of documents moved")
-        return " · ".join([*parts, f"{self.seconds:.0f} s"])
 
 
 @dataclass

@@ -140,6 +140,14 @@ class Trainer:
         """The centroids of the objective, as training has moved them."""
         return list(self.objective.centroids)
 
+    @property
+    def _rates(self) -> dict[torch.optim.Optimizer, float]:
+        """The optimisers in use, each with its full learning rate."""
+        rates = {self.optimizer: self.recipe.learning_rate}
+        if self.centroid_optimizer is not None:
+            rates[self.centroid_optimizer] = self.recipe.centroid_learning_rate
+        return rates
+
     def _objective(self, tree: Hierarchy) -> HCELoss:
         recipe = self.recipe
         levels = tree.depth - 1 if recipe.levels < 0 else min(recipe.levels, tree.depth - 1)
@@ -174,9 +182,8 @@ class Trainer:
 
     def _step(self, batches: list[_SourceBatch]) -> dict[str, float]:
         columns = [column for each in batches for column in self._columns(each)]
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.centroid_optimizer:
-            self.centroid_optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._rates:
+            optimizer.zero_grad(set_to_none=True)
         found: list[HCETerms] = []
 
         def loss_of(embeddings: Tensor) -> Tensor:
@@ -191,17 +198,16 @@ class Trainer:
         if not torch.stack(norms).isfinite().all():
             values["total"] = float("nan")
         if np.isfinite(values["total"]):  # a broken step must not reach the weights
-            self.optimizer.step()
-            if self.centroid_optimizer:
-                self.centroid_optimizer.step()
+            for optimizer in self._rates:
+                optimizer.step()
         return values
 
     def _backward(self, columns: list[_Column], loss_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Add the gradients of the loss of all embeddings to the parameters, and return the loss."""
+        size = self.recipe.chunk_size or max(len(column.texts) for column in columns)
         chunks = [
             _Column(column.kind, column.texts[start : start + size])
             for column in columns
-            if (size := self.recipe.chunk_size or len(column.texts))
             for start in range(0, len(column.texts), size)
         ]
         loss = loss_of(torch.cat([self._embed(chunk) for chunk in chunks]))
@@ -251,22 +257,13 @@ class Trainer:
 
     def _set_learning_rate(self, step: int) -> None:
         share = rate_share(step, self.recipe.epochs * self.steps_per_epoch, self.recipe.warmup)
-        rates = {self.optimizer: self.recipe.learning_rate}
-        if self.centroid_optimizer is not None:
-            rates[self.centroid_optimizer] = self.recipe.centroid_learning_rate
-        for optimizer, rate in rates.items():
+        for optimizer, rate in self._rates.items():
             for group in optimizer.param_groups:
                 group["lr"] = rate * share
 
 
 def rate_share(step: int, total: int, warmup: float) -> float:
-    """Return how much of the learning rate a step has: a share that rises linearly to 1, then falls linearly to 0.
-
-    Args:
-        step: from 0 on.
-        total: the number of steps.
-        warmup: the share of them during which the rate rises.
-    """
+    """Return how much of the learning rate a step has: all after a share `warmup` of the steps, nothing at the end."""
     rising = (step + 1) / max(1.0, warmup * total)
     falling = (total - step) / max(1.0, total - warmup * total)
     return min(1.0, rising, falling)

@@ -32,11 +32,12 @@ from hce.processes import (
 )
 from hce.training.co_training import Learnt, TrainResult, co_train
 from hce.training.companion import recipe_of_table, with_companions
-from hce.training.heldout import LABELLED, DevSet, mean_over_kinds, means
+from hce.training.heldout import LABELLED, DevSet, means
+from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, gains, save_model
 from hce.training.recipe import Learner, Precision, Recipe, Supervision
 from hce.training.sources import learnt_from, sources_and_devset
-from hce.training.state import CheckpointFolder, Epoch
+from hce.training.state import CheckpointFolder
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)

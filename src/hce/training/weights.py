@@ -19,7 +19,8 @@ from torch import Tensor
 
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first
-from hce.training.heldout import DevSet, mean_over_kinds, means
+from hce.training.heldout import DevSet, means
+from hce.training.history import mean_over_kinds
 from hce.training.recipe import Recipe
 
 MIXES = (0.25, 0.5, 0.75, 1.0)

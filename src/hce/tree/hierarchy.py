@@ -173,7 +173,7 @@ class Hierarchy:
         return len(self.levels) + 1
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Return the number of documents."""
         return len(self.document_parent)
 
     def __repr__(self) -> str:
@@ -188,28 +188,28 @@ class Hierarchy:
         return np.ascontiguousarray(self.ancestors(self.depth, np.arange(len(self)))[:, 1:])
 
     def path(self, document: int) -> tuple[int, ...]:
-        """The nodes from level 1 down to the document itself."""
+        """Return the L nodes from level 1 down to the document itself."""
         return tuple(self.paths[document].tolist())
 
     def nodes_at(self, level: int) -> np.ndarray:
-        """Each document's node at a level, of shape (N,): the clustering that this level is."""
+        """Return each document's node at a level, of shape (N,), int64: the clustering that this level is."""
         self._check_level(level, 0, self.depth)
         return np.zeros(len(self), dtype=np.int64) if level == 0 else self.paths[:, level - 1]
 
     def children(self, level: int, node: int) -> np.ndarray:
-        """The nodes (or, under the last inner level, the documents) whose parent a node is, in order."""
+        """Return the nodes (or, under the last inner level, the documents) whose parent a node is, in order."""
         self._check_level(level, 0, self.depth - 1)
         order, start = self._child_lists[level]
         return order[start[node] : start[node + 1]]
 
     def siblings(self, level: int, node: int) -> np.ndarray:
-        """The other children of a node's parent; of documents at level L."""
+        """Return the other children of a node's parent, in order; of documents at level L."""
         self._check_level(level, 1, self.depth)
         family = self.children(level - 1, int(self._parent(level)[node]))
         return family[family != node]
 
     def ancestors(self, level: int, nodes: np.ndarray) -> np.ndarray:
-        """The way from the root down to each node, of shape (B, level + 1): column t is level t, the last the node."""
+        """Return the way from the root down to each node, of shape (B, level + 1): column t is its node at level t."""
         self._check_level(level, 0, self.depth)
         columns = [nodes]
         for below in range(level, 0, -1):
@@ -217,7 +217,7 @@ class Hierarchy:
         return np.stack(columns[::-1], axis=1)
 
     def leaves_under(self, level: int, node: int) -> np.ndarray:
-        """The documents under a node, in order."""
+        """Return the positions of the documents under a node, in order."""
         return np.flatnonzero(self.nodes_at(level) == node)
 
     def sample_siblings(
@@ -307,7 +307,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- description
 
     def describe(self) -> list[LevelSummary]:
-        """Sizes, balance and tightness of every inner level, from the top."""
+        """Summarise sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, counts in enumerate(self.document_counts()[1:], start=1):
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
@@ -318,11 +318,11 @@ class Hierarchy:
         return summaries
 
     def name(self, level: int, node: int) -> list[str]:
-        """The words of a node's name; none where nobody has named it, and for the root."""
+        """Return the words of a node's name; none where nobody has named the node, and for the root."""
         return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:
-        """How many nodes a level has."""
+        """Return how many nodes a level has."""
         self._check_level(level, 0, self.depth)
         return 1 if level == 0 else len(self._parent(level))
 
@@ -339,7 +339,7 @@ class Hierarchy:
         return counts[::-1]
 
     def churn(self, other: Hierarchy) -> float:
-        """The share of documents whose parent changed from this tree to `other`.
+        """Return the share of documents whose parent changed from this tree to `other`.
 
         A node of one tree is none of another, so a parent counts as kept where most of its documents went; and
         so that neither a merge nor a split looks like rest, the larger of the shares in the two directions is taken.
@@ -453,14 +453,14 @@ def _grouped(groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """The columns of the `count` largest entries of each row, the largest first, of equals the first."""
+    """Return the columns of the `count` largest entries of each row, of shape (rows, count); of equals, the first."""
     if count == 1:  # what a greedy walk needs, and far faster than sorting
         return scores.argmax(axis=1)[:, None]
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
 def _mean_cosines(vectors: np.ndarray, levels: tuple[Level, ...], document_parent: np.ndarray) -> tuple[float, ...]:
-    """The mean cosine of each inner level's members to their centroids, from the top."""
+    """Return the mean cosine of each inner level's members to their centroids, from the top."""
     below = [*levels, Level(document_parent, vectors)][1:]
     return tuple(_mean_cosine(members, level.centroids) for level, members in zip(levels, below, strict=True))
 

@@ -93,7 +93,7 @@ def _as_array(vectors: np.ndarray | torch.Tensor) -> np.ndarray:
 def _exact_kmeans(
     rows: Rows, centroids: torch.Tensor, max_rounds: int, report: Callable[[int, float], None]
 ) -> KMeansResult:
-    """Alg. 2 from given centroids, until no assignment changes.
+    """Run Alg. 2 from given centroids, until no assignment changes.
 
     Neither step lowers the mean cosine: the normalised sum is the direction that scores its members best, a row only
     moves to a better centroid, and filling an empty cluster raises its rows' scores.

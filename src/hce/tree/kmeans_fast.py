@@ -160,20 +160,20 @@ class _Heads:
         return torch.from_numpy(end_to_end(parts)[0]).to(rows.device)
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
-        """The heads of any unit rows, of shape (rows, width + 1)."""
+        """Return the heads of any unit rows, of shape (rows, width + 1)."""
         return _with_tail(scores(block, self._basis))
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """The heads of rows start..stop."""
+        """Return the heads of rows start..stop, of shape (stop - start, width + 1)."""
         return self.of(self._rows.span(start, stop)) if self._held is None else self._held[start:stop]
 
     def take(self, index: np.ndarray, block: torch.Tensor) -> torch.Tensor:
-        """The heads of the rows at the given positions, which are `block`."""
+        """Return the heads of the rows at the given positions, which are `block`, of shape (len(index), width + 1)."""
         held = self._held
         return self.of(block) if held is None else take_rows(held, torch.from_numpy(index).to(held.device))
 
     def as_rows(self) -> Rows | None:
-        """The heads as unit rows by themselves; None where they are not held."""
+        """Return the heads as unit rows of shape (N, width); None where they are not held."""
         held = self._held
         return None if held is None else Rows(torch.nn.functional.normalize(held[:, : self.width]))
 
@@ -219,7 +219,7 @@ def _scattered(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
-    """Clusters for each cell: one each, the rest in proportion to its rows, never more than it has rows."""
+    """Share k clusters out to cells: one each, the rest in proportion to a cell's rows, never more than it has rows."""
     filled = (sizes > 0).astype(np.int64)
     spare = sizes - filled
     quota, remainder = np.divmod(spare * (k - filled.sum()), max(1, spare.sum()))
@@ -255,7 +255,7 @@ def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Gener
 
 
 def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
-    """One round: find each row's best other cluster, move the rows that are nearer to it, then settle the rest."""
+    """Find each row's best other cluster, move the rows that are nearer to that one, then settle the rest: a round."""
     target, gain, nearer = _propose(rows, heads, state, group_of, near)
     assignment = _keep_one_in_each(state.assignment, np.where(nearer, target, state.assignment), len(state.sums))
     _follow(rows, state, assignment)
@@ -307,7 +307,7 @@ def _propose(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, nea
 
 
 def _seen(heads: _Heads, centroids: torch.Tensor) -> torch.Tensor:
-    """Centroids as rows are scored against them in choosing: their heads, where these are enough."""
+    """Return what rows are scored against in choosing: heads of the centroids, or these where heads fall short."""
     if not heads.enough:
         return centroids
     seen = heads.of(centroids)
@@ -341,7 +341,7 @@ def _best_moves(
     looks: torch.Tensor,
     seen: torch.Tensor,
 ) -> _Moves:
-    """For rows of one group: the candidate that gains most, its gain net of leaving, and if it is nearer than now.
+    """Find for rows of one group the candidate that gains most, the gain net of leaving, and whether it is nearer.
 
     The products of `looks` (rows) and `seen` (centroids) choose the candidate; the whole rows measure it.
     """
@@ -357,7 +357,7 @@ def _best_moves(
 
 
 def _tangent(length: torch.Tensor, cosine: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """|s + x| - |s| as a line over the cosine of s and x, true near `cosine`: its slope, and its height at 0.
+    """Return |s + x| - |s| as a line over the cosine of s and x, true near `cosine`: the slope, and the height at 0.
 
     Good enough to choose by, and a product of scaled centroids then needs one addition to be a ranking.
     """
@@ -376,13 +376,13 @@ def _leave_out(ranking: torch.Tensor, own_cluster: torch.Tensor, candidates: tor
 
 
 def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """|s + x| - |s|: what a row x adds to the summed cosine of a cluster of sum s (as a fraction: no cancellation)."""
+    """Return |s + x| - |s|, what a row x adds to the summed cosine of a cluster of sum s; a fraction cancels less."""
     added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
     return added / ((length**2 + added).clamp_min(0).sqrt() + length)
 
 
 def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """|s| - |s - x|: what a member x takes away from the summed cosine of a cluster of sum s."""
+    """Return |s| - |s - x|, what a member x takes away from the summed cosine of a cluster of sum s."""
     taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
     return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
 
@@ -411,7 +411,7 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
 def _gains(
     block: torch.Tensor, waiting: np.ndarray, state: _State, source: np.ndarray, target: np.ndarray
 ) -> np.ndarray:
-    """What each waiting move would now add to the summed cosine."""
+    """Return what each waiting move would now add to the summed cosine, of shape (waiting,)."""
 
     def one_chunk(limits: tuple[int, int]) -> np.ndarray:
         index = waiting[slice(*limits)]
@@ -439,7 +439,7 @@ def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.nd
 
 
 def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
-    """Of moves in order of preference, those that share no cluster with one taken before."""
+    """Take, of moves in order of preference, those that share no cluster with one taken before."""
     used = np.zeros(k, dtype=bool)
     taken = []
     for _ in range(4):  # four sweeps find nearly all; the others wait for the next pass
@@ -514,7 +514,7 @@ def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) ->
 def _nearest_of_groups(
     looks: torch.Tensor, seen: torch.Tensor, centres: torch.Tensor, clusters: list[np.ndarray]
 ) -> torch.Tensor:
-    """Each row's nearest centroid among those of its nearest groups: rows of shape (m, width), result (m,)."""
+    """Find each row's nearest centroid among those of its nearest groups: rows of shape (m, width), result (m,)."""
     probes = min(_PROBES, len(centres))
     parts = [
         scores(looks[slice(*limits), : centres.shape[1]], centres).topk(probes, sorted=False).indices
@@ -535,14 +535,14 @@ def _nearest_of_groups(
 
 
 def _narrowed(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Heads with the first `width` of their coordinates only."""
+    """Return heads with the first `width` of their coordinates only, of shape (rows, width + 1)."""
     return heads if width == heads.shape[1] - 1 else _with_tail(heads[:, :width])
 
 
 def _possible(
     heads: torch.Tensor, others: torch.Tensor, own: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pairs (row, centroid) whose bound reaches the row's present score, and which rows have too many to list."""
+    """Find pairs (row, centroid) whose bound reaches the row's present score, and the rows with too many to list."""
     floor, few = own - _SLACK, max(_FEW, len(others) // 64)
     count = torch.zeros(len(heads), dtype=torch.int64, device=heads.device)
     found = []
@@ -560,7 +560,7 @@ def _possible(
 def _screen_width(
     rows: Rows, heads: _Heads, centroids: torch.Tensor, assignment: np.ndarray, centroid_heads: torch.Tensor
 ) -> int | None:
-    """The number of dimensions that makes the bound cheapest on a sample of rows; None where none beats no bound."""
+    """Find the number of dimensions that makes the bound cheapest on a sample of rows; None where none pays."""
     sample = np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))
     block = rows.take(sample)
     own = own_scores(block, centroids, torch.from_numpy(assignment[sample]).to(block.device))

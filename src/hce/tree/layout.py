@@ -17,6 +17,7 @@ from scipy import sparse
 from scipy.spatial import Voronoi, cKDTree
 from sklearn.manifold import TSNE
 
+from hce.encoding.static import as_unit_rows
 from hce.tree.hierarchy import Hierarchy
 
 MOST_SITES = 4096
@@ -58,8 +59,7 @@ def site_level(tree: Hierarchy) -> int:
 
 def place_sites(tree: Hierarchy, level: int, seed: int = 0) -> np.ndarray:
     """Return a place for each node of a level, of shape (S, 2), float64, within the unit square."""
-    centroids = tree.levels[level - 1].centroids.astype(np.float64)
-    centroids = centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
+    centroids = as_unit_rows(tree.levels[level - 1].centroids.astype(np.float64))
     count = len(centroids)
     if count < 5:  # too few for t-SNE
         turn = 2 * np.pi * np.arange(count) / count
@@ -164,7 +164,7 @@ def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> 
 
 
 def _two_axes(rows: np.ndarray) -> np.ndarray:
-    """The first two principal components, of shape (S, 2)."""
+    """Return the first two principal components, of shape (S, 2)."""
     centred = rows - rows.mean(axis=0)
     left, singular, _ = np.linalg.svd(centred, full_matrices=False)
     axes = np.zeros((len(rows), 2))
@@ -195,14 +195,14 @@ def _spread(places: np.ndarray) -> np.ndarray:
 
 
 def _middle(corners: np.ndarray) -> np.ndarray:
-    """The centre of gravity of a convex polygon, of shape (corners, 2)."""
+    """Return the centre of gravity, of shape (2,), of a convex polygon, of shape (corners, 2)."""
     following = np.roll(corners, -1, axis=0)
     cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
     return np.asarray(((corners + following) * cross[:, None]).sum(axis=0) / (3 * cross.sum()))
 
 
 def _sea(sites: np.ndarray) -> np.ndarray:
-    """Points in a grid of triangles wherever no site is near, and around all of them."""
+    """Return points in a grid of triangles wherever no site is near, and around all of them, of shape (points, 2)."""
     nearest = cKDTree(sites).query(sites, k=2)[0][:, 1] if len(sites) > 1 else np.array([0.5])
     step = max(float(np.median(nearest)), 0.004 * max(np.ptp(sites, axis=0).max(), 1e-9))
     low, high = sites.min(axis=0) - 5 * step, sites.max(axis=0) + 5 * step
@@ -289,7 +289,7 @@ def _with_candidates(tree: Hierarchy, order: np.ndarray, start: np.ndarray) -> I
 
 
 def _pull(places: np.ndarray, pairs: sparse.csr_matrix) -> np.ndarray:
-    """The pull of the neighbours on each document, of shape (N, 2)."""
+    """Return the pull of the neighbours on each document, of shape (N, 2)."""
     off = places[pairs.indices] - np.repeat(places, np.diff(pairs.indptr), axis=0)
     off /= 1 + np.einsum("ij,ij->i", off, off)[:, None]
     sums = np.zeros((len(off) + 1, 2), np.float64)

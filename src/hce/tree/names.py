@@ -35,14 +35,11 @@ def name_nodes(
         words: how many words a name has; fewer where a node's documents have no more.
         progress: show bars.
     """
-    try:
-        counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
-        with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
-            counts = counter.fit_transform(counted(texts, advance))  # (N, vocabulary)
-    except ValueError:  # not one word in all texts
+    with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
+        found = _counted(counted(texts, advance))
+    if found is None:
         return [[[] for _ in level.parent] for level in hierarchy.levels]
-    vocabulary = counter.get_feature_names_out()
-    singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
+    counts, vocabulary, singular = found
     names: list[list[np.ndarray]] = []
     total = sum(len(level.parent) for level in hierarchy.levels)
     with progress_bar("naming nodes", total, "nodes", show=progress) as advance:
@@ -65,18 +62,30 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
     >>> distinguishing_words(["ships at sea"] * 3, ["ships at sea", "ships on canals", "canals and locks"], words=1)
     ['canals']
     """
-    try:
-        counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
-        counts = counter.fit_transform([*texts, *others])
-    except ValueError:  # not one word in all texts
+    found = _counted([*texts, *others])
+    if found is None:
         return []
-    vocabulary = counter.get_feature_names_out()
-    singular = np.unique([_singular(word) for word in vocabulary], return_inverse=True)[1]
+    counts, vocabulary, singular = found
     side = np.repeat([0, 1], [len(texts), len(others)])
     weights = _class_tf_idf(_sum_rows(counts, side, 2))[1]
     weights = weights.multiply(weights > 0).tocsr()
     weights.eliminate_zeros()
     return list(map(str, vocabulary[_best(weights, singular, np.empty(0, np.int64), words)]))
+
+
+def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray] | None:
+    """Count the words of texts that may be in a name; None where there is not one.
+
+    Returns:
+        Counts of shape (texts, words); the words; and a number for each, the same for "cell" and "cells".
+    """
+    counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
+    try:
+        counts = counter.fit_transform(texts)
+    except ValueError:  # an empty vocabulary
+        return None
+    vocabulary = counter.get_feature_names_out()
+    return counts, vocabulary, np.unique([*map(_singular, vocabulary)], return_inverse=True)[1]
 
 
 def _sum_rows(counts: sparse.csr_matrix, members: np.ndarray, nodes: int) -> sparse.csr_matrix:
@@ -88,7 +97,7 @@ def _sum_rows(counts: sparse.csr_matrix, members: np.ndarray, nodes: int) -> spa
 
 
 def _class_tf_idf(counts: sparse.csr_matrix) -> sparse.csr_matrix:
-    """p(w|c)·log(p(w|c)/p(w)) for the words that occur in each node."""
+    """Return p(w|c)·log(p(w|c)/p(w)) for the words that occur in each node, of shape (nodes, vocabulary)."""
     in_node = np.asarray(counts.sum(axis=1)).ravel()
     in_all = np.asarray(counts.sum(axis=0)).ravel()
     share = (sparse.diags(1 / np.maximum(in_node, 1)) @ counts).tocsr()
@@ -97,13 +106,13 @@ def _class_tf_idf(counts: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _inherited(names: Sequence[Sequence[np.ndarray]], ancestors: np.ndarray) -> np.ndarray:
-    """The words in the names of a node's ancestors, which are given from level 1 down."""
+    """Return the columns of the words in the names of a node's ancestors, which are given from level 1 down."""
     words = [names[above][node] for above, node in enumerate(ancestors)]
     return np.concatenate([np.empty(0, dtype=np.int64), *words])
 
 
 def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarray, words: int) -> np.ndarray:
-    """The columns of a node's heaviest words, heaviest first, a word in one form only; the alphabet decides ties."""
+    """Return the columns of a node's heaviest words, heaviest first, a word in one form only; ties by the alphabet."""
     ranked = weights.indices[np.lexsort((weights.indices, -weights.data))]
     fresh = ranked[~np.isin(singular[ranked], singular[inherited])]
     first_form = np.sort(np.unique(singular[fresh], return_index=True)[1])
@@ -111,5 +120,5 @@ def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarra
 
 
 def _singular(word: str) -> str:
-    """Good enough to keep "cell" and "cells" from standing side by side."""
+    """Return a word without the s of a plural: enough to keep "cell" and "cells" from standing side by side."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

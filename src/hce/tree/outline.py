@@ -13,9 +13,9 @@ from hce.tree.hierarchy import Hierarchy
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """The whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
+    """Return the whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
 
-    A document whose id is None is not there any more, and not in it either; sizes are those of the tree.
+    A document whose id is None is not there any more, and left out; sizes are those of the tree.
     """
 
     def node_at(level: int, node: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dic
 
 
 def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
-    """The top of the tree for a terminal: the largest nodes first, with their names and sizes.
+    """Draw the top of the tree for a terminal: the largest nodes first, with their names and sizes.
 
     >>> import rich
     >>> tree = Hierarchy.build(np.repeat(np.eye(2, dtype=np.float32), [3, 1], axis=0), branching=3)

@@ -45,19 +45,19 @@ class Rows:
         return self.shape[0]
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop, of shape (stop - start, n)."""
+        """Return rows start..stop, of shape (stop - start, n)."""
         return self._held[start:stop]
 
     def take(self, index: np.ndarray) -> torch.Tensor:
-        """Rows at the given positions, of shape (len(index), n)."""
+        """Return the rows at the given positions, of shape (len(index), n)."""
         return take_rows(self._held, torch.from_numpy(index).to(self.device))
 
     def subset(self, index: np.ndarray) -> Rows:
-        """The rows at the given positions as a whole of their own."""
+        """Return the rows at the given positions as `Rows` of their own."""
         return Rows(self.take(index))
 
     def chunks(self, width: int) -> list[tuple[int, int]]:
-        """Row ranges for which a block of `width` float32 columns, or of the rows themselves, stays small."""
+        """Return ranges of rows such that a block of `width` float32 columns, or of the rows themselves, is small."""
         return chunk_ranges(len(self), max(width, self.shape[1]))
 
 
@@ -89,7 +89,11 @@ class _SourceRows(Rows):
 
 
 def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
-    """The rows as unit vectors; raises InputError for a zero or non-finite row, naming the first."""
+    """Return the rows as unit vectors, of shape (N, n).
+
+    Raises:
+        InputError: a row is zero or not finite; the first such is named.
+    """
     source = np.asarray(vectors)  # a plain view: indexing an np.memmap itself costs far more
     hold = source.size * 4 <= HOLD_BYTES
     held = torch.empty(source.shape, dtype=torch.float32, device=device) if hold else None
@@ -171,14 +175,14 @@ def as_arrays(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
 
 
 def take_rows(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of a matrix at the given positions."""
+    """Return the rows of a matrix at the given positions, of shape (len(index), n)."""
     if matrix.device.type == "cpu":
         return torch.from_numpy(np.take(matrix.numpy(), index.numpy(), axis=0))
     return matrix[index]
 
 
 def scores(rows: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
-    """Inner products of shape (rows, centroids)."""
+    """Return inner products of shape (rows, centroids)."""
     if rows.device.type == "cpu":
         # NumPy's BLAS: twice as fast as torch's on AMD (200 against 110 GFLOP/s measured), and level elsewhere.
         return torch.from_numpy(rows.numpy() @ centroids.numpy().T)
@@ -186,14 +190,14 @@ def scores(rows: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
 
 
 def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's first largest column, and its value."""
+    """Return each row's first largest column and the value there, both of shape (rows,)."""
     on_cpu = block.device.type == "cpu"
     column = torch.from_numpy(block.numpy().argmax(axis=1)) if on_cpu else block.argmax(dim=1)
     return column, block.gather(1, column[:, None])[:, 0]
 
 
 def entries_above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of each entry above its row's floor."""
+    """Return row and column of each entry above its row's floor, both of shape (entries,)."""
     if block.device.type == "cpu":
         flat = torch.from_numpy(np.flatnonzero(block.numpy() > floor.numpy()[:, None]))
         return flat // block.shape[1], flat % block.shape[1]
@@ -202,7 +206,7 @@ def entries_above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tenso
 
 
 def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's nearest centroid (the first of equals) and its score, over tiles of centroids."""
+    """Return each row's nearest centroid (the first of equals) and the score, both of shape (rows,), tile by tile."""
     column, value = row_argmax(scores(block, centroids[:_TILE]))
     for start in range(_TILE, len(centroids), _TILE):
         other, other_value = row_argmax(scores(block, centroids[start : start + _TILE]))
@@ -212,7 +216,7 @@ def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torc
 
 
 def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.Tensor) -> torch.Tensor:
-    """Each row's inner product with the centroid of its cluster."""
+    """Return each row's inner product with the centroid of its cluster, of shape (rows,)."""
     if block.device.type == "cpu":
         own = np.take(centroids.numpy(), assignment.numpy(), axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", block.numpy(), own))
@@ -220,7 +224,9 @@ def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.T
 
 
 def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Alg. 2's M step over all centroids: assignment (int64) and scores (float32), both of shape (N,).
+    """Assign each row to its nearest centroid: assignment (int64) and scores (float32), both of shape (N,).
+
+    The M step of the paper's Alg. 2.
 
     Given the present assignment, a row moves only where another centroid is better by more than a tie, so that equal
     centroids (duplicates split over several clusters) cannot trade rows for ever.
@@ -252,7 +258,7 @@ def nearest_rows(vectors: np.ndarray, positions: np.ndarray, centroids: np.ndarr
 
 
 def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
-    """Sum of each cluster's rows, of shape (k, n), in float64; members are added in row order."""
+    """Sum each cluster's rows, of shape (k, n), in float64; members are added in row order."""
     sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
     order = np.argsort(assignment, kind="stable")
     for start, stop in rows.chunks(0):
@@ -272,7 +278,7 @@ def _sums_of_runs(block: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
 
 
 def normalised(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
-    """Alg. 2's E step: unit float32 centroids of shape (k, n).
+    """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of the paper's Alg. 2.
 
     Members that cancel out leave no direction; such a cluster takes its first member's, which is as good as any
     (every unit vector then scores 0 on average over the members).
@@ -311,7 +317,7 @@ def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best
 
 
 def spare_rows(assignment: np.ndarray, best: np.ndarray, k: int, count: int) -> np.ndarray:
-    """The `count` lowest-scoring rows whose clusters keep a member without them (fewer where clusters are small)."""
+    """Return the `count` lowest-scoring rows whose clusters keep a member without them; fewer where there are none."""
     sizes = np.bincount(assignment, minlength=k)
     order = np.lexsort((best, assignment))  # cluster by cluster, worst first
     first = np.cumsum(sizes) - sizes

@@ -1,4 +1,4 @@
-"""The API: each function of the router is one address, answered from a `Site`, the index and what is shown of it."""
+"""The API: each function of the router is one address, answered from a `ServedIndex`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -54,6 +54,7 @@ from hce.web.schemas import (
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
 LISTED_CHARACTERS = 160
+SHOWN_AS_FOUND = [each.name for each in fields(Shown) if each.name in Hit._fields]
 NO_STORE = {"cache-control": "no-store"}
 FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
@@ -274,12 +275,12 @@ def _search_answer(site: ServedIndex, asked: _Asked, compare: bool) -> SearchAns
     """Search by a query's vector; compare with the untrained encoder's ranking once that is ready."""
     check_deadline()  # it may have waited for long
     start = time.perf_counter()
-    query, vector, fingerprint, k, where, mode, unique, fields = asked
+    query, vector, fingerprint, k, where, mode, unique, counted_fields = asked
     conditions = parse_clauses(where) if where else None
     (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode, fingerprint, unique=unique)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = QueryWords(query, k)
-    counted = site.index.facets(fields, conditions).items()
+    counted = site.index.facets(counted_fields, conditions).items()
     facets = {field: [Facet(*each) for each in counts] for field, counts in counted}
     good_match = site.index.good_match(query, found, conditions, mode, vector=vector)
     shown = [_shown(hit, words) for hit in found]
@@ -302,22 +303,12 @@ def _shown(hit: Hit, words: QueryWords) -> Shown:
     check_deadline()
     snippet = snippet_of(hit.text, hit.passage, words)
     return Shown(
-        rank=hit.rank,
-        score=hit.score,
-        id=hit.id,
-        title=hit.title,
         title_marks=words.marks_in(hit.title),
         snippet=snippet.text,
         snippet_start=snippet.start,
         snippet_is_whole=snippet.whole,
         snippet_marks=snippet.marks,
-        metadata=hit.metadata,
-        from_meaning=hit.from_meaning,
-        from_words=hit.from_words,
-        from_tokens=hit.from_tokens,
-        matched=hit.matched,
-        passage=hit.passage,
-        folded=hit.folded,
+        **{name: getattr(hit, name) for name in SHOWN_AS_FOUND},
     )
 
 

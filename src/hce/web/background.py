@@ -8,7 +8,6 @@ while a call is under way waits for the next one, together with all others who c
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -20,11 +19,9 @@ from typing import Any, Literal, TypeVar
 import anyio.to_thread
 import numpy as np
 
-from hce.errors import HceError
 from hce.index.drift import GrownNode
 from hce.index.index import Index
-
-logger = logging.getLogger(__name__)
+from hce.index.threads import reason_of
 
 Result = TypeVar("Result")
 TEXTS_AT_ONCE = 32
@@ -172,10 +169,7 @@ class DriftWatch:
         try:
             drift = self.index.drift()
             found = DriftState("done", drift.verdict, drift.reasons, grown=drift.grown)
-        except HceError as error:
-            found = DriftState("done", reasons=(str(error),))
-        except Exception:
-            logger.exception("the drift could not be measured")
-            found = DriftState("done", reasons=("the drift could not be measured; the server's log says why",))
+        except Exception as error:
+            found = DriftState("done", reasons=(reason_of(error, "the drift could not be measured"),))
         with self._lock:
             self._state, self._measured_at, self._thread = found, change, None

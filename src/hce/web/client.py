@@ -146,13 +146,6 @@ class _Text(NamedTuple):
 
 
 def _hit(found: _Found, document: _Text) -> Hit:
-    shown = document.title, document.text, document.metadata
-    return Hit(
-        *(found.rank, found.score, found.id, *shown),
-        from_meaning=found.from_meaning,
-        from_words=found.from_words,
-        from_tokens=found.from_tokens,
-        matched=tuple(found.matched),
-        passage=Passage(*found.passage) if found.passage else None,
-        folded=tuple(found.folded or ()),
-    )
+    passage = Passage(*found.passage) if found.passage else None
+    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded or ())}
+    return Hit(**{**document._asdict(), **found._asdict(), **lists})

@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hce.web.guard import HEADERS, Refusal, as_message, overloaded
+from hce.web.guard import Refusal
 
 CONNECTIONS = 512
 CONNECTIONS_OF_AN_ADDRESS = 256
@@ -46,7 +46,7 @@ class HttpConnection(H11Protocol):
         super().connection_made(transport)
         self.address = _network(self.client[0]) if self.client else ""
         if not self._make_room():
-            self.app = overloaded
+            self.app = Refusal(503, "there are too many connections; try again in a moment").response()
 
     def look(self) -> None:
         """End the connection if the other side takes too long; the server calls this every second."""
@@ -70,7 +70,7 @@ class HttpConnection(H11Protocol):
         self._note_whether_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; called while the error that says why is handled."""
+        """Refuse what is not HTTP; uvicorn calls this while it handles the error that says why."""
         error = sys.exc_info()[1]
         if getattr(error, "error_status_hint", 400) == 431:
             self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
@@ -112,10 +112,9 @@ class HttpConnection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way
             self.end()
             return
-        headers, body = as_message(refused)
-        headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        events: list[Any] = [h11.Response(status_code=refused.status, headers=headers)]
-        for event in (*events, h11.Data(data=body), h11.EndOfMessage()):
+        response = refused.response()
+        events: list[Any] = [h11.Response(status_code=refused.status, headers=response.raw_headers)]
+        for event in (*events, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hce.deadline import Deadline, DeadlineError
 from hce.errors import InputError
 
 logger = logging.getLogger(__name__)
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 READ_METHODS = frozenset({"GET", "HEAD"})
@@ -117,6 +114,15 @@ class Refusal(NamedTuple):
     status: int
     error: str
 
+    def response(self) -> JSONResponse:
+        """Return the answer with all of its headers."""
+        headers = {**HEADERS, "connection": "close"}  # what was not read of the request is not to be taken for the next
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.status == 503:
+            headers["retry-after"] = "1"
+        return JSONResponse({"error": self.error}, self.status, headers)
+
 
 def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | None:
     """Say why a request is not to reach the application; None where it may."""
@@ -132,11 +138,11 @@ def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | Non
 class Guard:
     """ASGI middleware: refuses by the rules, reads bodies up to their limit, and adds the headers of every answer."""
 
-    def __init__(self, app: Application, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self.app = app
         self.rules = rules
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the application answer."""
         if scope["type"] == "websocket":  # there are none here
             await receive()
@@ -146,7 +152,6 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        guarded = _with_headers(send)
         refused = refusal(scope["method"], headers, self.rules)
         body: bytes | Refusal | None = b""
         if refused is None and scope["method"] not in READ_METHODS:
@@ -154,11 +159,11 @@ class Guard:
         if refused is None and isinstance(body, Refusal):
             refused = body
         if refused is not None:
-            await refuse(refused, guarded)
+            await refused.response()(scope, receive, send)
         elif isinstance(body, bytes):  # else the asker has gone
-            await self._answer(scope, body, receive, guarded)
+            await self._answer(scope, body, receive, send)
 
-    async def _answer(self, scope: Any, body: bytes, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Let the application answer, until the deadline and as long as the asker is there.
 
         A write under way is not called off: it is carried out whole, and only its answer comes too late.
@@ -166,7 +171,7 @@ class Guard:
         is_reading = scope["method"] in READ_METHODS
         seconds = READ_SECONDS if is_reading else WRITE_SECONDS
         deadline = Deadline(seconds)
-        answer = _Answer(send)
+        answer = _Answer(scope, receive, send)
         gone = asyncio.ensure_future(_gone(receive))
         work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if is_reading else None))
         try:
@@ -184,7 +189,7 @@ class Guard:
             with suppress(asyncio.CancelledError):
                 await work
 
-    async def _work(self, scope: Any, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
+    async def _work(self, scope: Scope, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
         """Let the application answer; a bug in it goes to the log, and the asker learns only that there is one."""
         try:
             with deadline.around() if deadline else nullcontext():
@@ -199,27 +204,31 @@ class Guard:
 
 
 class _Answer:
-    """What has been sent of an answer.
+    """An answer to a request, as far as it has been sent.
 
     Attributes:
-        has_begun: whether any of it has.
-        is_complete: whether all of it has.
+        has_begun: whether any of the answer has been sent.
+        is_complete: whether all of the answer has been sent.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
         self.has_begun = self.is_complete = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
+        """Send a part of the answer; those of `HEADERS` that the answer does not have are added."""
         self.has_begun = True
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
         await self._send(message)
         self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def refuse(self, refused: Refusal) -> None:
-        """Refuse, if it is not too late for that."""
+        """Refuse the request, if nothing of an answer has been sent yet."""
         if not self.has_begun:
-            await refuse(refused, self.send)
+            await refused.response()(self._scope, self._receive, self.send)
 
 
 def _too_late(seconds: float, is_reading: bool) -> Refusal:
@@ -328,43 +337,3 @@ def _replayed(body: bytes, gone: asyncio.Future[None]) -> Receive:
         return {"type": "http.disconnect"}
 
     return replay
-
-
-def _with_headers(send: Send) -> Send:
-    """Add to each answer those of `HEADERS` that it does not have."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            present = {name.lower() for name, _ in message.get("headers", ())}
-            extra = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in present]
-            message = {**message, "headers": [*message.get("headers", ()), *extra]}
-        await send(message)
-
-    return sending
-
-
-def as_message(refused: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Return headers and body of a refusal."""
-    body = json.dumps({"error": refused.error}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),  # what was not read of the request is not to be taken for the next one
-    ]
-    if refused.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if refused.status == 503:
-        headers.append((b"retry-after", b"1"))
-    return headers, body
-
-
-async def refuse(refused: Refusal, send: Send) -> None:
-    """Answer with a refusal."""
-    headers, body = as_message(refused)
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def overloaded(scope: Any, receive: Receive, send: Send) -> None:
-    """Answer as an application that has no room for a request."""
-    await refuse(Refusal(503, "there are too many connections; try again in a moment"), _with_headers(send))

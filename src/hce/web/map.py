@@ -9,10 +9,8 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import Response
 
-from hce.data.documents import Document
-from hce.index.browse import LiveTree, NotThereError
+from hce.index.browse import LiveTree
 from hce.index.map import DocumentMap, MapReadiness
-from hce.index.store import Reader
 from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, answer
 from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, ErrorAnswer, Json
 
@@ -151,8 +149,7 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
 
 
 def _points(drawing: DocumentMap) -> bytes:
-    if drawing.readiness().state != "ready":
-        raise NotThereError("the map is not ready yet; /api/map says how far it is")
+    drawing.readiness()  # asking has the map made
     drawn = drawing.drawn()
     steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
     return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.nodes.astype("<u2").tobytes()
@@ -161,24 +158,17 @@ def _points(drawing: DocumentMap) -> bytes:
 def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
     with live.index.reading() as reader:
         found = reader.documents(numbers)
-    return [_listed(number, found[number]) for number in numbers if number in found]
-
-
-def _listed(number: int, document: Document) -> MapDocument:
-    return MapDocument(number, document.id, document.title, document.text[:LISTED_CHARACTERS])
+    there = ((number, found[number]) for number in numbers if number in found)
+    return [MapDocument(number, each.id, each.title, each.text[:LISTED_CHARACTERS]) for number, each in there]
 
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
     query = None if vector is None else drawing.place_of_query(vector).tolist()
     with drawing.live.index.reading() as reader:
-        numbers = _numbers(reader, ids)
+        there = reader.present(ids)
+    numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}
     found = drawing.places_of(np.array(list(numbers.values()), np.int64)).tolist() if numbers else []
     return MapPlaces(
         [MapPlace(doc_id, number, *place) for (doc_id, number), place in zip(numbers.items(), found, strict=True)],
         query,
     )
-
-
-def _numbers(reader: Reader, ids: list[str]) -> dict[str, int]:
-    there = reader.present(ids)
-    return {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}

@@ -1,0 +1,357 @@
+"""Adding documents to atomic DSI: by a row each (IncDSI), and by training on (after DSI++).
+
+**IncDSI** (Kishore et al., ICML 2023) gives each new document a row, and nothing else moves. The head has no bias, so a
+document is its row v, and a query its state q. Each document is also known by z, the mean state of the texts that stand
+for it. A new document's row has to win for its own texts q, and to lose for those of every other document i, each by a
+margin:
+
+    q·v ≥ max_j q·w_j + γ        z_i·v ≤ z_i·w_i − γ
+
+Both are put into one sum of squared hinges, which L-BFGS brings down. Few of the constraints ever bind: they are taken
+up as they are violated, so that a document takes milliseconds.
+
+**Continual training**, after DSI++ (Mehta et al., EMNLP 2023): new documents get rows that start at random, and
+training goes on. Half of each batch are texts of new documents, the other half texts of those that were there: DSI++'s
+generative memory, replayed so that they are not forgotten. Generated queries stand for them where there are any, else
+their own beginnings and spans. Of DSI++'s other half, sharpness-aware minimisation, nothing is here.
+
+`hce compare` shows what both are worth: a tenth of the documents, drawn at random, take no part in training, and are
+added afterwards, with the labelled and generated queries that name them alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from hce.comparison.dsi import build_dsi_atomic
+from hce.comparison.generative import QUERIES_AT_ONCE, GenerativeSearcher, IdNetwork
+from hce.comparison.generative_training import Budget, Examples, fit, identifier_losses, searcher_of
+from hce.comparison.identifiers import atomic_identifiers
+from hce.comparison.task import Built, Task, hits_of, queries_by_document
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Labels
+from hce.data.text import cut_span, first_tokens
+from hce.errors import InputError
+from hce.evaluation.runs import Scored
+from hce.search.exact import nearest
+from hce.training.pairs import batch_count
+from hce.training.recipe import Recipe
+
+MARGIN = 0.1  # γ, in units of a logit; with more, new rows grow long and win for queries of old documents too
+ROUNDS = 10  # of taking up violated constraints
+FIRST_CONSTRAINTS = 256
+SPANS = 4  # of a document, beside its beginning, that stand for its queries
+STARTS = 32
+REPLAYED = 0.5  # of a batch
+LEAST_STEPS = 100  # for an addition, however small
+ADDED_SHARE = 0.1  # of the documents, in a comparison
+
+QueriesByDocument = Mapping[str, Sequence[str]]
+"""Known queries of documents, by their ids."""
+
+
+# ---------------------------------------------------------------------------------------- what stands for queries
+
+
+def standing_for(
+    documents: Iterable[Document], recipe: Recipe, queries: QueriesByDocument | None = None
+) -> list[list[str]]:
+    """Return what stands for the queries of each document: texts of its own, the same each time, and known queries."""
+    return [[*_texts_of(each, recipe), *(queries or {}).get(each.id, ())] for each in documents]
+
+
+def _texts_of(document: Document, recipe: Recipe) -> list[str]:
+    """Return a document's beginning, its title, and some spans."""
+    rng = np.random.default_rng([recipe.seed, 9])
+    lengths, places = rng.choice(recipe.span_lengths, SPANS).tolist(), rng.random(SPANS).tolist()
+    spans = [cut_span(document.full_text, length, place).inside for length, place in zip(lengths, places, strict=True)]
+    title = [document.title] if document.title.strip() else []
+    return [first_tokens(document.full_text, STARTS), *title, *spans]
+
+
+@torch.inference_mode()
+def states_of(network: IdNetwork, texts: Sequence[str]) -> np.ndarray:
+    """Read texts to the state that chooses their document, of shape (texts, n)."""
+    network.eval()
+    at_once = 16 * QUERIES_AT_ONCE
+    found = []
+    for start in range(0, len(texts), at_once):
+        memory = network.read(texts[start : start + at_once])
+        nothing = torch.empty(len(memory.states), 1, 0, dtype=torch.int64, device=network.device)
+        found.append(network.states(memory, nothing)[:, 0, 0].float().cpu().numpy())
+    return np.concatenate(found)
+
+
+def refuse_known(documents: Sequence[Document], ids: Sequence[str]) -> None:
+    """Refuse documents that are there already.
+
+    Raises:
+        InputError: one of them is.
+    """
+    there = {each.id for each in documents}.intersection(ids)
+    if there:
+        raise InputError(f"document {min(there)!r} is there already; nothing was added")
+
+
+# ---------------------------------------------------------------------------------------------------- a row for each
+
+
+def new_row(own: np.ndarray, rows: np.ndarray, known: np.ndarray, margin: float = MARGIN) -> np.ndarray:
+    """Find the row of a new document, of shape (n,).
+
+    Args:
+        own: states of the texts that stand for the new document, of shape (q, n).
+        rows: w, of the documents that are there, of shape (N, n).
+        known: z, the mean state of the texts of each of them, of shape (N, n).
+        margin: γ.
+    """
+    own, rows, known = (np.asarray(each, dtype=np.float64) for each in (own, rows, known))
+    floor = (own @ rows.T).max(axis=1) + margin  # (q,)
+    ceiling = np.einsum("ij,ij->i", known, rows) - margin  # (N,)
+    mean = own.mean(axis=0)
+    row = mean * floor.mean() / max(float(mean @ mean), 1e-12)  # the shortest one that wins for the mean text
+    taken = np.argsort(ceiling - known @ row)[:FIRST_CONSTRAINTS]
+    for _ in range(ROUNDS):
+        row = minimize(_hinges, row, (own, floor, known[taken], ceiling[taken]), jac=True, method="L-BFGS-B").x
+        violated = np.setdiff1d(np.flatnonzero(known @ row > ceiling), taken)
+        if not len(violated):
+            break
+        taken = np.concatenate([taken, violated])
+    return row
+
+
+def _hinges(
+    row: np.ndarray, own: np.ndarray, floor: np.ndarray, known: np.ndarray, ceiling: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Return the sum of the squared violations (of the document's own texts, their mean), and its gradient."""
+    low = np.maximum(floor - own @ row, 0.0)
+    high = np.maximum(known @ row - ceiling, 0.0)
+    value = float(low @ low / len(own) + high @ high)
+    return value, 2 * (high @ known - low @ own / len(own))
+
+
+@dataclass
+class GrowingSearcher:
+    """Atomic DSI whose documents can be added to: a query's state, and the row of each document.
+
+    Attributes:
+        network: what reads queries to states.
+        recipe: span lengths and seed.
+        ids: of the documents.
+        rows: of the documents, of shape (N, n).
+        known: the mean state of each document's texts, of shape (N, n).
+    """
+
+    network: IdNetwork
+    recipe: Recipe
+    ids: list[str]
+    rows: np.ndarray
+    known: np.ndarray
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """Find the k documents whose rows have the largest inner products with each query's state, best first."""
+        found = nearest(states_of(self.network, queries), self.rows, k)
+        return [hits_of(self.ids, *row) for row in zip(*found, strict=True)]
+
+    def add(self, documents: Sequence[Document], queries: QueriesByDocument | None = None) -> None:
+        """Add documents one after another; each is a constraint for those after it.
+
+        Args:
+            documents: new ones.
+            queries: what is asked for, by a document's id, where that is known.
+        """
+        refuse_known(documents, self.ids)
+        if not documents:
+            return
+        texts = standing_for(documents, self.recipe, queries)
+        states = states_of(self.network, [*chain(*texts)])
+        shape = (len(self.ids) + len(documents), self.rows.shape[1])
+        rows, known = np.empty(shape), np.empty(shape)  # of float64, so that no addition has to convert them
+        rows[: len(self.ids)], known[: len(self.ids)] = self.rows, self.known
+        parts = np.split(states, np.cumsum([len(each) for each in texts])[:-1])
+        for there, own in enumerate(parts, start=len(self.ids)):
+            rows[there] = new_row(own, rows[:there], known[:there]).astype(np.float32)  # as it is searched
+            known[there] = own.mean(axis=0)
+        self.rows, self.known = rows.astype(np.float32), known.astype(np.float32)
+        self.ids += [each.id for each in documents]
+
+
+def train_incdsi(task: Task) -> tuple[GrowingSearcher, Built]:
+    """Train atomic DSI on all documents of a task, ready to be added to."""
+    network, texts, built = atomic_network(task)
+    states = states_of(network, [*chain(*texts)])
+    starts = np.cumsum([0, *(len(each) for each in texts)])[:-1]
+    known = np.add.reduceat(states, starts) / np.array([[len(each)] for each in texts])
+    rows = network.head.detach().float().cpu().numpy()
+    return GrowingSearcher(network, task.recipe, list(task.corpus.ids), rows, known.astype(np.float32)), built
+
+
+# ------------------------------------------------------------------------------------------------------ training on
+
+
+@dataclass(frozen=True)
+class ReplayStream:
+    """Texts of new documents, and of those that were there.
+
+    Attributes:
+        texts: of all documents, by position.
+        new: the position of the first new one.
+        recipe: batch and seed.
+    """
+
+    texts: list[list[str]]
+    new: int
+    recipe: Recipe
+
+    def from_step(self, step: int) -> Iterator[Examples]:
+        """Yield the examples of all steps from one on."""
+        replayed = round(REPLAYED * self.recipe.batch_size)
+        for number in count(step):
+            rng = np.random.default_rng([self.recipe.seed, 11, self.new, number])
+            fresh = rng.integers(self.new, len(self.texts), self.recipe.batch_size - replayed)
+            positions = np.concatenate([fresh, rng.integers(0, self.new, replayed)])
+            texts = [str(rng.choice(self.texts[position])) for position in positions.tolist()]
+            yield Examples(texts, positions, np.full(len(texts), 1 / len(texts)))
+
+
+@dataclass
+class ContinualSearcher:
+    """Atomic DSI that is trained on whenever documents are added.
+
+    Attributes:
+        network: of the documents that are there.
+        recipe: epochs, batch and seed of the training that goes on.
+        ids: of the documents.
+        texts: what stands for the queries of each document.
+    """
+
+    network: IdNetwork
+    recipe: Recipe
+    ids: list[str]
+    texts: list[list[str]]
+    progress: bool = False
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """Find the k most probable documents of each query, best first."""
+        return searcher_of(self.network, self.ids, atomic_identifiers(len(self.ids))).search(queries, k)
+
+    def add(self, documents: Sequence[Document], queries: QueriesByDocument | None = None) -> None:
+        """Add documents, by as many epochs over them as the recipe has.
+
+        Args:
+            documents: new ones.
+            queries: what is asked for, by a document's id, where that is known.
+        """
+        refuse_known(documents, self.ids)
+        if not documents:
+            return
+        codes = atomic_identifiers(len(self.ids) + len(documents))
+        texts = [*self.texts, *standing_for(documents, self.recipe, queries)]
+        extend_head(self.network, len(documents), self.recipe.seed)
+        steps = self.recipe.epochs * batch_count(2 * len(documents), self.recipe.batch_size)
+        fit(
+            self.network,
+            identifier_losses(self.network, codes),
+            ReplayStream(texts, len(self.ids), self.recipe),
+            self.recipe,
+            Budget(1, max(LEAST_STEPS, steps)),
+            progress=self.progress,
+            title=f"adding {len(documents):,}",
+        )
+        self.texts, self.ids = texts, [*self.ids, *(each.id for each in documents)]
+
+
+def extend_head(network: IdNetwork, count: int, seed: int) -> None:
+    """Give an atomic network rows for more documents: the mean row, and something at random."""
+    rows = network.head.detach()
+    generator = torch.Generator().manual_seed(seed + len(rows))
+    noise = torch.randn(count, rows.shape[1], generator=generator).to(rows) * rows.std()
+    network.head = nn.Parameter(torch.cat([rows, rows.mean(0) + noise]))
+    network.alphabet = replace(network.alphabet, size=len(network.head))
+
+
+def train_continual(task: Task) -> tuple[ContinualSearcher, Built]:
+    """Train atomic DSI on all documents of a task, ready to be trained on."""
+    network, texts, built = atomic_network(task)
+    return ContinualSearcher(network, task.recipe, list(task.corpus.ids), texts, task.progress), built
+
+
+# ------------------------------------------------------------------------------------------------------ the systems
+
+
+def atomic_network(task: Task) -> tuple[IdNetwork, list[list[str]], Built]:
+    """Train atomic DSI; return its network, what stands for each document's queries, and the system."""
+    built = build_dsi_atomic(task)
+    if not isinstance(built.searcher, GenerativeSearcher):
+        raise TypeError("atomic DSI is searched by beams")
+    queries = queries_by_document(task.pairs, task.generated)
+    return built.searcher.network, standing_for(task.corpus, task.recipe, queries), built
+
+
+class Split(NamedTuple):
+    """A task of some documents, those that are to be added, and the queries that name them alone."""
+
+    task: Task
+    new: list[Document]
+    queries: dict[str, list[str]]
+
+
+def split_off(task: Task) -> Split:
+    """Take a tenth of the documents out of a task, at random, and every query that names one of them."""
+    rng = np.random.default_rng([task.recipe.seed, 5])
+    chosen = set(rng.choice(len(task.corpus), max(1, round(ADDED_SHARE * len(task.corpus))), replace=False).tolist())
+    new = [task.corpus[position] for position in sorted(chosen)]
+    old = (document for position, document in enumerate(task.corpus) if position not in chosen)
+    corpus = Corpus.from_documents(old, name=f"{task.corpus.name}, without those added later")
+    new_ids, old_ids = {each.id for each in new}, set(corpus.ids)
+    named = (labels and naming_only(labels, new_ids) for labels in (task.pairs, task.generated))
+    kept = (labels and naming_only(labels, old_ids) for labels in (task.pairs, task.dev, task.generated))
+    pairs, dev, generated = (labels if labels and labels.qrels else None for labels in kept)
+    without = replace(task, corpus=corpus, pairs=pairs, dev=dev, generated=generated)
+    return Split(without, new, queries_by_document(*named))
+
+
+def answered_by(labels: Labels, ids: set[str]) -> Labels:
+    """Return the labels of the queries that have right documents, all of them among `ids`."""
+    right = {query_id: set(labels.qrels.positives(query_id)) for query_id in labels.qrels}
+    return labels.only(query_id for query_id, known in right.items() if known and known <= ids)
+
+
+def naming_only(labels: Labels, ids: set[str]) -> Labels:
+    """Return the labels of the queries all of whose right documents are among `ids`, and judgments of these alone."""
+    kept = answered_by(labels, ids)
+    return Labels(kept.queries, kept.qrels.among(ids))
+
+
+def build_incdsi(task: Task) -> Built:
+    """Train without a tenth of the documents, then add those."""
+    return _added_later(task, train_incdsi)
+
+
+def build_continual(task: Task) -> Built:
+    """Train without a tenth of the documents, then add those by training on."""
+    built = _added_later(task, train_continual)
+    return built._replace(training_seconds=built.training_seconds + built.indexing_seconds, indexing_seconds=0.0)
+
+
+def _added_later(task: Task, train: Callable[[Task], tuple[GrowingSearcher | ContinualSearcher, Built]]) -> Built:
+    """Train without a tenth of the documents, then add those; what adding took is indexing."""
+    atomic_identifiers(len(task.corpus))  # refuses too many before the training, not after it
+    split = split_off(task)
+    searcher, built = train(split.task)
+    start = time.perf_counter()
+    searcher.add(split.new, split.queries)
+    seconds = time.perf_counter() - start
+    facts = {**built.facts, "added": len(split.new), "milliseconds_an_addition": 1000 * seconds / len(split.new)}
+    added_bytes = 4 * len(split.new) * searcher.network.width
+    return Built(searcher, built.training_seconds, seconds, built.index_bytes + added_bytes, facts)
