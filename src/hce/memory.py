@@ -12,13 +12,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from hce.errors import InputError
 from hce.progress import every
-
-if TYPE_CHECKING:
-    import numpy as np
 
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 WIDTHS = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number in an engine
@@ -123,8 +119,8 @@ def shown_size(size: int) -> str:
 
 
 @contextmanager
-def released(vectors: np.ndarray) -> Iterator[None]:
-    """Let the system drop the pages of a mapped array, which must not be changed, again and again while inside.
+def released(vectors: object) -> Iterator[None]:
+    """Let the system drop the pages of an array that is mapped, again and again while inside; it must not be changed.
 
     Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
     """

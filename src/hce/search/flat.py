@@ -8,6 +8,7 @@ from typing import ClassVar
 import faiss
 import numpy as np
 
+from hce.memory import released
 from hce.search.engine import (
     VECTORS_AT_ONCE,
     EngineFiles,
@@ -112,7 +113,8 @@ class FlatEngine:
             set_code_ranges(storage, files.arrays["ranges"])
             engine = cls(storage, numbers)
             engine._resize(len(codes))
-            engine._codes()[:] = codes
+            with released(files.codes["storage"]):
+                engine._codes()[:] = codes
         return engine
 
     def _codes(self) -> np.ndarray:

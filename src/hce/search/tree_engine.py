@@ -20,7 +20,7 @@ from typing import ClassVar
 import faiss
 import numpy as np
 
-from hce.memory import GROWING, LEAF, MOST_GROWING
+from hce.memory import GROWING, LEAF, MOST_GROWING, released
 from hce.progress import progress_bar
 from hce.search.engine import (
     EngineFiles,
@@ -261,7 +261,9 @@ def _fine_levels(vectors: np.ndarray, hierarchy: Hierarchy | None) -> Grown:
 def _read_lists(files: EngineFiles, name: str, dim: int) -> Lists:
     """Make the lists of a layer of what was saved under a name."""
     stored, sizes, ids, home, ranges = (files.arrays[f"{name}.{of}"] for of in LISTS)
-    file = InvertedFile.of_codes(dim, sizes, stored, np.asarray(files.codes[name]), ranges)
+    codes = files.codes[name]
+    with released(codes):
+        file = InvertedFile.of_codes(dim, sizes, stored, np.asarray(codes), ranges)
     order = np.argsort(stored)
     homes = np.repeat(np.arange(len(sizes)), sizes)[order]
     fit = np.array_equal(checked_numbers(stored[order], name), ids) and np.array_equal(homes, home)
