@@ -288,7 +288,7 @@ def status(
     from hce.index.index import Index
 
     with Index.open(index) as opened:
-        from hce.training.model_folder import IN_AN_INDEX, read_training  # with torch: not before the index is found
+        from hce.training.model_folder import IN_AN_INDEX, read_training
 
         found = opened.status()
         training = read_training(opened.path / f"{IN_AN_INDEX}{opened.manifest.suffix}")

@@ -31,9 +31,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hce.encoding.bundled import quiet_transformers, unpacked_smollm2
+from hce.encoding.bundled import loading, unpacked_smollm2
 from hce.encoding.encoder import device_and_dtype
-from hce.errors import InputError
 
 BUNDLED = "smollm2"
 TOP_K, TOP_P = 20, 0.95
@@ -101,17 +100,11 @@ class Generator:
         """
         device, dtype = device_and_dtype(device, dtype)
         source = str(unpacked_smollm2()) if spec == BUNDLED else spec
-        try:
-            with quiet_transformers():
-                seq2seq = AutoConfig.from_pretrained(source).is_encoder_decoder
-                kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-                model = kind.from_pretrained(source, dtype=dtype).to(device)
-                return cls(model, AutoTokenizer.from_pretrained(source), spec)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise InputError(
-                f"no query generator {spec!r}: {reason} (give {BUNDLED!r}, a model directory, or a hub id)"
-            ) from error
+        with loading(source, "query generator", f"give {BUNDLED!r}, a model directory, or a hub id"):
+            seq2seq = AutoConfig.from_pretrained(source).is_encoder_decoder
+            kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+            model = kind.from_pretrained(source, dtype=dtype).to(device)
+            return cls(model, AutoTokenizer.from_pretrained(source), spec)
 
     def generate(self, passages: Sequence[str], seeds: Sequence[Sequence[int]]) -> list[str]:
         """Write one query for each passage, sampled by its own seed; a query may come out empty."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hce.errors import FormatError
+from hce.errors import FormatError, warn_once
 from hce.index.manifest import Manifest, is_index
 from hce.index.mapped import all_vectors
 from hce.index.store import Reader
@@ -68,7 +67,7 @@ def load_tree(index: Path, suffix: str | None = None) -> NumberedHierarchy | Non
         except FormatError as error:
             known, name = name, _named(index, suffix)
             if name == known:  # else another process has just rebuilt the index
-                _say_once(f"{error} (it is left out until 'hce rebuild {index}' grows it anew)")
+                warn_once(logger, f"{error} (it is left out until 'hce rebuild {index}' grows it anew)")
                 return None
     return None
 
@@ -81,11 +80,6 @@ def _named(index: Path, suffix: str | None) -> str | None:
         return manifest.hierarchy
     grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
     return other.hierarchy or (grown if (index / grown).is_dir() else None)
-
-
-@lru_cache(maxsize=64)
-def _say_once(line: str) -> None:
-    logger.warning(line)
 
 
 def grow_named_tree(

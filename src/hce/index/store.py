@@ -8,7 +8,6 @@ told to catch up.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import sqlite3
@@ -25,6 +24,7 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
+from hce.data.text import hash64
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
 from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
@@ -662,7 +662,7 @@ class Writer(Reader):
 @lru_cache(maxsize=4096)  # a text is looked for just before it is written
 def content_key(text: str) -> int:
     """Hash what an encoder reads of a document to 64 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+    return hash64(text, signed=True)
 
 
 def now() -> str:

@@ -11,10 +11,9 @@ import numpy as np
 from hce.evaluation.significance import compare_several
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
-from hce.training.heldout import mean_over_kinds
+from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, ModelFolder, gains, what_was_learnt
 from hce.training.recipe import Recipe
-from hce.training.state import Epoch
 from hce.tree.hierarchy import Hierarchy
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most

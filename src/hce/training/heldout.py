@@ -22,7 +22,6 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
-from hce.training.history import mean_over_kinds as mean_over_kinds  # `hce.pages.report` takes it from here
 from hce.training.pairs import equal_texts
 
 CUTOFF = 10
