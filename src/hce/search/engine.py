@@ -34,7 +34,7 @@ CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
 """The name of each kind of number, and faiss's name of it."""
 
 VECTORS_AT_ONCE = 65_536
-SAMPLE = 65_536
+SAMPLE, BLOCK = 65_536, 64  # rows that tell the range of each dimension, and how many of them lie together
 FEW = 1024  # rows that tell too little of the range of each dimension
 FILES = 2  # the format of an engine on disk; 1 was faiss's own
 ARRAYS = "arrays.safetensors"
@@ -196,7 +196,9 @@ def range_sample(vectors: np.ndarray, dim: int) -> np.ndarray:
     ends = np.ones((1, dim), np.float32)
     if len(vectors) < FEW:
         return np.concatenate([ends, -ends])
-    sample = np.asarray(vectors[:: -(-len(vectors) // SAMPLE)], dtype=np.float32)  # from all over, in memory
+    # From all over, in memory. In blocks: of a mapped file, the system maps many pages around each row that is read.
+    starts = np.arange(0, len(vectors), max(BLOCK, len(vectors) * BLOCK // SAMPLE))
+    sample = np.concatenate([np.asarray(vectors[start : start + BLOCK], dtype=np.float32) for start in starts])
     low, high = sample.min(axis=0, keepdims=True), sample.max(axis=0, keepdims=True)
     return np.concatenate([low - (high - low) / 8, high + (high - low) / 8])
 
