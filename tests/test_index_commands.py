@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import sys
+import time
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from small_static import small_static
@@ -18,6 +20,7 @@ from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Tables
 from hce.index.index import Index
+from hce.index.live import Live
 
 
 @pytest.fixture
@@ -119,6 +122,18 @@ def test_index_options_and_json(run, corpus_file, model, tmp_path):
         run("index", corpus_file, "-m", model, "-o", tmp_path / "x", "--engine", "x")
     )
     assert run("index", corpus_file).code == 2
+
+
+def test_a_search_that_has_much_to_load_says_so(run, index, monkeypatch):
+    whole = Live._checked
+
+    def slow(self: Live, *arguments: Any) -> Any:
+        time.sleep(0.3)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(Live, "_checked", slow)
+    monkeypatch.setattr("hce.progress.SECONDS_TO_FIRST_LINE", 0.1)
+    assert "loading the engine: for" in run("search", index, "alpha", "-k", 1).err
 
 
 def test_add_and_remove(run, index, tmp_path):

@@ -642,7 +642,7 @@ class Index:
         """
         from hce.index.drift import drift_of
 
-        with self.reading() as reader:
+        with self.reading() as reader, progress_bar("comparing later documents with earlier ones", None, "documents"):
             return drift_of(reader, self.manifest, self.tree, self._for_documents, seed)
 
     def rebuild(

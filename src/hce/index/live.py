@@ -22,6 +22,7 @@ from hce.files import new_folder, read_json, write_json
 from hce.index.manifest import Manifest
 from hce.index.store import Moment, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
+from hce.progress import progress_bar
 from hce.search.engine import ENGINES, Engine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
@@ -176,7 +177,8 @@ class Live(Generic[Part]):
         """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
         for folder, moment in self._usable_snapshots(reader):
             try:
-                part = self._checked(folder, reader, moment)
+                with progress_bar(f"loading the {self.builder.folder}", None, "snapshots"):
+                    part = self._checked(folder, reader, moment)
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)
