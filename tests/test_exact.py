@@ -59,3 +59,9 @@ def test_nearest_is_a_sort(count, queries, k, seed):
         np.testing.assert_allclose(full[row, positions[row]], scores[row])
         pairs = list(zip((-scores[row]).tolist(), positions[row].tolist(), strict=True))
         assert pairs == sorted(set(pairs))  # equal ones in order, none twice
+
+
+def test_what_is_no_candidate_is_not_ranked_whatever_its_score():
+    """Where scores are in order already, too."""
+    candidates = Found(np.array([[-1, 4, 3]]), np.array([[0.9, 0.8, 0.7]], np.float32))
+    assert ranked(candidates, 2).numbers.tolist() == [[4, 3]]

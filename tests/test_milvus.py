@@ -34,7 +34,8 @@ from hce.index.index import Index
 from hce.index.milvus_rows import pieces_of
 from hce.index.mirror import POINTER_FILE, Pointer
 from hce.search import milvus
-from hce.search.milvus import LOG, Address, Collection, Milvus, MilvusRow, is_address
+from hce.search.engine import Found
+from hce.search.milvus import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
 from hce.web.app import create_app
 from hce.web.guard import rules_for
 
@@ -44,6 +45,42 @@ pytest.importorskip("milvus_lite", reason="needs milvus-lite: pip install 'hiera
 BOUND = replica.REFRESH + 5  # seconds that a reader may be behind; the five are for this machine, which does other work
 MODES = ("dense", "words", "hybrid")
 QUERIES = ("star red w3", "law", "w40 ship blue w41 w42")
+
+
+# ----------------------------------------------------------------------------------------- without Milvus
+
+
+class Rows(Collection):
+    """A collection whose rows are here: each of the documents 1 to 9 has four passages."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "rows", 1)  # type: ignore[arg-type]
+        self.asked: list[int] = []
+
+    def _query(self, partition, condition, *, fields=()):
+        documents = json.loads(condition.removeprefix("document in "))
+        self.asked.append(len(documents))
+        rows = [MilvusRow(4 * each + part, each, part, "", None) for each in documents for part in range(4)]
+        return {row.number: row for row in rows[: milvus.MOST_FOUND]}
+
+    def nearest(self, partition, queries, k, condition):
+        numbers = np.tile(np.arange(9, 9 - k, -1), (len(queries), 1))
+        return Found(numbers, (numbers / 10).astype(np.float32))
+
+
+def test_no_row_of_many_documents_is_cut_off(monkeypatch):
+    monkeypatch.setattr(milvus, "MOST_FOUND", 16)
+    rows = Rows()
+    assert [row.number for row in rows.rows_of(PASSAGES, range(1, 10))] == list(range(4, 40))
+    assert max(rows.asked) == 9  # of which four were too many at once
+    assert rows.asked[-1] < 4
+
+
+def test_what_is_removed_and_not_deleted_yet_is_not_found():
+    """As between the telling of a removal and the deletion; those behind it move up."""
+    removed = [9, 7]
+    engine = MilvusEngine(Rows(), DOCUMENTS, 7, 9, lambda numbers: ~np.isin(numbers, removed))
+    assert engine.search(np.ones((1, 1), np.float32), 3).numbers.tolist() == [[8, 6, 5]]
 
 
 # ----------------------------------------------------------------------------------------- where Milvus is

@@ -14,10 +14,13 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
 
 from hce.checksums import sealed, unsealed
 from hce.errors import AwayError, FormatError, InputError
@@ -201,7 +204,8 @@ class Mirror:
         pointer, manifest = Pointer.read(self.index), Manifest.read(self.index, reader)
         if pointer is None or not pointer.is_whole or not _fits(pointer, manifest):
             return None
-        return Collection(self._server_at(manifest), pointer.collection, manifest.dim), pointer.change
+        server = self._server_at(manifest)
+        return Collection(server, pointer.collection, manifest.dim, server.now()), pointer.change
 
     def _catch_up(self) -> tuple[Collection, int]:
         with self.store.writing() as writer:  # nothing is written to it; it keeps others from writing
@@ -222,7 +226,7 @@ class Mirror:
         known = self._known_moment(server, manifest, pointer, reader)
         if pointer is None or known is None or (anew and pointer.is_whole):
             pointer, known = self._begin(server, manifest, pointer, moment), moment
-        collection = Collection(server, pointer.collection, manifest.dim)
+        collection = Collection(server, pointer.collection, manifest.dim, server.now())
         if pointer.is_whole and not pointer.is_busy and known.change == moment.change:
             return collection, moment.change
         again = pointer.is_busy
@@ -236,6 +240,7 @@ class Mirror:
         self._delete(collection, removed)
         if not pointer.is_whole:
             server.publish(collection.name)
+        collection.since = server.now()
         replace(
             pointer, change=moment.change, token=moment.token, last=moment.last, is_whole=True, is_busy=False
         ).write(self.index)
@@ -428,11 +433,12 @@ class MirroredPart(Generic[Searched]):
 def document_engine(collection: Collection, reader: Reader) -> MilvusEngine:
     """Return the engine of all documents."""
     moment = reader.moment()
-    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last)
+    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
 
 
 def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     """Return the engine of the passages of long documents."""
     numbers, documents = reader.passage_numbers()
-    engine = MilvusEngine(collection, PASSAGES, len(numbers), int(numbers.max(initial=0)))
+    last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
+    engine = MilvusEngine(collection, PASSAGES, len(numbers), last, are_there)
     return PassageEngine(cast(Engine, engine), numbers, documents)  # which is only searched here

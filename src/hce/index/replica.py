@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
 
 REFRESH = 1.0  # seconds between two looks at the collection's log
+ATTEMPTS = 20  # at a search, where documents are removed meanwhile
 MANY = 10_000  # documents that take long enough to show how far they are
 WITH_VECTORS = ("number", "document", "part", "vector")
 
@@ -152,12 +153,17 @@ class ReplicaStore(Store):
             if current.name != self.collection.name:
                 self._fill(current, read_facts(current))
             else:
+                self.collection.since = current.since
                 self._follow()
             self._looked = time.monotonic()
 
-    def _follow(self) -> None:
+    def known(self) -> Moment:
+        """Return the moment that was last taken over."""
         with super().reading() as reader:
-            known = reader.moment()
+            return reader.moment()
+
+    def _follow(self) -> None:
+        known = self.known()
         entries = read_log(self.collection, known.change)
         if entries:
             with self.writing() as writer:
@@ -265,13 +271,16 @@ class ReplicaIndex(Index):
     def search_encoded(self, *args: Any, **options: Any) -> Any:
         """Search as any index does, in the collection that there is now."""
         store = cast(ReplicaStore, self._store)
+        attempts = ATTEMPTS
         while True:
-            collection = store.collection
+            collection, change = store.collection, store.known().change
             try:
                 return super().search_encoded(*args, **options)
             except GoneOnError:
+                attempts -= 1
                 store.look(now=True)
-                if store.collection is collection:
+                is_as_before = store.collection is collection and store.known().change == change
+                if is_as_before or not attempts:
                     raise
 
     def status(self) -> IndexStatus:
@@ -291,4 +300,4 @@ def _current(server: Milvus) -> Collection:
             f"{server.address}: no collection of hce is there; 'hce rebuild INDEX --engine milvus --at "
             f"{server.address}' fills one"
         )
-    return Collection(server, name, 0)
+    return Collection(server, name, 0, server.now())

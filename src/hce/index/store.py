@@ -470,6 +470,12 @@ class Reader:
             vectors[start : start + len(blobs)] = _vectors(blobs, self.dim)
         return numbers, vectors
 
+    def are_there(self, numbers: np.ndarray) -> np.ndarray:
+        """Tell of numbers, of any shape, which documents are there; of the same shape, bool."""
+        asked = np.unique(numbers)
+        found = self._each_in("SELECT number FROM documents WHERE number IN ({})", asked.tolist())
+        return np.isin(numbers, np.fromiter((number for (number,) in found), np.int64))
+
     def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         values = iter(values)
         while some := list(islice(values, PARAMETERS_AT_ONCE)):

@@ -34,7 +34,8 @@ def nothing(queries: int, k: int) -> Found:
 
 def ranked(candidates: Found, k: int) -> Found:
     """Return the k best of each query's candidates, equal scores in order of number; −1 is no candidate."""
-    if candidates.scores.shape[1] >= k and (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all():
+    is_in_order = (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all() and (candidates.numbers >= 0).all()
+    if candidates.scores.shape[1] >= k and is_in_order:
         return Found(candidates.numbers[:, :k], candidates.scores[:, :k])  # as faiss leaves them where none are equal
     scores = np.where(candidates.numbers < 0, -np.inf, candidates.scores).astype(np.float32)
     order = np.lexsort((candidates.numbers, -scores), axis=1)[:, :k]
