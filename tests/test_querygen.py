@@ -107,7 +107,7 @@ def test_a_model_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match=r"no query generator '.*nowhere': .*smollm2"):
         Generator.load(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no query generator"):
+    with pytest.raises(FormatError, match="empty: a damaged query generator"):
         Generator.load(str(tmp_path / "empty"))
 
 
