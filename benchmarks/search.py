@@ -7,10 +7,12 @@ python benchmarks/search.py trees DATASET MODEL                    a tree grown 
 
 DATASET is a BEIR folder, MODEL a folder written by `hce train` or the name of an encoder. Real documents, real
 queries, one thread; `--documents` puts others in the place of the collection's documents, such as a million by
-benchmarks/large_corpus.py. Recall is the share of the exact ten best that is found; rivals are compared where they
-reach `--target`. Of IVF and tree the centroids are counted as vectors too. Times are of the processor, so that other
-programs count little; rivals take turns, and the ratio is taken in each turn. Bytes are those of the index written to
-disk. hnswlib and scann are packages of PyPI; without one of them, a line says so.
+benchmarks/large_corpus.py. In the place of MODEL may stand an index: then its encoder, its vectors and its engine, as
+they are on disk, are taken, and `--dtype int8` has faiss's rivals keep what that engine keeps. Recall is the share of
+the exact ten best that is found, by the true scores of what is found; rivals are compared where they reach `--target`.
+Of IVF and tree the centroids are counted as vectors too. Times are of the processor, so that other programs count
+little; rivals take turns, and the ratio is taken in each turn. Bytes are those of the index written to disk. hnswlib
+and scann are packages of PyPI; without one of them, a line says so.
 """
 
 import argparse
@@ -31,13 +33,16 @@ from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import evaluate
 from hce.evaluation.runs import Scored
+from hce.index.index import Index
+from hce.index.manifest import is_index
 from hce.memory import LEAF
-from hce.search.engine import CODECS, ENGINES, new_engine
+from hce.search.engine import CODECS, ENGINES, Engine, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 K = 10
 NEIGHBOURS = 32  # of a node in the graph of HNSW, twice as many at its bottom
 ALONE = 200  # queries asked one at a time
+AT_ONCE = 100_000  # documents
 REORDERED = (100, 400)  # candidates that ScaNN scores anew by their whole vectors
 
 
@@ -49,11 +54,18 @@ class Task(NamedTuple):
     documents: np.ndarray
     queries: np.ndarray
     least: np.ndarray
-    hierarchy: Hierarchy | None
+    hierarchy: Hierarchy | None = None
+    built: Engine | None = None  # the engine of an index, whose numbers are one above the rows
 
-    def recall(self, scores: np.ndarray) -> float:
-        """By scores and not by numbers: of equal documents any will do."""
-        return float((scores >= self.least[:, None] - 1e-5).mean())
+    def recall(self, rows: np.ndarray) -> float:
+        """Return the share of the ten best that is found, by scores and not by rows: of equal documents any will do.
+
+        Args:
+            rows: of the documents found, of shape (Q, 10); below 0 where nothing was.
+        """
+        found = np.asarray(self.documents[np.maximum(rows, 0)], dtype=np.float32)
+        scores = np.einsum("qkn,qn->qk", found, self.queries)
+        return float(((scores >= self.least[:, None] - 1e-5) & (rows >= 0)).mean())
 
     def engine(self, name: str, **options: Any) -> Any:
         """One of our engines, of these documents."""
@@ -66,7 +78,7 @@ class Rival(NamedTuple):
 
     Attributes:
         name: what to call it.
-        search: (queries, setting) → scores of shape (Q, 10).
+        search: (queries, setting) → rows of the documents found, of shape (Q, 10).
         settings: of the dial, rising.
         counted: vectors scored for one query since the counters were reset, given the number of queries.
         size: bytes of the index.
@@ -89,19 +101,49 @@ class Point(NamedTuple):
 
 
 def load(dataset: str, model: str, split: str, most: int, others: str | None) -> Task:
-    """Encode a collection, or other documents, and up to so many of the collection's queries."""
-    data, encoder = Dataset.load(Path(dataset), split), Encoder.load(model, device="cpu")
+    """Encode a collection, or other documents, and up to so many of the collection's queries; or open an index."""
+    data, is_built = Dataset.load(Path(dataset), split), is_index(Path(model))
+    encoder = Encoder.load(Path(model) / "encoder" if is_built else model, device="cpu")
     names = list(data.qrels)
     chosen = np.random.default_rng(0).permutation(len(names))[:most]
-    documents = vectors_of(others, encoder) if others else encoder.encode(list(data.corpus.texts()))
     queries = encoder.encode([data.queries[names[number]].text for number in chosen], "query")
-    flat = faiss.IndexFlatIP(documents.shape[1])
-    flat.add(documents)
-    tree = Path(model) / "hierarchy"
-    hierarchy = Hierarchy.load(tree) if tree.is_dir() else None
-    name = Path(others or dataset).name
+    built, hierarchy = None, None
+    if is_built:
+        documents, built = of_index(Path(model))
+    else:
+        documents = vectors_of(others, encoder) if others else encoder.encode(list(data.corpus.texts()))
+        tree = Path(model) / "hierarchy"
+        hierarchy = Hierarchy.load(tree) if tree.is_dir() else None
+    name = Path(model if is_built else others or dataset).name
     print(f"{name}: {len(documents):,} documents, {len(queries):,} queries, by {model}", flush=True)
-    return Task(data, encoder, documents, queries, flat.search(queries, K)[0][:, -1], hierarchy)
+    return Task(data, encoder, documents, queries, least_scores(documents, queries), hierarchy, built)
+
+
+def of_index(folder: Path) -> tuple[np.ndarray, Engine]:
+    """Return the vectors of an index that nothing was removed from, in a mapped file beside it, and its engine."""
+    with Index.open(folder) as index, index.reading() as reader:
+        numbers, target = reader.numbers(), folder.with_name(f"{folder.name}-vectors.npy")
+        if not np.array_equal(numbers, np.arange(1, len(numbers) + 1)):
+            raise SystemExit(f"{folder}: documents were removed from it; take an index that has all of its documents")
+        if not target.is_file():
+            rows = np.lib.format.open_memmap(target, mode="w+", dtype=np.float32, shape=(len(numbers), reader.dim))
+            for start in range(0, len(numbers), AT_ONCE):
+                rows[start : start + AT_ONCE] = reader.vectors_at(numbers[start : start + AT_ONCE])
+            rows.flush()
+        engine = index.derived.engine.use(reader, lambda engine: engine)
+        if engine is None:
+            raise SystemExit(f"{folder}: someone is writing to it")
+        return np.load(target, mmap_mode="r"), engine
+
+
+def least_scores(documents: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the score of each query's exact tenth, block by block: mapped documents are never all in memory."""
+    best = np.full((len(queries), K), -np.inf, np.float32)
+    for start in range(0, len(documents), AT_ONCE):
+        block = np.ascontiguousarray(documents[start : start + AT_ONCE], dtype=np.float32)
+        found = faiss.knn(queries, block, K, metric=faiss.METRIC_INNER_PRODUCT)[0]
+        best = -np.sort(-np.concatenate([best, found], axis=1), axis=1)[:, :K]
+    return best[:, -1]
 
 
 def vectors_of(source: str, encoder: Encoder) -> np.ndarray:
@@ -115,12 +157,13 @@ def vectors_of(source: str, encoder: Encoder) -> np.ndarray:
 
 
 def tree_rival(task: Task, hierarchy: Hierarchy | None, name: str) -> Rival:
-    """Our tree; the dial is its effort."""
-    engine = task.engine("tree", hierarchy=hierarchy)
+    """Our tree, that of an index where one is asked about; the dial is its effort."""
+    engine: Any = task.built or task.engine("tree", hierarchy=hierarchy)
+    first = 1 if task.built else 0
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
         engine.effort = setting
-        return engine.search(queries, K).scores
+        return engine.search(queries, K).numbers - first
 
     def counted(queries: int) -> float:
         # faiss does not count the nodes that the beam starts from.
@@ -129,15 +172,14 @@ def tree_rival(task: Task, hierarchy: Hierarchy | None, name: str) -> Rival:
     return Rival(name, search, np.geomspace(0.5, 96, 81), counted, lambda: bytes_written(engine.save))
 
 
-def ivf_rival(task: Task, lists: int) -> Rival:
+def ivf_rival(task: Task, lists: int, dtype: str) -> Rival:
     """IVF, trained by faiss on all vectors up to 256 a list; the dial is nprobe."""
-    quantizer = faiss.IndexFlatIP(task.documents.shape[1])
-    index = faiss.IndexIVFFlat(quantizer, task.documents.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
-    index.train(task.documents)
-    index.add(task.documents)
+    dim = task.documents.shape[1]
+    index = faiss.index_factory(dim, f"IVF{lists},{CODECS[dtype]}", faiss.METRIC_INNER_PRODUCT)
+    fill(index, task.documents, 256 * lists)
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
-        return index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(setting)))[0]
+        return index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(setting)))[1]
 
     def counted(queries: int) -> float:
         return lists + faiss.cvar.indexIVF_stats.ndis / queries
@@ -146,14 +188,24 @@ def ivf_rival(task: Task, lists: int) -> Rival:
     return Rival(f"ivf {lists}", search, probes, counted, lambda: faiss_bytes(index))
 
 
-def hnsw_rival(task: Task, construction: int) -> Rival:
+def fill(index: faiss.Index, documents: np.ndarray, sample: int) -> None:
+    """Train an index on a sample of the documents, and add all, block by block: mapped ones are never all in memory."""
+    if not index.is_trained:
+        rows = np.random.default_rng(0).choice(len(documents), min(sample, len(documents)), replace=False)
+        index.train(np.ascontiguousarray(documents[np.sort(rows)], dtype=np.float32))
+    for start in range(0, len(documents), AT_ONCE):
+        index.add(np.ascontiguousarray(documents[start : start + AT_ONCE], dtype=np.float32))
+
+
+def hnsw_rival(task: Task, construction: int, dtype: str) -> Rival:
     """HNSW by faiss; the dial is efSearch."""
-    index = faiss.IndexHNSWFlat(task.documents.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+    dim = task.documents.shape[1]
+    index = faiss.index_factory(dim, f"HNSW{NEIGHBOURS},{CODECS[dtype]}", faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = construction
-    index.add(task.documents)
+    fill(index, task.documents, 65_536)
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
-        return index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(setting)))[0]
+        return index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(setting)))[1]
 
     def counted(queries: int) -> float:
         return faiss.cvar.hnsw_stats.ndis / queries
@@ -172,7 +224,7 @@ def hnswlib_rival(task: Task, construction: int) -> Rival:
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
         index.set_ef(int(setting))
-        return 1 - index.knn_query(queries, K)[1]
+        return index.knn_query(queries, K)[0].astype(np.int64)
 
     return Rival("hnsw, hnswlib", search, BREADTHS, uncounted, index.index_file_size)
 
@@ -192,8 +244,8 @@ def scann_rivals(task: Task) -> list[Rival]:
         def search(queries: np.ndarray, setting: float) -> np.ndarray:
             options = {"leaves_to_search": int(setting), "pre_reorder_num_neighbors": candidates}
             if len(queries) == 1:
-                return index.search(queries[0], K, **options)[1][None]
-            return index.search_batched(queries, K, **options)[1]
+                return index.search(queries[0], K, **options)[0][None].astype(np.int64)
+            return index.search_batched(queries, K, **options)[0].astype(np.int64)
 
         def written(folder: Path) -> None:
             index.serialize(str(folder))
@@ -209,7 +261,7 @@ def flat_rival(task: Task) -> Rival:
     engine = task.engine("flat")
 
     def search(queries: np.ndarray, _: float) -> np.ndarray:
-        return engine.search(queries, K).scores
+        return engine.search(queries, K).numbers
 
     return Rival("flat", search, [0.0], lambda _: len(task.documents), lambda: bytes_written(engine.save))
 
@@ -234,13 +286,15 @@ def bytes_written(write: Callable[[Path], None]) -> int:
         return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
-def build(task: Task, kinds: Sequence[str], construction: int, lists_by_root: Sequence[float]) -> list[Rival]:
-    """Build the rivals of these kinds, and print what each took."""
+def build(
+    task: Task, kinds: Sequence[str], construction: int, lists_by_root: Sequence[float], dtype: str
+) -> list[Rival]:
+    """Build the rivals of these kinds, those of faiss with vectors kept in `dtype`, and print what each took."""
     root = len(task.documents) ** 0.5
     makers: dict[str, list[Callable[[], Rival | list[Rival]]]] = {
         "tree": [lambda: tree_rival(task, task.hierarchy, "tree")],
-        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists) for times in lists_by_root],
-        "hnsw": [lambda: hnsw_rival(task, construction)],
+        "ivf": [lambda lists=int(times * root): ivf_rival(task, lists, dtype) for times in lists_by_root],
+        "hnsw": [lambda: hnsw_rival(task, construction, dtype)],
         "hnswlib": [lambda: hnswlib_rival(task, construction)],
         "scann": [lambda: scann_rivals(task)],
         "flat": [lambda: flat_rival(task)],
@@ -269,8 +323,8 @@ def at(task: Task, rival: Rival, setting: float) -> Point:
     """Recall and vectors scored at a setting."""
     faiss.cvar.indexIVF_stats.reset()
     faiss.cvar.hnsw_stats.reset()
-    scores = rival.search(task.queries, setting)
-    return Point(rival, setting, task.recall(scores), rival.counted(len(task.queries)))
+    rows = rival.search(task.queries, setting)
+    return Point(rival, setting, task.recall(rows), rival.counted(len(task.queries)))
 
 
 def least_effort(task: Task, rival: Rival, target: float) -> Point:
@@ -447,14 +501,8 @@ def flat(task: Task, turns: int) -> None:
     for name in ENGINES:
         for dtype in CODECS:
             engine = task.engine(name, dtype=dtype)
-            recall = share_found(task, engine)
+            recall = task.recall(engine.search(task.queries, K).numbers)
             print(f"{name:6} {dtype:8} {recall:9.4f} {ndcg(task, engine):8.4f} {bytes_of(task, dtype):14d}", flush=True)
-
-
-def share_found(task: Task, engine: Any) -> float:
-    """Recall by the true scores of what was found, as the codes' own are a little off."""
-    numbers = engine.search(task.queries, K).numbers
-    return task.recall(np.einsum("qkn,qn->qk", task.documents[numbers], task.queries))
 
 
 def bytes_of(task: Task, dtype: str) -> int:
@@ -505,6 +553,9 @@ def main() -> None:
             command.add_argument("--rivals", nargs="+", choices=KINDS, default=KINDS, help="ours first")
             command.add_argument("--lists", type=numbers, default=[1, 4, 16], help="of IVF, by √N: 1,4,16")
             command.add_argument("--construction", type=int, default=100, help="breadth in building a graph")
+            command.add_argument(
+                "--dtype", choices=CODECS, default="float32", help="what faiss's rivals keep vectors in"
+            )
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
     torch.set_num_threads(1)
@@ -514,7 +565,7 @@ def main() -> None:
 
     if options.command == "engines":
         asked = task(options.model)
-        rivals = build(asked, options.rivals, options.construction, options.lists)
+        rivals = build(asked, options.rivals, options.construction, options.lists, options.dtype)
         engines(asked, rivals, options.target, options.turns, options.page)
     elif options.command == "aware":
         aware(task(options.with_tree), task(options.without), options.target[0])

@@ -987,7 +987,7 @@ READING = """
 import logging, os, sys
 from hce.index.index import Index
 from hce.errors import HceError
-import hce.search.flat
+import hce.search.exact
 logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
 with Index.open(sys.argv[1]) as index:
     index.encoder

@@ -19,8 +19,8 @@ import hce.cli
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Tables
+from hce.index.derived import Live
 from hce.index.index import Index
-from hce.index.live import Live
 
 
 @pytest.fixture

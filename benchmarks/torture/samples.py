@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.index import live
+from hce.index import derived
 from hce.index.index import Index
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -97,4 +97,4 @@ def write_corpus(path: Path, contents: Contents) -> Path:
 
 def snapshots_often() -> None:
     """Let snapshots be written after few changes, so that they are under way when the end comes."""
-    live.ROWS_BEHIND = 20
+    derived.ROWS_BEHIND = 20

@@ -1,127 +1,319 @@
-"""Derived: what an index makes of its store: an engine of documents, one of passages, and the words."""
+"""Derived: what an index makes of its store and keeps up to date: an engine of documents, one of passages, the words.
+
+Each is a live part: loaded when it is first needed, and brought to the moment of whoever uses it. A snapshot is such a
+part on disk, as it was after one change of the store. It can be deleted at any time: where it is missing, damaged or of
+another store, the part is made anew from the store.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from hce.checksums import sealed, unsealed
+from hce.errors import FormatError, HceError
+from hce.files import new_folder, read_json, write_json
 from hce.index.hierarchy import load_tree
-from hce.index.live import Live
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
 from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
 from hce.index.passages import passage_texts
-from hce.index.store import Reader, Store
+from hce.index.store import Moment, Reader, Store
+from hce.index.threads import SharedLock, heed_forks
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
 from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
+Part = TypeVar("Part", Engine, PassageEngine, Words)
+Result = TypeVar("Result")
+
 logger = logging.getLogger(__name__)
 
-EnginePart = Live[Engine] | MirroredPart[MilvusEngine]
-PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
+# A snapshot is written anew when it is behind by this share of the documents, and by so many.
+SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
+SNAPSHOT = "snapshot.json"
 
 
-class Derived:
-    """The parts that are derived from a store.
+class Builder(Protocol[Part]):
+    """How one derived part of an index is made: the engine of its documents, that of its passages, or its words.
 
     Attributes:
-        engine: of the vectors of all documents.
-        passages: the engine of the passages of long documents; of no use while there are none.
-        words: of all texts.
-        mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
-        engine_name: the name of the engine that searches.
+        folder: where its snapshots are, below the index.
+        in_memory: whether the part is nothing but memory, which a forked process has too.
+        identity: what a snapshot must be of to stand in for the part.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
-        self._index = store.path.parent
-        self.engine_name = _engine_in_use(store, manifest.engine)
-        engine, passages, words = _builders(self._index, manifest, self.engine_name)
-        self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
-        self.engine: EnginePart
-        self.passages: PassagesPart
-        if self.mirror is not None:
-            self.engine = MirroredPart(self.mirror, document_engine)
-            self.passages = MirroredPart(self.mirror, passage_engine)
-        else:
-            self.engine = Live(store, engine, manifest.suffix)
-            self.passages = Live(store, passages, manifest.suffix)
-        self.words: Live[Words] = Live(store, words, manifest.suffix)
-        for part in (self.engine, self.words):
-            if (snapshot := part.ahead()) is not None:
-                logger.warning(
-                    "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
-                    "copy; restore both from a copy, or add again what is missing",
-                    *(snapshot, store.path, store.path.name),
-                )
+    folder: ClassVar[str]
+    in_memory: ClassVar[bool]
 
-    def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
-        """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
-        return [self.engine, *([self.passages] if reader.has_passages() else []), self.words]
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a snapshot must be of to stand in for the part."""
+        ...
+
+    def build(self, reader: Reader) -> Part:
+        """Make the part of all documents."""
+        ...
+
+    def load(self, folder: Path) -> Part:
+        """Read a snapshot.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        ...
+
+    def fits(self, part: Part, numbers: np.ndarray) -> bool:
+        """Tell whether a part read from a snapshot, which may be anyone's, can be of these documents (rising)."""
+        ...
+
+    def add(self, part: Part, reader: Reader, after: int) -> int:
+        """Take the documents in whose numbers are above `after`; return how many there are."""
+        ...
+
+
+class Live(Generic[Part]):
+    """A derived part of an index: loaded when first needed, caught up before each use, shared by threads."""
+
+    def __init__(self, store: Store, builder: Builder[Part], suffix: str = "") -> None:
+        self.store = store
+        self.builder: Builder[Part] = builder
+        self._suffix = suffix  # of the folder: parts that are made of another encoder's vectors have one of their own
+        self._since = 0  # the change from which on the store has the vectors that the part is made of
+        self._lock = SharedLock()
+        self._part: Part | None = None
+        self._moment: Moment | None = None
+        self._behind = 0  # additions and removals that are not in the snapshot on disk
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Wait for no thread of the parent, and share no files with it, in a process that was just forked."""
+        self._lock = SharedLock()
+        if not self.builder.in_memory:
+            self._part = self._moment = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the snapshots."""
+        return self.store.path.parent / f"{self.builder.folder}{self._suffix}"
+
+    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result | None:
+        """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
+        moment = reader.moment()
+        while True:
+            with self._lock.shared():
+                if self._part is not None and self._moment == moment:
+                    return work(self._part)
+            with self._lock.alone():
+                if moment.change < max(self._since, self._moment.change if self._moment else 0):
+                    return None
+                self._catch_up(reader, moment)
 
     def load(self, reader: Reader) -> None:
-        """Load now what the first search would load."""
-        for part in self.parts(reader):
-            part.load(reader)
+        """Do now what the first search would have to wait for."""
+        moment = reader.moment()
+        with self._lock.alone():
+            if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
+                self._catch_up(reader, moment)
 
-    def follow(self) -> None:
-        """Tell an engine that lives elsewhere of what was just written; one in this process needs no telling."""
-        if self.mirror is not None:
-            self.mirror.follow()
-
-    def close(self) -> None:
-        """Let go of the connection to an engine that lives elsewhere."""
-        if self.mirror is not None:
-            self.mirror.close()
-
-    def take_up(self, manifest: Manifest) -> None:
-        """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
-        engine, passages, words = _builders(self._index, manifest, self.engine_name)
-        self.engine.take_up(engine, manifest.suffix, manifest.since)
-        self.passages.take_up(passages, manifest.suffix, manifest.since)
-        self.words.take_up(words, manifest.suffix, manifest.since)
+    def take_up(self, builder: Builder[Part], suffix: str, since: int) -> None:
+        """Drop the part, and build it from now on with `builder`, from the vectors in force since a change."""
+        with self._lock.alone():
+            if since >= self._since:  # else another thread was faster, with later vectors
+                self.builder, self._suffix, self._since = builder, suffix, since
+                self._part = self._moment = None
 
     def keep(self, reader: Reader) -> None:
-        """Have a snapshot of each part."""
-        for part in self.parts(reader):
-            part.keep(reader)
+        """Bring the part to the moment of `reader`, and write a snapshot unless the last one lacks nothing."""
+        with self._lock.alone():
+            self._catch_up(reader, reader.moment())
+            if self._behind or not self._snapshots():
+                self._save()
 
-    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Make all parts anew of the documents there are, as a manifest names them."""
-        self.engine_name = manifest.engine
-        engine, passages, words = _builders(self._index, manifest, self.engine_name)
-        self.engine.rebuild(reader, engine)  # elsewhere, along with the passages
-        if self.mirror is None and reader.has_passages():
-            self.passages.rebuild(reader, passages)
-        self.words.rebuild(reader, words)
+    def rebuild(self, reader: Reader, builder: Builder[Part]) -> None:
+        """Make the part anew of all documents, by another builder if asked, and write a snapshot."""
+        with self._lock.alone():
+            self.builder = builder
+            self._part = self._moment = None
+            self._part, self._moment = builder.build(reader), reader.moment()
+            self._save()
+
+    def pending(self, reader: Reader) -> int:
+        """Count the additions and removals that are in the store and not in the snapshot on disk."""
+        for _, known in self._usable_snapshots(reader):
+            return reader.moment().last - known.last + len(reader.removed_since(known.change))
+        return reader.moment().documents
+
+    def _catch_up(self, reader: Reader, moment: Moment) -> None:
+        """Bring the part to `moment`; an interruption leaves none rather than half of one."""
+        part, known = self._part, self._moment
+        self._part = self._moment = None
+        while True:
+            # A rebuild forgets what was removed before it, and what the store was like then.
+            if part is None or known is None or reader.moment_at(known.change, known.token) is None:
+                part, known = self._loaded(reader)
+            try:
+                self._follow(part, reader, known, moment)
+                break
+            except FormatError:  # another process has replaced the snapshot that this part still read from
+                part = None
+        self._part, self._moment = part, moment
+        if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(part)):
+            self._try_to_save()
+
+    def _follow(self, part: Part, reader: Reader, known: Moment, moment: Moment) -> None:
+        """Bring a part from one moment to a later one."""
+        if known.change == moment.change:
+            return
+        gone = reader.removed_since(known.change)
+        self._behind += self.builder.add(part, reader, known.last) + len(gone)
+        if len(gone):
+            part.remove(gone)
+
+    def _loaded(self, reader: Reader) -> tuple[Part, Moment]:
+        """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
+        for folder, moment in self._usable_snapshots(reader):
+            try:
+                with progress_bar(f"loading the {self.builder.folder}", None, "snapshots"):
+                    part = self._checked(folder, reader, moment)
+            except FormatError as error:
+                if folder.is_dir():  # else another process has just put a newer one in its place
+                    logger.warning("%s, which is done now from the store", error)
+                continue
+            self._behind = 0
+            return part, moment
+        for folder in self._snapshots():
+            damage = _damage_of_snapshot_file(folder)
+            if damage and folder.is_dir():
+                logger.warning("%s, which is done now from the store", damage)
+        moment = reader.moment()
+        self._behind = moment.documents
+        return self.builder.build(reader), moment
+
+    # ------------------------------------------------------------------------------------------------- on disk
+
+    def _snapshots(self) -> list[Path]:
+        return [path for path in self.folder.glob("*") if path.name.isdigit()]
+
+    def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
+        """Yield the snapshots that stand in for the part, the newest first, with their moments of this store."""
+        for folder in sorted(self._snapshots(), reverse=True):
+            saved, is_as_written = _told_by_snapshot(folder)
+            if is_as_written is False or not self.builder.identity.items() <= saved.items():
+                continue
+            moment = reader.moment_at(saved.get("change", -1), saved.get("token", ""))
+            if moment is not None:
+                yield folder, moment
+
+    def ahead(self) -> Path | None:
+        """Return a snapshot of a later moment than the store, which then has lost writes; None where there is none."""
+        for folder in self._snapshots():
+            saved, is_as_written = _told_by_snapshot(folder)
+            with self.store.reading() as reader:  # of a moment after the snapshot was read
+                now = reader.moment()
+            is_of_this_moment = saved.get("change") == now.change and saved.get("token") == now.token
+            if is_as_written and saved["change"] >= now.change and not is_of_this_moment:
+                return folder
+        return None
+
+    def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
+        """Read all snapshots that would be used, and yield those that are damaged, with what is wrong with them."""
+        for folder in self._snapshots():
+            damage = _damage_of_snapshot_file(folder)
+            if damage:
+                yield folder, damage
+        for folder, moment in self._usable_snapshots(reader):
+            try:
+                if _told_by_snapshot(folder)[1] is None:
+                    raise FormatError(f"{folder / SNAPSHOT}: it has no checksum; it has to be rebuilt")
+                self._checked(folder, reader, moment)
+            except FormatError as error:
+                yield folder, str(error)
+
+    def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Part:
+        """Read a snapshot that says to be of a moment.
+
+        Raises:
+            FormatError: it is damaged, or not of the documents that there were.
+        """
+        part = self.builder.load(folder)
+        if not self.builder.fits(part, reader.numbers_at(moment)):
+            raise FormatError(f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt")
+        return part
+
+    def _try_to_save(self) -> None:
+        """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
+        try:
+            with self.store.writing(wait=0):  # so that no two processes write and tidy up here at once
+                self._save()
+        except (HceError, OSError) as error:
+            logger.debug("no snapshot was written: %s", error)
+
+    def _is_wanted(self) -> bool:
+        """Tell whether the index is still to have such a part: another process may have rebuilt it with another."""
+        manifest = Manifest.read(self.store.path.parent)
+        other = manifest.other()
+        if self._suffix != manifest.suffix:
+            if other is None or other.suffix != self._suffix:
+                return False
+            manifest = manifest.with_in_force(other)
+        named = asdict(manifest)
+        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
+            del named["engine"]
+        return all(named.get(name, value) == value for name, value in self.builder.identity.items())
+
+    def _save(self) -> None:
+        part, moment = self._part, self._moment
+        if part is None or moment is None or not self._is_wanted():
+            return
+        target = self.folder / f"{moment.change:012d}"
+        self._delete([target])
+        with new_folder(target) as folder:
+            part.save(folder)
+            saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
+            write_json(folder / SNAPSHOT, sealed(saved))
+        self._delete([old for old in self._snapshots() if old != target])
+        self._behind = 0
+
+    def _delete(self, snapshots: list[Path]) -> None:
+        """Take snapshots away at one stroke each, and then what is left of them and of others that never were whole."""
+        for snapshot in snapshots:
+            if snapshot.is_dir():
+                snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
+        for leftover in self.folder.glob(".*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _engine_in_use(store: Store, named: str) -> str:
-    """Return the engine that the manifest names, or another where this version does not have that one any more."""
-    with store.reading() as reader:
-        chosen = named if named in (*ENGINES, *ELSEWHERE) else engine_for(reader.moment().documents)
-    if chosen != named:
-        path = store.path.parent
-        logger.warning(
-            "%s was made with the engine %s, which is no more; %s searches in its place, and "
-            "'hce rebuild %s --engine %s' makes that permanent",
-            *(path, named, chosen, path, chosen),
-        )
-    return chosen
+def _told_by_snapshot(folder: Path) -> tuple[dict[str, Any], bool | None]:
+    """Return what a snapshot's file tells, and whether that is as it was written; None where nobody knows.
+
+    Of a file that cannot be read: nothing, and False.
+    """
+    try:
+        return unsealed(read_json(folder / SNAPSHOT))
+    except FormatError:
+        return {}, False
 
 
-def _builders(index: Path, manifest: Manifest, engine: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
-    return (
-        EngineBuilder(engine, manifest.dtype, manifest.dim, index, manifest.suffix),
-        PassagesBuilder(engine, manifest.dtype, manifest.dim),
-        WordsBuilder(manifest.language),
-    )
+def _damage_of_snapshot_file(folder: Path) -> str | None:
+    """Say what is wrong with the file that tells what a snapshot is of; None where nothing is."""
+    try:
+        _, is_as_written = unsealed(read_json(folder / SNAPSHOT))
+    except FormatError as error:
+        return f"{error}; it has to be rebuilt"
+    return f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt" if is_as_written is False else None
+
+
+# ------------------------------------------------------------------------------------------------- how parts are made
 
 
 @dataclass(frozen=True)
@@ -240,3 +432,105 @@ class WordsBuilder:
         """Add the words of the texts above a number, and of the passages of the long ones."""
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
             return part.add(counted(reader.texts(after), advance), passage_texts(reader, after))
+
+
+# --------------------------------------------------------------------------------------- the parts of an index
+
+EnginePart = Live[Engine] | MirroredPart[MilvusEngine]
+PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
+
+
+class Derived:
+    """The parts that are derived from a store.
+
+    Attributes:
+        engine: of the vectors of all documents.
+        passages: the engine of the passages of long documents; of no use while there are none.
+        words: of all texts.
+        mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
+        engine_name: the name of the engine that searches.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
+        self._index = store.path.parent
+        self.engine_name = _engine_in_use(store, manifest.engine)
+        engine, passages, words = _builders(self._index, manifest, self.engine_name)
+        self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
+        self.engine: EnginePart
+        self.passages: PassagesPart
+        if self.mirror is not None:
+            self.engine = MirroredPart(self.mirror, document_engine)
+            self.passages = MirroredPart(self.mirror, passage_engine)
+        else:
+            self.engine = Live(store, engine, manifest.suffix)
+            self.passages = Live(store, passages, manifest.suffix)
+        self.words: Live[Words] = Live(store, words, manifest.suffix)
+        for part in (self.engine, self.words):
+            if (snapshot := part.ahead()) is not None:
+                logger.warning(
+                    "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
+                    "copy; restore both from a copy, or add again what is missing",
+                    *(snapshot, store.path, store.path.name),
+                )
+
+    def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
+        """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
+        return [self.engine, *([self.passages] if reader.has_passages() else []), self.words]
+
+    def load(self, reader: Reader) -> None:
+        """Load now what the first search would load."""
+        for part in self.parts(reader):
+            part.load(reader)
+
+    def follow(self) -> None:
+        """Tell an engine that lives elsewhere of what was just written; one in this process needs no telling."""
+        if self.mirror is not None:
+            self.mirror.follow()
+
+    def close(self) -> None:
+        """Let go of the connection to an engine that lives elsewhere."""
+        if self.mirror is not None:
+            self.mirror.close()
+
+    def take_up(self, manifest: Manifest) -> None:
+        """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
+        engine, passages, words = _builders(self._index, manifest, self.engine_name)
+        self.engine.take_up(engine, manifest.suffix, manifest.since)
+        self.passages.take_up(passages, manifest.suffix, manifest.since)
+        self.words.take_up(words, manifest.suffix, manifest.since)
+
+    def keep(self, reader: Reader) -> None:
+        """Have a snapshot of each part."""
+        for part in self.parts(reader):
+            part.keep(reader)
+
+    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
+        """Make all parts anew of the documents there are, as a manifest names them."""
+        self.engine_name = manifest.engine
+        engine, passages, words = _builders(self._index, manifest, self.engine_name)
+        self.engine.rebuild(reader, engine)  # elsewhere, along with the passages
+        if self.mirror is None and reader.has_passages():
+            self.passages.rebuild(reader, passages)
+        self.words.rebuild(reader, words)
+
+
+def _engine_in_use(store: Store, named: str) -> str:
+    """Return the engine that the manifest names, or another where this version does not have that one any more."""
+    with store.reading() as reader:
+        chosen = named if named in (*ENGINES, *ELSEWHERE) else engine_for(reader.moment().documents)
+    if chosen != named:
+        path = store.path.parent
+        logger.warning(
+            "%s was made with the engine %s, which is no more; %s searches in its place, and "
+            "'hce rebuild %s --engine %s' makes that permanent",
+            *(path, named, chosen, path, chosen),
+        )
+    return chosen
+
+
+def _builders(index: Path, manifest: Manifest, engine: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
+    return (
+        EngineBuilder(engine, manifest.dtype, manifest.dim, index, manifest.suffix),
+        PassagesBuilder(engine, manifest.dtype, manifest.dim),
+        WordsBuilder(manifest.language),
+    )

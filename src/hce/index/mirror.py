@@ -377,7 +377,7 @@ def _fits(pointer: Pointer, manifest: Manifest) -> bool:
 
 
 class MirroredPart(Generic[Searched]):
-    """An engine of an index in a collection of Milvus: what `hce.index.live.Live` is to an engine in memory.
+    """An engine of an index in a collection of Milvus: what `hce.index.derived.Live` is to an engine in memory.
 
     Attributes:
         mirror: tells the collection of changes.

@@ -22,7 +22,7 @@ from hce.checksums import damage_in, write_checksums
 from hce.errors import FormatError, InputError
 from hce.tree.hierarchy import Hierarchy
 
-ENGINES = {"flat": ("hce.search.flat", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
+ENGINES = {"flat": ("hce.search.exact", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
 """Module and class of each engine; each module is built on this one, so it is imported when it is asked for."""
 
 ELSEWHERE = ("milvus",)
