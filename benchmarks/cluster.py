@@ -8,12 +8,15 @@ python benchmarks/cluster.py make VECTORS OUTPUT.npy --rows 1000000      real ve
 
 VECTORS is an .npy file, or a corpus, which is then encoded by the static encoder; "fitted:CORPUS" fits that first.
 Without any, vectors are synthetic. "superkmeans" is a package of PyPI (0.2); without it, its lines say so. `compare` is
-in CPU seconds on one thread, with which other programs interfere least; still, read the ratios.
+in CPU seconds on one thread, with which other programs interfere least; still, read the ratios. `--most 3` stops a
+rival that has taken three times our seconds: what it would have found is then unknown, and that it is slower is not.
 """
 
 import argparse
 import importlib.util
+import math
 import multiprocessing
+import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -77,6 +80,28 @@ def compared(vectors: np.ndarray, cluster: Callable[[], np.ndarray]) -> Compared
     return Compared(seconds, float(index.search(np.ascontiguousarray(some), 1)[0].mean(dtype=np.float64)))
 
 
+def compared_within(vectors: np.ndarray, cluster: Callable[[], np.ndarray], seconds: float | None) -> Compared | None:
+    """Run a rival in a process of its own; None where it has not ended after so many seconds of the processor."""
+    if seconds is None:
+        return compared(vectors, cluster)
+    context = multiprocessing.get_context("fork")
+    ours_end, its_end = context.Pipe(duplex=False)
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), resource.RLIM_INFINITY))
+        its_end.send(tuple(compared(vectors, cluster)))
+
+    process = context.Process(target=work)
+    process.start()
+    its_end.close()
+    try:
+        return Compared(*ours_end.recv())
+    except EOFError:
+        return None
+    finally:
+        process.join()
+
+
 def faiss_centroids(kind: type, vectors: np.ndarray, k: int) -> np.ndarray:
     """Cluster all rows by faiss.Kmeans or by faiss.SuperKmeans."""
     options = {"niter": FAISS_ROUNDS, "max_points_per_centroid": len(vectors), "min_points_per_centroid": 1}
@@ -125,7 +150,9 @@ def load(source: str) -> np.ndarray:
     return (encoder.fitted_to(corpus) if source.startswith("fitted:") else encoder).encode(list(corpus.texts()))
 
 
-def compare(sources: list[str], branching: int, with_exact: bool, rows: int | None, only: list[str]) -> None:
+def compare(
+    sources: list[str], branching: int, with_exact: bool, rows: int | None, only: list[str], most: float | None
+) -> None:
     """Print one line a method for each file, then how the fastest rival that found as good clusters compares."""
     faiss.omp_set_num_threads(1)
     torch.set_num_threads(1)
@@ -139,9 +166,14 @@ def compare(sources: list[str], branching: int, with_exact: bool, rows: int | No
         for method, cluster in methods(vectors, k, with_exact).items():
             if not method.startswith(("ours, fast", *only)):
                 continue
+            mine = runs.get("ours, fast")
             with threadpool_limits(1, user_api="blas"):
-                run = runs[method] = compared(vectors, cluster)
-            mine = runs["ours, fast"]
+                run = compared_within(vectors, cluster, most * mine.seconds if most and mine else None)
+            if run is None:
+                print(f"{name:24} {method:24} stopped after {most:.3g} times our seconds", flush=True)
+                continue
+            runs[method] = run
+            mine = mine or run
             ratios = f"{run.seconds / mine.seconds:12.2f} {run.cosine / mine.cosine:12.4f}"
             print(f"{name:24} {method:24} {run.seconds:8.2f} {run.cosine:8.4f} {ratios}", flush=True)
         if len(runs) > 1 + len(SHORTER):
@@ -151,6 +183,8 @@ def compare(sources: list[str], branching: int, with_exact: bool, rows: int | No
 def _verdict(runs: dict[str, Compared]) -> str:
     mine = runs["ours, fast"]
     rivals = {method: run for method, run in runs.items() if not method.startswith("ours")}
+    if not rivals:
+        return "no rival ended"
     close = {method: run for method, run in rivals.items() if run.cosine >= CLOSE * mine.cosine}
     best = max(rivals, key=lambda method: rivals[method].cosine)
     if not close:
@@ -257,6 +291,7 @@ def main() -> None:
     comparing.add_argument("vectors", nargs="+")
     comparing.add_argument("--exact", action="store_true", help="exact mode too, from both starts")
     comparing.add_argument("--rows", type=int, help="the first rows only")
+    comparing.add_argument("--most", type=float, help="stop a rival that has taken so many times our seconds")
     comparing.add_argument("--only", nargs="+", default=[""], help="methods beside ours, by how their names begin")
     growing = commands.add_parser("growth")
     growing.add_argument("vectors", nargs="?")
@@ -269,7 +304,7 @@ def main() -> None:
     remembering.add_argument("--rows", type=int, default=1_000_000)
     arguments = parser.parse_args()
     if arguments.command == "compare":
-        compare(arguments.vectors, arguments.branching, arguments.exact, arguments.rows, arguments.only)
+        compare(arguments.vectors, arguments.branching, arguments.exact, arguments.rows, arguments.only, arguments.most)
     elif arguments.command == "make":
         make(arguments.vectors, arguments.output, arguments.rows)
     elif arguments.command == "growth":
