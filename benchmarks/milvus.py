@@ -7,7 +7,8 @@ CORPUS is anything that `hce index` reads. For each size, the first so many docu
 and without tokens, which an index on Milvus has not; a copy of that index moves to Milvus, into a collection of its
 own, which is dropped at the end. Beside what it takes there stands what it takes in the folder: to rebuild, to open and
 to answer, to search, to add and to remove. Both search one query after the other, in turns, ten hits each; a query
-differs where the ids, or their order, are not the same. Queries are the judged ones of a BEIR folder, or spans of
+differs where the ids, or their order, are not the same. Last, four threads search while documents are removed, and who
+is refused is counted. Queries are the judged ones of a BEIR folder, or spans of
 documents of the smallest size, the same for all sizes.
 
 Rebuilding and opening have a process each to themselves, whose memory and processor time are theirs alone; of a PATH.db
@@ -33,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -55,6 +56,7 @@ from hce.search.milvus import Address, Milvus
 
 K = 10
 CHANGED = 1000  # documents that are added, and removed
+SEARCHERS, REMOVALS = 4, 20
 WORDS = 6  # of a query that is a span of a document
 MODES: tuple[SearchMode, ...] = ("dense", "words", "hybrid")
 MOST_SECONDS = 120  # until a reader sees what was written
@@ -314,6 +316,33 @@ def changing(task: Task, flat: Index, reader: Index, new: Sequence[Document], ol
             show(task, f"{change.name}, s of the first search after that", there.clock, here.clock)
 
 
+def crowded(task: Task, reader: Index, new: Sequence[Document]) -> None:
+    """Show how many searches of several threads fail while documents go, some at a time, that were added for it."""
+    ids = [document.id for document in new]
+    done = False
+    with Index.open(task.writer) as writer, ThreadPoolExecutor(SEARCHERS) as searchers:
+
+        def search() -> tuple[int, int]:
+            asked = refused = 0
+            while not done:
+                try:
+                    reader.search(task.queries[asked % len(task.queries)], K)
+                except HceError:
+                    refused += 1
+                asked += 1
+            return asked, refused
+
+        searching = [searchers.submit(search) for _ in range(SEARCHERS)]
+        try:
+            for start in range(0, len(ids), len(ids) // REMOVALS):
+                writer.remove(ids[start : start + len(ids) // REMOVALS])
+        finally:
+            done = True
+        asked, failed = map(sum, zip(*(each.result() for each in searching), strict=True))
+    show(task, f"searches by {SEARCHERS} threads during {REMOVALS} removals", asked)
+    show(task, "of them failed", failed)
+
+
 def using(task: Task, new: Sequence[Document], old: Sequence[str]) -> None:
     """Search both indexes, and change them."""
     with Index.open(task.flat) as flat, Index.open(task.address) as reader:
@@ -322,6 +351,7 @@ def using(task: Task, new: Sequence[Document], old: Sequence[str]) -> None:
         searching(task, flat, reader)
         changing(task, flat, reader, new, old)
         differing(task, flat, reader, "after that")
+        crowded(task, reader, new)
 
 
 # ------------------------------------------------------------------------------------------------- one size
