@@ -1,6 +1,7 @@
 """Several hosts on one machine: network namespaces with addresses and names of their own, joined by a bridge.
 
-    sudo python -m benchmarks.hosts equal DOCS --output FOLDER       # 2 and 4 hosts come to what one process comes to
+    sudo python -m benchmarks.hosts equal DOCS --output FOLDER       # 2 and 4 hosts come to what one process comes to:
+                                                                     # vectors and tree, a model, an index
     sudo python -m benchmarks.hosts deaths DOCS --output FOLDER      # one is killed or cut off; the others; --resume
 
 The hosts speak gloo over TCP and share one output folder. `equal` also counts what each of 1, 2 and 4 hosts has to do;
@@ -25,6 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 TRAIN = ("--epochs", "2", "--seed", "1")
 TOLERANCE = 1e-4  # of trained weights: sums over processes are made in another order
 SECONDS_TO_SAY_IT = 60
+QUERIES = 20  # that two indexes are compared by
 ROWS_AT_ONCE = 25  # that a process encodes
 NEW_NETWORK, NEW_NAME = 0x40000000, 0x04000000  # of the system calls that change namespaces
 
@@ -317,25 +320,38 @@ class Trained(NamedTuple):
         )
 
 
+def contents_of(index: Path) -> tuple[str, list[list[str]]]:
+    """Return what two indexes are compared by: a digest of numbers and vectors, and the hits of some queries."""
+    from hce.index.index import Index
+
+    with Index.open(index) as opened:
+        numbers, vectors = opened.vectors()
+        queries = [document.text[:80] for document in islice(opened, QUERIES)]
+        hits = [[hit.id for hit in found] for found in opened.search(queries)]
+    return hashlib.sha256(numbers.tobytes() + vectors.tobytes()).hexdigest(), hits
+
+
 def equal(source: str, output: Path, counts: list[int]) -> bool:
-    """Encode, cluster and train on one host and on several; say how far apart the outcomes are, and who did what."""
+    """Encode, cluster, train and index on one host and on several; say how far apart they are, and who did what."""
     good = True
-    work: dict[str, list[list[dict[str, int]]]] = {"encode": [], "train": []}
+    work: dict[str, list[list[dict[str, int]]]] = {"encode": [], "train": [], "index": []}
     for count in counts:
         place = output / str(count)
         with Hosts(count) as hosts:
             work["encode"].append(run_on(hosts, ["encode", source, str(place)], place))
             work["train"].append(run_on(hosts, ["train", source, "-o", str(place / "model"), *TRAIN], place))
-        found = Trained.read(place / "model")
+            work["index"].append(run_on(hosts, ["index", source, "-m", "static", "-o", str(place / "index")], place))
+        found, indexed = Trained.read(place / "model"), contents_of(place / "index")
         if count == 1:
-            one, wanted = place, found
+            one, wanted, wanted_index = place, found, indexed
             continue
         vectors, tree = (digest(one / name) == digest(place / name) for name in ("vectors/vectors.npy", "tree"))
         apart = wanted.difference(found)
         dev = max(abs(found.dev[kind] - value) for kind, value in wanted.dev.items())
-        good &= vectors and tree and apart <= TOLERANCE
+        good &= vectors and tree and apart <= TOLERANCE and indexed == wanted_index
         print(f"{count} hosts: vectors {'equal' if vectors else 'DIFFER'}, tree {'equal' if tree else 'DIFFERS'},")
-        print(f"  trained weights {apart:.1e} apart, dev measures {dev:.1e}", flush=True)
+        print(f"  trained weights {apart:.1e} apart, dev measures {dev:.1e},")
+        print(f"  index {'equal' if indexed == wanted_index else 'DIFFERS'}", flush=True)
     for job, done in work.items():
         print_table(f"{job}, for the host with most of it", counts, done)
     return good
