@@ -40,9 +40,9 @@ from hce.search.engine import CODECS, ENGINES, Engine, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 K = 10
-NEIGHBOURS = 32  # of a node in the graph of HNSW, twice as many at its bottom
 ALONE = 200  # queries asked one at a time
 AT_ONCE = 100_000  # documents
+MOST_TRAINED = 1 << 20  # vectors that the centroids of IVF are learnt from
 REORDERED = (100, 400)  # candidates that ScaNN scores anew by their whole vectors
 
 
@@ -71,6 +71,13 @@ class Task(NamedTuple):
         """One of our engines, of these documents."""
         numbers = np.arange(len(self.documents))
         return new_engine(name, self.documents.shape[1], numbers=numbers, vectors=self.documents, **options)
+
+
+class Graph(NamedTuple):
+    """How the graph of HNSW is built: neighbours of a node (at its bottom twice as many), and breadth in building."""
+
+    neighbours: int
+    construction: int
 
 
 class Rival(NamedTuple):
@@ -173,10 +180,10 @@ def tree_rival(task: Task, hierarchy: Hierarchy | None, name: str) -> Rival:
 
 
 def ivf_rival(task: Task, lists: int, dtype: str) -> Rival:
-    """IVF, trained by faiss on all vectors up to 256 a list; the dial is nprobe."""
+    """IVF, trained by faiss on up to 256 vectors a list, and `MOST_TRAINED` in all; the dial is nprobe."""
     dim = task.documents.shape[1]
     index = faiss.index_factory(dim, f"IVF{lists},{CODECS[dtype]}", faiss.METRIC_INNER_PRODUCT)
-    fill(index, task.documents, 256 * lists)
+    fill(index, task.documents, min(256 * lists, MOST_TRAINED))
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
         return index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(setting)))[1]
@@ -197,11 +204,11 @@ def fill(index: faiss.Index, documents: np.ndarray, sample: int) -> None:
         index.add(np.ascontiguousarray(documents[start : start + AT_ONCE], dtype=np.float32))
 
 
-def hnsw_rival(task: Task, construction: int, dtype: str) -> Rival:
+def hnsw_rival(task: Task, graph: Graph, dtype: str) -> Rival:
     """HNSW by faiss; the dial is efSearch."""
     dim = task.documents.shape[1]
-    index = faiss.index_factory(dim, f"HNSW{NEIGHBOURS},{CODECS[dtype]}", faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = construction
+    index = faiss.index_factory(dim, f"HNSW{graph.neighbours},{CODECS[dtype]}", faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = graph.construction
     fill(index, task.documents, 65_536)
 
     def search(queries: np.ndarray, setting: float) -> np.ndarray:
@@ -213,12 +220,12 @@ def hnsw_rival(task: Task, construction: int, dtype: str) -> Rival:
     return Rival("hnsw, faiss", search, BREADTHS, counted, lambda: faiss_bytes(index))
 
 
-def hnswlib_rival(task: Task, construction: int) -> Rival:
+def hnswlib_rival(task: Task, graph: Graph) -> Rival:
     """HNSW by hnswlib; the dial is ef."""
     import hnswlib
 
     index = hnswlib.Index("ip", task.documents.shape[1])
-    index.init_index(len(task.documents), ef_construction=construction, M=NEIGHBOURS)
+    index.init_index(len(task.documents), ef_construction=graph.construction, M=graph.neighbours)
     index.set_num_threads(1)
     index.add_items(task.documents)
 
@@ -286,16 +293,14 @@ def bytes_written(write: Callable[[Path], None]) -> int:
         return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
-def build(
-    task: Task, kinds: Sequence[str], construction: int, lists_by_root: Sequence[float], dtype: str
-) -> list[Rival]:
+def build(task: Task, kinds: Sequence[str], graph: Graph, lists_by_root: Sequence[float], dtype: str) -> list[Rival]:
     """Build the rivals of these kinds, those of faiss with vectors kept in `dtype`, and print what each took."""
     root = len(task.documents) ** 0.5
     makers: dict[str, list[Callable[[], Rival | list[Rival]]]] = {
         "tree": [lambda: tree_rival(task, task.hierarchy, "tree")],
         "ivf": [lambda lists=int(times * root): ivf_rival(task, lists, dtype) for times in lists_by_root],
-        "hnsw": [lambda: hnsw_rival(task, construction, dtype)],
-        "hnswlib": [lambda: hnswlib_rival(task, construction)],
+        "hnsw": [lambda: hnsw_rival(task, graph, dtype)],
+        "hnswlib": [lambda: hnswlib_rival(task, graph)],
         "scann": [lambda: scann_rivals(task)],
         "flat": [lambda: flat_rival(task)],
     }
@@ -552,6 +557,7 @@ def main() -> None:
             command.add_argument("--page", help="write the curves to this HTML file")
             command.add_argument("--rivals", nargs="+", choices=KINDS, default=KINDS, help="ours first")
             command.add_argument("--lists", type=numbers, default=[1, 4, 16], help="of IVF, by √N: 1,4,16")
+            command.add_argument("--neighbours", type=int, default=32, help="of a node in a graph")
             command.add_argument("--construction", type=int, default=100, help="breadth in building a graph")
             command.add_argument(
                 "--dtype", choices=CODECS, default="float32", help="what faiss's rivals keep vectors in"
@@ -565,7 +571,9 @@ def main() -> None:
 
     if options.command == "engines":
         asked = task(options.model)
-        rivals = build(asked, options.rivals, options.construction, options.lists, options.dtype)
+        rivals = build(
+            asked, options.rivals, Graph(options.neighbours, options.construction), options.lists, options.dtype
+        )
         engines(asked, rivals, options.target, options.turns, options.page)
     elif options.command == "aware":
         aware(task(options.with_tree), task(options.without), options.target[0])
