@@ -16,7 +16,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.index.index import Index
-from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, WORDS_SHARES, accompany, best_words_share, words_of
+from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, WORDS_SHARES, accompany, best_words_share, word_table_of
 from hce.training.heldout import labelled_dev, means, pseudo_dev
 from hce.training.history import mean_over_kinds
 from hce.training.recipe import Recipe
@@ -40,7 +40,7 @@ def dev(concept_corpus):
 
 def words(corpus, without=()) -> Encoder:
     table = WordTable.fit(corpus, dim=32, without=np.array(without, dtype=np.int64))
-    return Encoder.of_words(table, device=torch.device("cpu"))
+    return Encoder.of_word_table(table, device=torch.device("cpu"))
 
 
 def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_encoder, dev):
@@ -72,7 +72,7 @@ def test_no_companion_is_the_encoder_alone(static_encoder, dev):
 
 def test_documents_without_a_common_word_give_no_words(static_encoder, caplog):
     corpus = Corpus.from_documents([Document("a", "one two"), Document("b", "three four")])
-    found = words_of(corpus, static_encoder, language="english", without=np.empty(0, dtype=np.int64), seed=0)
+    found = word_table_of(corpus, static_encoder, language="english", without=np.empty(0, dtype=np.int64), seed=0)
     assert found == [] and "gets no words" in caplog.text
 
 

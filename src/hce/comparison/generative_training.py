@@ -23,7 +23,7 @@ from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, n
 from hce.comparison.identifiers import Trie
 from hce.comparison.task import Built, Task
 from hce.data.corpus import Corpus
-from hce.data.text import first_tokens
+from hce.data.text import first_words
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError, one_line
@@ -37,7 +37,7 @@ from hce.training.sources import Sources, sources_and_devset
 from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.steps import new_optimizer, rate_share
 
-FIRST_TOKENS = 32  # of a document, which DSI reads to its id
+FIRST_WORDS = 32  # and marks, of a document, which DSI reads to its id
 STARTS_SHARE = 0.5  # of the examples made of documents
 FRESH_RATE = 1e-3  # what starts at random learns faster …
 KNOWN_RATE = 1e-3  # … than what knows something, which learns at the recipe's rate, and at no more than this
@@ -124,8 +124,8 @@ def joined_examples(parts: list[Examples]) -> Examples:
 
 
 def start_of(corpus: Corpus, position: int) -> str:
-    """Return the first tokens of a document, which stand for it."""
-    return first_tokens(corpus[position].full_text, FIRST_TOKENS)
+    """Return the first words of a document, which stand for it."""
+    return first_words(corpus[position].full_text, FIRST_WORDS)
 
 
 # -------------------------------------------------------------------------------------------------------------- a run

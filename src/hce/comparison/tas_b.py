@@ -62,6 +62,6 @@ def build_tas_b(task: Task) -> Built:
     dev = labelled_dev(task.corpus, *dev_labels, recipe.dev_pool, recipe.seed)
     encoder = task.start_encoder(dev)
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
-    with encoder.remembering_words():
+    with encoder.remembering_tokens():
         result = co_train(task.corpus, encoder, Sources(topical), dev, recipe, progress=task.progress)
     return trained_encoder(result, task.corpus)

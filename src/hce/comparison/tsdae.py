@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hce.comparison.task import Built, Task, searched_by_vectors
 from hce.data.corpus import Corpus
-from hce.data.text import TOKEN
+from hce.data.text import WORD_OR_MARK
 from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
@@ -73,12 +73,12 @@ def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool 
 
 
 def damaged(text: str, rng: np.random.Generator) -> str:
-    """Delete three tokens in five of a text; one at least is left."""
-    tokens = TOKEN.findall(text)
-    kept = rng.random(len(tokens)) >= DELETED
+    """Delete three words and marks in five of a text; one at least is left."""
+    pieces = WORD_OR_MARK.findall(text)
+    kept = rng.random(len(pieces)) >= DELETED
     if not kept.any():
-        return tokens[rng.integers(len(tokens))] if tokens else text
-    return " ".join(token for token, keep in zip(tokens, kept, strict=True) if keep)
+        return pieces[rng.integers(len(pieces))] if pieces else text
+    return " ".join(piece for piece, keep in zip(pieces, kept, strict=True) if keep)
 
 
 def _loss(encoder: Encoder) -> DenoisingAutoEncoderLoss:

@@ -48,7 +48,7 @@ class TrainResult:
         metric: what the dev measure is, in words.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
-        words_share: how much words should count in a hybrid search, where labelled queries have told.
+        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
         stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
     """
 

@@ -66,7 +66,7 @@ def with_companions(
     vectors = encode_corpus(first, corpus, place and place / "encoded", progress=progress and not first.is_static)
 
     def words(without: np.ndarray) -> list[Encoder]:
-        return words_of(corpus, first, language=recipe.language, without=without, seed=recipe.seed)
+        return word_table_of(corpus, first, language=recipe.language, without=without, seed=recipe.seed)
 
     all_words, nobody = words(np.empty(0, dtype=np.int64)), not len(result.held_out)
     companions, measured = [*tables, *all_words], [*tables, *(all_words if nobody else words(result.held_out))]
@@ -161,7 +161,7 @@ def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
     return np.stack([query, (own.pool if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
 
 
-def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
+def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
     """Learn the corpus's own words; none, where its documents do not share enough of them.
 
     Args:
@@ -176,7 +176,7 @@ def words_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.nda
     except InputError as error:
         logger.warning("%s; the encoder gets no words of the corpus", error)
         return []
-    return [Encoder.of_words(table, device=encoder.device)]
+    return [Encoder.of_word_table(table, device=encoder.device)]
 
 
 def recipe_of_table(corpus: Corpus, recipe: Recipe) -> Recipe:
@@ -214,7 +214,7 @@ def _shares(share: float, companions: int) -> list[float]:
 
 
 def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, language: str) -> float:
-    """Return the share of words that is best on labelled queries, the smallest of equal ones.
+    """Return the share of BM25 in a hybrid score that is best on labelled queries, the smallest of equal ones.
 
     Args:
         dev: its queries are labelled.

@@ -1,8 +1,8 @@
 """The dev measure: how well an encoder finds the answers to held-out queries, which are never those of a test split.
 
 With labelled queries it is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10 over four
-kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48 tokens. A static encoder trains on spans of other
-lengths, a transformer on spans of up to 64 tokens; the other kinds show whether it got better at more than these spans.
+kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48 words and marks. A static encoder trains on spans
+of other lengths, a transformer on spans of up to 64; the other kinds show whether it got better at more than these.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Recipe:
         "words", "what spans are counted in: words and marks, or the tokens of the encoder, as in the paper"
     )
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
-    window: int = _option(0, "tokens from a document's start that an ICT pair is taken from; 0: all")
+    window: int = _option(0, "words and marks from a document's start that an ICT pair is taken from; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     keep: KeptWeights = _option(
         "mix",
@@ -147,7 +147,7 @@ class Recipe:
         if self.branching == 1:
             raise InputError("branching 1: a node needs 2 children or more; 0 chooses")
         if not self.span_lengths or min(self.span_lengths) < 1:
-            raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more tokens")
+            raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more")
 
     @classmethod
     def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:

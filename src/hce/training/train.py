@@ -18,7 +18,7 @@ import torch
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
-from hce.data.text import TOKEN
+from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
 from hce.files import delete_whole, require_new, unfinished
@@ -43,7 +43,7 @@ from hce.tree.names import name_nodes
 logger = logging.getLogger(__name__)
 
 SMALL_CORPUS = 200
-SHORT_DOCUMENT = 16  # tokens; the median below that leaves nothing to cut a span from
+SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to cut a span from
 
 
 def train(
@@ -239,9 +239,9 @@ def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
     if len(corpus) < SMALL_CORPUS:
         logger.warning("only %d documents: expect little from training on them", len(corpus))
     some = range(0, len(corpus), max(1, len(corpus) // 200))
-    if np.median([len(TOKEN.findall(corpus[position].full_text)) for position in some]) < SHORT_DOCUMENT:
+    if np.median([len(WORD_OR_MARK.findall(corpus[position].full_text)) for position in some]) < SHORT_DOCUMENT:
         logger.warning(
-            "half of the documents have fewer than %d words: spans of them say little, "
+            "half of the documents have fewer than %d words and marks: spans of them say little, "
             "and labelled or generated queries would help more",
             SHORT_DOCUMENT,
         )
@@ -249,8 +249,8 @@ def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
 
 @contextmanager
 def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
-    """Compute in the recipe's precision, and remember words: the same texts are encoded many times."""
-    with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_words():
+    """Compute in the recipe's precision, and remember tokens: the same texts are encoded many times."""
+    with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_tokens():
         yield
 
 
