@@ -323,19 +323,35 @@ def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder)
 # -------------------------------------------------------------------------------------------------- when things break
 
 
-def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatch, caplog):
+def break_the_loss(monkeypatch, step: int) -> None:
     original, calls = Trainer._step, []
 
     def breaking(self, parts):
         values = original(self, parts)
         calls.append(1)
-        return {**values, "total": float("nan")} if len(calls) == 10 else values
+        return {**values, "total": float("nan")} if len(calls) == step else values
 
     monkeypatch.setattr(Trainer, "_step", breaking)
+
+
+def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatch, caplog):
+    break_the_loss(monkeypatch, 10)
     result = train(concept_corpus, static_encoder, recipe=SMALL)
     assert "the loss is nan at step 10 (epoch 2)" in caplog.text
     assert len(result.history) == 2
     assert mean_over_kinds(result.after) >= mean_over_kinds(result.before)
+
+
+def test_where_the_loss_breaks_the_best_epoch_counts_as_the_last(concept_corpus, static_encoder, monkeypatch):
+    """The best is the start here: it came back, and was said to be of the first epoch."""
+    break_the_loss(monkeypatch, 10)
+    measures = iter([0.5, 0.4])
+    monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_: {"labelled": next(measures)})
+    before = static_encoder.fingerprint
+    result = train(concept_corpus, static_encoder, recipe=replace(SMALL, keep="last"))
+    assert result.encoder.fingerprint == before
+    assert (result.mix, result.stages, len(result.history)) == (0, {}, 2)
+    assert result.after == result.before
 
 
 def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, static_encoder):

@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
-from hce.training.heldout import labelled_dev, pseudo_dev
+from hce.training.heldout import labelled_devset, pseudo_devset
 from hce.training.recipe import Recipe
 from hce.training.weights import CLEAR, Choice, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
 
@@ -23,7 +23,7 @@ class Judge:
         self.given = scores
         self.is_labelled = is_labelled
 
-    def scores(self, encoder):
+    def ndcg(self, encoder):
         weight = next(iter(weights_of(encoder).values())).ravel()[0]
         return {"kind": next(scores for mix, scores in self.given.items() if abs(mix - float(weight)) < 1e-6)}
 
@@ -50,8 +50,8 @@ def around(mean: float, spread: float) -> np.ndarray:
 
 def test_pseudo_queries_may_choose_up_to_the_limit_and_labelled_ones_all(concept_corpus):
     recipe = Recipe.for_encoder(static=False, train="encoder")
-    pseudo = pseudo_dev(concept_corpus, np.arange(40), 200, seed=0)
-    labelled = labelled_dev(concept_corpus, {"q": Query("q", "w1")}, Qrels([Judgment("q", "d1", 1)]), 200, seed=0)
+    pseudo = pseudo_devset(concept_corpus, np.arange(40), 200, seed=0)
+    labelled = labelled_devset(concept_corpus, {"q": Query("q", "w1")}, Qrels([Judgment("q", "d1", 1)]), 200, seed=0)
     assert mixes(recipe, pseudo) == [0.25, 0.5]
     assert mixes(recipe, labelled) == mixes(Recipe(), pseudo) == [0.25, 0.5, 0.75, 1.0]
 

@@ -331,9 +331,9 @@ class Prepared:
         mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labelled else "joint"
         recipe = replace(task.recipe, mode=mode, hold_out=False)
         encoder = task.load_encoder()
-        sources, dev = sources_and_devset(task.corpus, encoder, task.pairs, task.generated, task.dev, recipe)
+        sources, devset = sources_and_devset(task.corpus, encoder, task.pairs, task.generated, task.dev, recipe)
         if encoder.is_static and recipe.fit_static:
-            encoder = task.start_encoder(dev)
+            encoder = task.start_encoder(devset)
         return cls(task, encoder, recipe, MixedStream(task.corpus, sources, recipe))
 
     @property

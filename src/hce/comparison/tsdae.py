@@ -37,11 +37,12 @@ MAX_GRADIENT = 1.0
 def build_tsdae(task: Task) -> Built:
     """Denoise, then keep the best mix of the first and the trained weights."""
     encoder = task.load_encoder()
-    dev = sources_and_devset(task.corpus, encoder, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
+    recipe = replace(task.recipe, mode="unsupervised")
+    _, devset = sources_and_devset(task.corpus, encoder, None, None, None, recipe)
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)
-    mix = load_best_mix(encoder, first, [weights_of(encoder)], dev, task.recipe).mix
+    mix = load_best_mix(encoder, first, [weights_of(encoder)], devset, task.recipe).mix
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix, "trained": bool(mix)})
 
 

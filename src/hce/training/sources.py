@@ -14,7 +14,7 @@ from hce.data.text import word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.training.heldout import DevSet, labelled_dev, pseudo_dev
+from hce.training.heldout import DevSet, labelled_devset, pseudo_devset
 from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, PairSource
 from hce.training.recipe import Recipe
 
@@ -75,14 +75,14 @@ def sources_and_devset(
     held_out = np.empty(0, dtype=np.int64)
     if dev is None:
         held_out = _held_out_documents(len(corpus), recipe)
-        devset = pseudo_dev(corpus, held_out, recipe.dev_pool, recipe.seed)
+        devset = pseudo_devset(corpus, held_out, recipe.dev_pool, recipe.seed)
         held_out = held_out if recipe.hold_out else held_out[:0]
     else:
-        devset = labelled_dev(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
+        devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     supervised = unsupervised = None
-    labelled = pairs.joined(generated) if pairs and generated else pairs or generated
-    if labelled is not None:
-        supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
+    learnt = pairs.joined(generated) if pairs and generated else pairs or generated
+    if learnt is not None:
+        supervised = LabelledPairs(corpus, learnt.queries, learnt.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
     return Sources(supervised, unsupervised, held_out), devset
