@@ -454,8 +454,8 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     doubled = [*concept_corpus, *(Document(f"again-{d.id}", d.text, d.title) for d in concept_corpus)]
     corpus = Corpus.from_documents(doubled)
     trainer = Trainer(corpus, static_encoder, Sources(None, InverseCloze(corpus)), SMALL)
-    assert (trainer.groups[:240] == trainer.groups[240:]).all()
-    assert len(set(trainer.groups.tolist())) == 240
+    assert (trainer.corpus.text_groups[:240] == trainer.corpus.text_groups[240:]).all()
+    assert len(set(trainer.corpus.text_groups.tolist())) == 240
     vectors = static_encoder.encode(list(corpus.texts()))
     trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     positions = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known

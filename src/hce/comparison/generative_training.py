@@ -26,7 +26,7 @@ from hce.data.corpus import Corpus
 from hce.data.text import first_words
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import FormatError, InputError, one_line
+from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import checked_fields
 from hce.processes import seed_step
@@ -285,24 +285,16 @@ class _Run:
             InputError: the state is of another run.
             FormatError: the state is damaged.
         """
-        if self.checkpoints is None:
-            return
-        try:
-            found = self.checkpoints.load()
-            if found is None:
-                return
-            self.network.load_state_dict(under("weights", found.tensors))
-            best = under("best", found.tensors)
-            self.best = {name: tensor.to(self.network.device) for name, tensor in best.items()} or None
-            restore_optimizer(self.optimizer, under("optimizer", found.tensors), found.facts["optimizer"])
-            self.done = checked_fields(Progress, found.facts["progress"])
-        except InputError:
-            raise
-        except Exception as error:  # whatever a damaged file makes its reader raise
-            raise FormatError(
-                f"{self.checkpoints.folder}: the state of the run is damaged ({one_line(error)}); "
-                "delete this folder and train from the start"
-            ) from error
+        if self.checkpoints is not None:
+            self.checkpoints.resume(self._restore)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        tensors, facts = checkpoint
+        self.network.load_state_dict(under("weights", tensors))
+        best = under("best", tensors)
+        self.best = {name: tensor.to(self.network.device) for name, tensor in best.items()} or None
+        restore_optimizer(self.optimizer, under("optimizer", tensors), facts["optimizer"])
+        self.done = checked_fields(Progress, facts["progress"])
 
 
 # ----------------------------------------------------------------------------------------------------------- a system

@@ -21,7 +21,7 @@ from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.training.heldout import DevSet
-from hce.training.history import Epoch
+from hce.training.history import Epoch, best_epoch
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
 from hce.training.state import CheckpointFolder, TrainingRun, resume
@@ -43,7 +43,7 @@ class TrainResult:
         hierarchy: the tree, as this encoder sees it, of the documents that were learnt from: all, or some of many.
         history: an entry for each epoch, the start included.
         mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
-        before: dev measures of the encoder as it was given; as `co_train` alone returns it, of F0.
+        before: dev measures of the encoder as it was given.
         after: dev measures of the encoder returned.
         metric: what the dev measure is, in words.
         recipe: the settings used.
@@ -192,7 +192,7 @@ def _finish(
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
     if is_broken:  # the best epoch then counts as the last one
         encoder.model.load_state_dict(run.best)
-        history = history[: max(history, key=lambda epoch: epoch.metric).epoch + 1]
+        history = history[: best_epoch(history) + 1]
     kept = load_kept(encoder, start_weights, run.best, history, devset, recipe)
     tree = run.tree
     if run.tree_epoch != kept.epoch:  # the present tree is of other weights
@@ -202,7 +202,7 @@ def _finish(
         hierarchy=tree,
         history=run.history,
         mix=kept.mix,
-        before=run.history[0].dev,
+        before=run.history[0].dev,  # of F0; `hce.train` knows those of the encoder as it was given
         after=kept.dev,
         metric=devset.metric_name,
         recipe=recipe,
@@ -225,5 +225,4 @@ def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None
 
 def _stale_epochs(run: TrainingRun) -> int:
     """Count the epochs since the best one."""
-    metrics = [epoch.metric for epoch in run.history]
-    return len(metrics) - 1 - int(np.argmax(metrics))
+    return run.history[-1].epoch - best_epoch(run.history)

@@ -22,7 +22,6 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
-from hce.training.pairs import equal_texts
 
 CUTOFF = 10
 LABELLED = "labelled"
@@ -160,7 +159,7 @@ def pseudo_devset(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) ->
     Raises:
         InputError: the documents are too short, or all of them have doubles.
     """
-    groups = equal_texts(corpus)
+    groups = corpus.text_groups
     held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
     if not len(held_out):
         raise InputError(

@@ -14,7 +14,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
-from hce.data.text import Offsets, cut_span, first_words, hash64, word_offsets
+from hce.data.text import Offsets, cut_span, first_words, word_offsets
 from hce.errors import InputError
 
 
@@ -183,12 +183,6 @@ def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
 def in_batches(order: np.ndarray, size: int) -> list[np.ndarray]:
     """Cut an order of pairs into its `batch_count` batches."""
     return [order[start : start + size] for start in range(0, batch_count(len(order), size) * size, size)]
-
-
-def equal_texts(corpus: Corpus) -> np.ndarray:
-    """Return a group for each document, the same for the same text, of shape (N,)."""
-    hashes = np.fromiter(map(hash64, corpus.texts()), np.uint64, len(corpus))
-    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 
 def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:

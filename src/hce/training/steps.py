@@ -24,7 +24,7 @@ from hce.training.losses import HCETerms, Taught
 from hce.training.negatives import Negatives, way_of_choosing
 from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
 from hce.training.objective import HCELoss, Positions
-from hce.training.pairs import Batch, PairSource, batch_count, endless, equal_texts
+from hce.training.pairs import Batch, PairSource, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.training.sources import Sources
 from hce.tree.hierarchy import Hierarchy
@@ -101,7 +101,6 @@ class Trainer:
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
         self.corpus = corpus
-        self.groups = equal_texts(corpus)
         self.held_out = sources.held_out
         self.encoder = encoder
         self.recipe = recipe
@@ -165,7 +164,7 @@ class Trainer:
             level_weight=recipe.level_weight,
             mask=recipe.mask,
             margin=recipe.margin or None,
-            groups=self.groups,
+            groups=self.corpus.text_groups,
             gather_across_devices=process_count() > 1,
         ).to(self.encoder.device)
 

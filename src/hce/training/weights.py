@@ -20,7 +20,7 @@ from torch import Tensor
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first
 from hce.training.heldout import DevSet, means
-from hce.training.history import Epoch, mean_over_kinds
+from hce.training.history import Epoch, best_epoch, mean_over_kinds
 from hce.training.recipe import Recipe
 
 MIXES = (0.25, 0.5, 0.75, 1.0)
@@ -78,7 +78,7 @@ def load_kept(
         devset: the held-out queries.
         recipe: the settings.
     """
-    best, last = max(history, key=lambda epoch: epoch.metric).epoch, history[-1].epoch
+    best, last = best_epoch(history), history[-1].epoch
     weights = {best: best_weights, last: weights_of(encoder)}
     if recipe.keep == "mix":
         trusted = epochs_by_trust(best, last, devset)
