@@ -31,7 +31,7 @@ from hce.training.history import mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources, learnt_from, sources_and_devset
+from hce.training.sources import LabelledData, Sources, learnt_from, sources_and_devset
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
@@ -199,7 +199,7 @@ def test_all_levels_have_a_loss_in_every_mode_and_size_unless_told_otherwise(
     ):
         recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
         dev = concept_labels.only(["q0"])
-        sources, _ = sources_and_devset(concept_corpus, static_encoder, labels, None, dev, recipe)
+        sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelledData(labels, dev=dev), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
         assert len(trainer.objective.centroids) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,14 @@ from hce.training.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 LEAST_DEV_QUERIES = 20
+
+
+class LabelledData(NamedTuple):
+    """The labelled queries of a run: to train on, generated to train on, to measure by."""
+
+    pairs: Labels | None = None
+    generated: Labels | None = None
+    dev: Labels | None = None
 
 
 @dataclass(frozen=True)
@@ -60,14 +69,10 @@ def learnt_from(corpus: Corpus, recipe: Recipe, labels: Iterable[Labels | None] 
 
 
 def sources_and_devset(
-    corpus: Corpus,
-    encoder: Encoder,
-    pairs: Labels | None,
-    generated: Labels | None,
-    dev: Labels | None,
-    recipe: Recipe,
+    corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
-    """Return the pairs to train on and the held-out queries to measure by; the arguments are those of `hce.train`."""
+    """Return the pairs to train on and the held-out queries to measure by."""
+    pairs, generated, dev = labels
     if recipe.mode == "unsupervised":
         pairs = generated = None
     if pairs is not None:
@@ -80,9 +85,9 @@ def sources_and_devset(
     else:
         devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     supervised = unsupervised = None
-    learnt = pairs.joined(generated) if pairs and generated else pairs or generated
-    if learnt is not None:
-        supervised = LabelledPairs(corpus, learnt.queries, learnt.qrels, seed=recipe.seed)
+    learnable = pairs.joined(generated) if pairs and generated else pairs or generated
+    if learnable is not None:
+        supervised = LabelledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
     return Sources(supervised, unsupervised, held_out), devset

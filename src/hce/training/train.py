@@ -36,7 +36,7 @@ from hce.training.heldout import LABELLED, DevSet, means
 from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, gains, save_model
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
-from hce.training.sources import learnt_from, sources_and_devset
+from hce.training.sources import LabelledData, learnt_from, sources_and_devset
 from hce.training.state import CheckpointFolder
 from hce.tree.names import name_nodes
 
@@ -81,12 +81,12 @@ def train(
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, given, pairs or generated)
-    corpus = learnt_from(corpus, recipe, (pairs, generated, dev))
+    labels = LabelledData(pairs, generated, dev)
+    corpus = learnt_from(corpus, recipe, labels)
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
     warn_of_language(corpus, given.name)
     run_folder = None if output is None else unfinished(output)
-    labels = LabelledData(pairs, generated, dev)
     if process_count() > 1:
         require_alike(_identity(corpus, given, labels, recipe))
         if output is not None:
@@ -99,14 +99,6 @@ def train(
         save_model(result, corpus, output, _before_and_after(learnt))
         delete_whole(run_folder)
     return result
-
-
-class LabelledData(NamedTuple):
-    """The labelled queries that `train` is given: to train on, generated to train on, to measure by."""
-
-    pairs: Labels | None
-    generated: Labels | None
-    dev: Labels | None
 
 
 class _Order(NamedTuple):
@@ -165,7 +157,7 @@ class _Order(NamedTuple):
     def _learn(self, given: Encoder) -> Learnt:
         """Train an encoder by HCE."""
         corpus, recipe = self.corpus, self.recipe
-        sources, devset = sources_and_devset(corpus, given, *self.labels, recipe)
+        sources, devset = sources_and_devset(corpus, given, self.labels, recipe)
         with _at_work(given, recipe):
             ndcg_before = devset.ndcg(given)
             start = start_encoder(corpus, given, devset, means(ndcg_before), recipe)
