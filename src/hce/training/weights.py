@@ -11,7 +11,7 @@ could be chance leaves the encoder as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,20 +25,6 @@ from hce.training.recipe import Recipe
 
 MIXES = (0.25, 0.5, 0.75, 1.0)
 CLEAR = 2.0  # standard errors
-
-
-class Choice(NamedTuple):
-    """What was chosen.
-
-    Attributes:
-        mix: λ, 0 for the start weights.
-        which: the place of the trained weights among those to choose from.
-        dev: the dev measures of the mix.
-    """
-
-    mix: float
-    which: int
-    dev: dict[str, float]
 
 
 class Kept(NamedTuple):
@@ -81,11 +67,9 @@ def load_kept(
     best, last = best_epoch(history), history[-1].epoch
     weights = {best: best_weights, last: weights_of(encoder)}
     if recipe.keep == "mix":
-        trusted = epochs_by_trust(best, last, devset)
-        mix, which, measured = load_best_mix(
-            encoder, start_weights, [weights[epoch] for epoch in trusted], devset, recipe
-        )
-        return Kept(mix, trusted[which], measured if mix else history[0].dev)
+        trained = {epoch: weights[epoch] for epoch in epochs_by_trust(best, last, devset)}
+        found = load_best_mix(encoder, start_weights, trained, devset, recipe)
+        return found if found.mix else found._replace(dev=history[0].dev)
     kept = last if recipe.keep == "last" else best
     mix = float(kept > 0)
     load_mix(encoder, start_weights, weights[kept], mix)
@@ -105,50 +89,51 @@ def epochs_by_trust(best: int, last: int, devset: DevSet) -> list[int]:
 def load_best_mix(
     encoder: Encoder,
     start_weights: dict[str, Tensor],
-    trained: Sequence[dict[str, Tensor]],
+    trained: Mapping[int, dict[str, Tensor]],
     devset: DevSet,
     recipe: Recipe,
-) -> Choice:
+) -> Kept:
     """Set the encoder's weights to the best mix with one of some trained ones.
 
     Args:
         encoder: whose weights they are.
         start_weights: F0.
-        trained: one or more F′, the most trusted first: that one is chosen where labelled queries do not clearly say
-            otherwise.
+        trained: F′ of one or more epochs, the most trusted first: that one is chosen where labelled queries do not
+            clearly say otherwise.
         devset: the held-out queries.
         recipe: the settings.
     """
-    load_mix(encoder, start_weights, trained[0], 0.0)
+    trust = list(trained)
+    load_mix(encoder, start_weights, trained[trust[0]], 0.0)
     unmixed = devset.ndcg(encoder)
     measured = {}
-    for which, weights in enumerate(trained):
+    for epoch, weights in trained.items():
         for mix in mixes(recipe, devset):
             load_mix(encoder, start_weights, weights, mix)
             ndcg = devset.ndcg(encoder)
             if _mean(ndcg) > _mean(unmixed):
-                measured[mix, which] = ndcg
-    mix, which, ndcg = 0.0, 0, unmixed
+                measured[mix, epoch] = ndcg
+    mix, epoch, ndcg = 0.0, trust[0], unmixed
     if measured:
-        mix, which = max(measured, key=lambda each: _mean(measured[each]))
+        mix, epoch = max(measured, key=lambda each: _mean(measured[each]))
         if devset.is_labelled:
-            mix, which = _most_trusted(measured, measured[mix, which])
-            ndcg = measured[mix, which]
-        elif encoder.is_table or is_clear_gain(unmixed, measured[mix, which]):
-            ndcg = measured[mix, which]
+            mix, epoch = _most_trusted(measured, measured[mix, epoch], trust)
+            ndcg = measured[mix, epoch]
+        elif encoder.is_table or is_clear_gain(unmixed, measured[mix, epoch]):
+            ndcg = measured[mix, epoch]
         else:
             mix = 0.0
-    decided = of_the_first({"mix": mix, "which": float(which), **means(ndcg)}, encoder.device)
-    mix, which = decided.pop("mix"), int(decided.pop("which"))
-    load_mix(encoder, start_weights, trained[which], mix)
-    return Choice(mix, which, decided)
+    decided = of_the_first({"mix": mix, "epoch": float(epoch), **means(ndcg)}, encoder.device)
+    mix, epoch = decided.pop("mix"), int(decided.pop("epoch"))
+    load_mix(encoder, start_weights, trained[epoch], mix)
+    return Kept(mix, epoch, decided)
 
 
 def _most_trusted(
-    measured: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray]
+    measured: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray], trust: list[int]
 ) -> tuple[float, int]:
-    """Return λ and which trained weights: of mixes not clearly worse than the best, the first with the largest λ."""
-    by_trust = sorted(measured, key=lambda each: (each[1], -each[0]))
+    """Return λ and the epoch: of mixes not clearly worse than the best, the most trusted epoch's with the largest λ."""
+    by_trust = sorted(measured, key=lambda each: (trust.index(each[1]), -each[0]))
     return next(each for each in by_trust if not is_clear_gain(measured[each], best))
 
 
