@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import WordMemo
+from hce.encoding.static import TokenMemo
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import Batch, InverseCloze
 from hce.training.recipe import Recipe
@@ -71,8 +71,8 @@ def main() -> None:
         trainer._step([trainer._source_batch(1.0, source, batch, [0, 0, 0, 0])])
 
     def as_trained(batch: Batch) -> None:
-        with encoder.remembering_words():
-            encoder._words = words
+        with encoder.remembering_tokens():
+            encoder._token_memo = memo
             hce_step(batch)
 
     def in_bfloat16(batch: Batch) -> None:
@@ -80,11 +80,11 @@ def main() -> None:
             hce_step(batch)
 
     steps = {"hce": hce_step, RIVAL: lambda batch: mnrl_step(encoder, rival, trainer.optimizer, batch)}
-    words = WordMemo.of(encoder.model[0].tokenizer) if encoder.is_static else None
-    if words is not None:  # by the second epoch, every word has been met
+    memo = TokenMemo.of(encoder.model[0].tokenizer) if encoder.is_static else None
+    if memo is not None:  # by the second epoch, every word has been met
         steps["hce, words remembered"] = as_trained
         for text in corpus.texts():
-            words.ids(text)
+            memo.ids(text)
     else:
         steps["hce, bfloat16"] = in_bfloat16
     times = np.array([[seconds(step, batch) for step in steps.values()] for batch in batches])[1:]

@@ -16,11 +16,12 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.index.index import Index
-from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, WORDS_SHARES, accompany, best_words_share, words_of
-from hce.training.heldout import labelled_dev, means, pseudo_dev
+from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, word_table_of
+from hce.training.heldout import labelled_devset, means, pseudo_devset
 from hce.training.history import mean_over_kinds
 from hce.training.recipe import Recipe
 from hce.training.train import improvement, train
+from hce.training.words_share import WORDS_SHARES, best_words_share
 
 QUICK = Recipe.for_encoder(
     static=True, epochs=2, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=60, fit_static=False
@@ -35,12 +36,12 @@ def tables_are_at_hand(monkeypatch, static_encoder):
 
 @pytest.fixture
 def dev(concept_corpus):
-    return pseudo_dev(concept_corpus, np.arange(0, len(concept_corpus), 7), 400, 0)
+    return pseudo_devset(concept_corpus, np.arange(0, len(concept_corpus), 7), 400, 0)
 
 
 def words(corpus, without=()) -> Encoder:
     table = WordTable.fit(corpus, dim=32, without=np.array(without, dtype=np.int64))
-    return Encoder.of_words(table, device=torch.device("cpu"))
+    return Encoder.of_word_table(table, device=torch.device("cpu"))
 
 
 def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_encoder, dev):
@@ -53,8 +54,8 @@ def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_en
     }
     best = max(measured, key=lambda share: measured[share])
     assert chosen.encoder.shares == pytest.approx((1 - best, best))
-    assert mean_over_kinds(means(chosen.after)) == pytest.approx(measured[best], abs=1e-9)
-    assert mean_over_kinds(means(chosen.before)) == pytest.approx(mean_over_kinds(dev.measure(static_encoder)))
+    assert mean_over_kinds(means(chosen.ndcg_after)) == pytest.approx(measured[best], abs=1e-9)
+    assert mean_over_kinds(means(chosen.ndcg_before)) == pytest.approx(mean_over_kinds(dev.measure(static_encoder)))
 
 
 def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encoder, dev):
@@ -63,7 +64,7 @@ def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encod
     companion = words(concept_corpus, range(0, len(concept_corpus), 7))
     good = static_encoder.beside([companion], [0.5, 0.5])
     chosen = accompany(good, [rubbish], dev)
-    assert chosen.encoder is good and chosen.after is chosen.before
+    assert chosen.encoder is good and chosen.ndcg_after is chosen.ndcg_before and not chosen.share
 
 
 def test_no_companion_is_the_encoder_alone(static_encoder, dev):
@@ -72,7 +73,7 @@ def test_no_companion_is_the_encoder_alone(static_encoder, dev):
 
 def test_documents_without_a_common_word_give_no_words(static_encoder, caplog):
     corpus = Corpus.from_documents([Document("a", "one two"), Document("b", "three four")])
-    found = words_of(corpus, static_encoder, language="english", without=np.empty(0, dtype=np.int64), seed=0)
+    found = word_table_of(corpus, static_encoder, language="english", without=np.empty(0, dtype=np.int64), seed=0)
     assert found == [] and "gets no words" in caplog.text
 
 
@@ -196,7 +197,7 @@ class Fixed:
 def dev_of(answers: list[tuple[int, int]]):
     queries = {f"q{word}": Query(f"q{word}", f"w{word}") for word, _ in answers}
     judged = Qrels(Judgment(f"q{word}", f"d{right}", 1) for word, right in answers)
-    return labelled_dev(PAIRS_OF_WORDS, queries, judged, 40, 0)
+    return labelled_devset(PAIRS_OF_WORDS, queries, judged, 40, 0)
 
 
 def vectors_for(answers: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:

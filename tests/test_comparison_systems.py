@@ -22,7 +22,7 @@ from hce.comparison.tsdae import damaged, denoise
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
-from hce.data.text import TOKEN
+from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
@@ -245,8 +245,8 @@ def test_topics_are_clusters_of_queries(concept_corpus, labels, module_static_en
 
 @given(st.text(alphabet="abc xyz.", max_size=60), st.integers(0, 99))
 def test_damage_leaves_some_tokens_in_order(text, seed):
-    kept = TOKEN.findall(damaged(text, np.random.default_rng(seed)))
-    rest = iter(TOKEN.findall(text))
+    kept = WORD_OR_MARK.findall(damaged(text, np.random.default_rng(seed)))
+    rest = iter(WORD_OR_MARK.findall(text))
     assert all(token in rest for token in kept)
     assert bool(kept) == bool(text.strip())
 

@@ -46,7 +46,7 @@ def test_every_setting_has_a_way():
     ],
 )
 def test_labelled_queries_have_near_negatives_by_themselves(labelled, settings, way):
-    assert way_of_choosing(replace(RECIPE, **settings), labelled=labelled) is way
+    assert way_of_choosing(replace(RECIPE, **settings), has_supervised_pairs=labelled) is way
 
 
 def test_none_are_none(planted_corpus, planted_tree, planted_vectors):

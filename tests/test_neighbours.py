@@ -19,7 +19,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.training.co_training import cluster_corpus
 from hce.training.losses import Taught, hce_loss
-from hce.training.neighbours import BEAM, K1, TEMPERATURE, B, WordTeacher, neighbours_of, taught
+from hce.training.neighbours import BEAM, K1, TEMPERATURE, B, WordTeacher, neighbours_of, taught_by
 from hce.training.pairs import Batch, InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
@@ -87,7 +87,7 @@ def test_words_that_no_document_has_teach_nothing():
     batch = Batch(["unknown words", "?"], ["xq zk", "mj vp"], np.array([0, 1]), np.array([[0], [1]]))
     teacher = WordTeacher(corpus, "english")
     assert teacher.scores(batch, np.array([[1], [0]])).tolist() == [[0, 0], [0, 0]]
-    lesson = taught(teacher, batch, np.array([[1], [-1]]), np.eye(2, dtype=np.float32), torch.device("cpu"))
+    lesson = taught_by(teacher, batch, np.array([[1], [-1]]), np.eye(2, dtype=np.float32), torch.device("cpu"))
     assert torch.isfinite(lesson.scores).all()
     assert lesson.forbidden.tolist() == [[False], [True]]
 
@@ -97,7 +97,7 @@ def test_a_lesson_by_hand():
     texts = ["xq zk mj", "xq vp hw", "mj vp hw"]
     batch = Batch(["xq zk"], ["mj"], np.array([0]), np.array([[0]]))
     vectors = np.eye(3, dtype=np.float32)
-    lesson = taught(
+    lesson = taught_by(
         WordTeacher(corpus_of(texts), "english"), batch, np.array([[1, 2]] * 3), vectors, torch.device("cpu")
     )
     assert lesson.scores.tolist() == [[0.0, pytest.approx(1 / TEMPERATURE), 0.0]]
@@ -117,9 +117,9 @@ def test_the_loss_is_torchs_divergence_from_the_teacher():
         candidates = torch.cat([documents[row][None], neighbours[row]])[kept]
         given = (candidates @ queries[row] / 0.1).log_softmax(0)
         losses.append(F.kl_div(given, scores[row, kept].log_softmax(0), reduction="sum", log_target=True))
-    torch.testing.assert_close(terms.neighbours, torch.stack(losses).mean())
-    torch.testing.assert_close(terms.total, plain.total + terms.neighbours)
-    assert plain.neighbours is None
+    torch.testing.assert_close(terms.neighbour_loss, torch.stack(losses).mean())
+    torch.testing.assert_close(terms.total, plain.total + terms.neighbour_loss)
+    assert plain.neighbour_loss is None
 
 
 def test_pseudo_queries_are_taught_and_labelled_ones_are_not(concept_corpus, static_encoder, concept_labels):

@@ -71,7 +71,8 @@ def test_forward_is_the_equations(encoder, hierarchy):
 
 def terms_of(loss, encoder, ids, labels, negatives=()):
     texts = [TEXTS[i] for i in ids], [TEXTS[i] for i in ids], *([TEXTS[i] for i in column] for column in negatives)
-    return loss.terms([model["sentence_embedding"] for model in map(encoder, columns(encoder, *texts))], labels)
+    embeddings = [model["sentence_embedding"] for model in map(encoder, columns(encoder, *texts))]
+    return loss.terms(embeddings, loss.positions(labels, len(embeddings) - 2))
 
 
 def test_labels_mask_what_they_name(encoder, hierarchy):
@@ -256,7 +257,9 @@ def one_of_two(rank, path, results):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     loss, embeddings, labels = distributed_case()
     mine = slice(3 * rank, 3 * rank + 3)
-    terms = loss.terms([loss.model(each[mine]) for each in embeddings], labels[mine])
+    terms = loss.terms(
+        [loss.model(each[mine]) for each in embeddings], loss.positions(labels[mine], len(embeddings) - 2)
+    )
     terms.total.backward()
     weight = loss.model.weight.grad
     dist.all_reduce(weight)
@@ -279,7 +282,7 @@ def distributed_case():
 
 def test_two_processes_are_one_batch(tmp_path):
     loss, embeddings, labels = distributed_case()
-    terms = loss.terms([loss.model(each) for each in embeddings], labels)
+    terms = loss.terms([loss.model(each) for each in embeddings], loss.positions(labels, len(embeddings) - 2))
     terms.total.backward()
     expected = [terms.total.detach(), loss.model.weight.grad, *(each.grad for each in loss.centroids)]
     torch.multiprocessing.spawn(one_of_two, (tmp_path / "store", str(tmp_path / "result")), nprocs=2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
-from hce.data.text import TOKEN, cut_span, first_tokens
+from hce.data.text import WORD_OR_MARK, cut_span, first_words
 from hce.errors import InputError
 from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, batch_count
 
@@ -45,18 +45,18 @@ def test_short_texts_keep_half():
 @given(text=st.text(max_size=80), length=st.integers(1, 20), place=st.floats(0, 1, exclude_max=True))
 def test_a_span_is_a_piece_of_its_text(text, length, place):
     span = cut_span(text, length, place)
-    total = len(TOKEN.findall(text))
+    total = len(WORD_OR_MARK.findall(text))
     assert span.inside in text
     if total >= 2:
-        assert len(TOKEN.findall(span.inside)) == min(length, total // 2)
-        assert len(TOKEN.findall(span.inside)) + len(TOKEN.findall(span.outside)) >= total
+        assert len(WORD_OR_MARK.findall(span.inside)) == min(length, total // 2)
+        assert len(WORD_OR_MARK.findall(span.inside)) + len(WORD_OR_MARK.findall(span.outside)) >= total
     else:
         assert span == (text, text)
 
 
-def test_first_tokens_by_hand():
-    assert first_tokens("one two three, four", 3) == "one two three"
-    assert first_tokens("one two three, four", 5) == first_tokens("one two three, four", 9) == "one two three, four"
+def test_first_words_by_hand():
+    assert first_words("one two three, four", 3) == "one two three"
+    assert first_words("one two three, four", 5) == first_words("one two three, four", 9) == "one two three, four"
 
 
 # --------------------------------------------------------------------------------------------------------------- ICT
@@ -100,7 +100,7 @@ def test_spans_belong_to_their_documents_and_are_cut_as_often_as_asked():
     cut = 0
     for query, document, position in zip(batch.queries, batch.documents, batch.positions, strict=True):
         assert query in corpus[int(position)].full_text
-        assert len(TOKEN.findall(query)) in (4, 8)
+        assert len(WORD_OR_MARK.findall(query)) in (4, 8)
         assert document == corpus[int(position)].full_text or query not in document
         cut += query not in document
     assert 0.85 < cut / 400 < 0.95

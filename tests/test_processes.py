@@ -42,10 +42,8 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> dict[str, obj
     vectors = encode_corpus(encoder, corpus)
     trainer = Trainer(corpus, encoder, Sources(None, InverseCloze(corpus, lengths=(4,))), recipe)
     trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
-    counters = Counters()
     losses = []
-    for values, _ in trainer.steps(counters):
-        counters.record(values)
+    for values, _ in trainer.steps(Counters()):
         losses.append(values)
         if len(losses) == 2:
             break

@@ -22,7 +22,7 @@ TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w10", "w11 w12 w13"]
 
 @pytest.fixture
 def both(bert_folder, static_encoder, concept_corpus) -> Encoder:
-    words = Encoder.of_words(WordTable.fit(concept_corpus, dim=8), device=torch.device("cpu"))
+    words = Encoder.of_word_table(WordTable.fit(concept_corpus, dim=8), device=torch.device("cpu"))
     return Encoder.load(bert_folder).beside([static_encoder, words], [0.5, 0.3, 0.2])
 
 

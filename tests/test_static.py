@@ -21,7 +21,7 @@ from hce.data.terms import inverse_document_frequency
 from hce.encoding.encoder import Encoder
 from hce.encoding.static import (
     PRIOR_DOCUMENTS,
-    WordMemo,
+    TokenMemo,
     document_frequencies,
     expected_frequencies,
     fit_table,
@@ -93,7 +93,7 @@ def docstrings() -> Dataset:
 @pytest.fixture(scope="module")
 def reading_again() -> Iterator[Encoder]:
     encoder = Encoder.load("static")
-    with encoder.remembering_words():
+    with encoder.remembering_tokens():
         yield encoder
 
 
@@ -183,7 +183,7 @@ def test_a_table_is_fitted_where_that_is_better(static_encoder, planted_corpus, 
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=600).map("".join)))
 def test_gives_the_tokens_of_the_tokenizer(static: Encoder, text: str) -> None:
     tokenizer = static.model[0].tokenizer
-    memo = WordMemo.of(tokenizer)
+    memo = TokenMemo.of(tokenizer)
     assert memo is not None
     plain = tokenizer.encode(text, add_special_tokens=False).ids
     assert memo.ids(text) == plain
@@ -192,7 +192,7 @@ def test_gives_the_tokens_of_the_tokenizer(static: Encoder, text: str) -> None:
 
 def test_cuts_where_the_tokenizer_cuts(static: Encoder) -> None:
     tokenizer = static.model[0].tokenizer
-    memo = WordMemo.of(tokenizer)
+    memo = TokenMemo.of(tokenizer)
     assert memo is not None
     for text in ("wing " * 700, "a,b;" * 700, "wing " * 400 + "a,b;" * 700):
         assert memo.ids(text) == tokenizer.encode(text, add_special_tokens=False).ids
@@ -203,18 +203,18 @@ def test_none_where_a_word_depends_on_its_space() -> None:
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    assert WordMemo.of(tokenizer) is None
+    assert TokenMemo.of(tokenizer) is None
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    assert WordMemo.of(tokenizer) is not None
+    assert TokenMemo.of(tokenizer) is not None
     tokenizer.add_tokens(["two words"])
-    assert WordMemo.of(tokenizer) is None
+    assert TokenMemo.of(tokenizer) is None
 
 
 def test_the_same_vectors_with_and_without(static: Encoder) -> None:
     texts = ["Heat transfer in slip flow.", "", "boundary-layer\ncontrol", "x" * 300]
     plain = static.tokenize(texts, "query")
-    with static.remembering_words():
+    with static.remembering_tokens():
         for _ in range(2):
             remembered = static.tokenize(texts, "query")
             assert all(torch.equal(plain[key], remembered[key]) for key in plain)
-    assert static._words is None
+    assert static._token_memo is None

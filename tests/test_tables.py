@@ -24,8 +24,8 @@ HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "scipy", "
 TEXTS = ["w1 w2 w2 star", "", "unheard of", "blue ship w7", "w1 " * 700, "red " + "w9 w8 " * 40]
 
 
-def words_of(corpus: Corpus) -> Encoder:
-    return Encoder.of_words(WordTable.fit(corpus, dim=8), device=torch.device("cpu"))
+def word_table_of(corpus: Corpus) -> Encoder:
+    return Encoder.of_word_table(WordTable.fit(corpus, dim=8), device=torch.device("cpu"))
 
 
 def centres(dim: int) -> np.ndarray:
@@ -34,7 +34,7 @@ def centres(dim: int) -> np.ndarray:
 
 def kinds_of_tables(static: Encoder, corpus: Corpus) -> dict[str, Encoder]:
     static.model.prompts.update({"query": "query : ", "document": "passage : "})
-    words = words_of(corpus)
+    words = word_table_of(corpus)
     return {
         "static": static,
         "words": words,

@@ -31,7 +31,7 @@ from hce.training.history import mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources, learnt_from, sources_and_devset
+from hce.training.sources import LabelledData, Sources, learnt_from, sources_and_devset
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
@@ -199,7 +199,7 @@ def test_all_levels_have_a_loss_in_every_mode_and_size_unless_told_otherwise(
     ):
         recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
         dev = concept_labels.only(["q0"])
-        sources, _ = sources_and_devset(concept_corpus, static_encoder, labels, None, dev, recipe)
+        sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelledData(labels, dev=dev), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
         assert len(trainer.objective.centroids) == expected
@@ -323,19 +323,35 @@ def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder)
 # -------------------------------------------------------------------------------------------------- when things break
 
 
-def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatch, caplog):
+def break_the_loss(monkeypatch, step: int) -> None:
     original, calls = Trainer._step, []
 
     def breaking(self, parts):
         values = original(self, parts)
         calls.append(1)
-        return {**values, "total": float("nan")} if len(calls) == 10 else values
+        return {**values, "total": float("nan")} if len(calls) == step else values
 
     monkeypatch.setattr(Trainer, "_step", breaking)
+
+
+def test_nan_stops_and_keeps_the_best(concept_corpus, static_encoder, monkeypatch, caplog):
+    break_the_loss(monkeypatch, 10)
     result = train(concept_corpus, static_encoder, recipe=SMALL)
     assert "the loss is nan at step 10 (epoch 2)" in caplog.text
     assert len(result.history) == 2
     assert mean_over_kinds(result.after) >= mean_over_kinds(result.before)
+
+
+def test_where_the_loss_breaks_the_best_epoch_counts_as_the_last(concept_corpus, static_encoder, monkeypatch):
+    """The best is the start here: it came back, and was said to be of the first epoch."""
+    break_the_loss(monkeypatch, 10)
+    measures = iter([0.5, 0.4])
+    monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_: {"labelled": next(measures)})
+    before = static_encoder.fingerprint
+    result = train(concept_corpus, static_encoder, recipe=replace(SMALL, keep="last"))
+    assert result.encoder.fingerprint == before
+    assert (result.mix, result.stages, len(result.history)) == (0, {}, 2)
+    assert result.after == result.before
 
 
 def test_a_step_with_a_broken_loss_leaves_the_weights_alone(concept_corpus, static_encoder):
@@ -438,8 +454,8 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     doubled = [*concept_corpus, *(Document(f"again-{d.id}", d.text, d.title) for d in concept_corpus)]
     corpus = Corpus.from_documents(doubled)
     trainer = Trainer(corpus, static_encoder, Sources(None, InverseCloze(corpus)), SMALL)
-    assert (trainer.groups[:240] == trainer.groups[240:]).all()
-    assert len(set(trainer.groups.tolist())) == 240
+    assert (trainer.corpus.text_groups[:240] == trainer.corpus.text_groups[240:]).all()
+    assert len(set(trainer.corpus.text_groups.tolist())) == 240
     vectors = static_encoder.encode(list(corpus.texts()))
     trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     positions = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known

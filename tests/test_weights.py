@@ -11,9 +11,9 @@ from scipy.stats import ttest_1samp
 
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
-from hce.training.heldout import labelled_dev, pseudo_dev
+from hce.training.heldout import labelled_devset, pseudo_devset
 from hce.training.recipe import Recipe
-from hce.training.weights import CLEAR, Choice, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
+from hce.training.weights import CLEAR, Kept, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
 
 
 class Judge:
@@ -23,17 +23,20 @@ class Judge:
         self.given = scores
         self.is_labelled = is_labelled
 
-    def scores(self, encoder):
+    def ndcg(self, encoder):
         weight = next(iter(weights_of(encoder).values())).ravel()[0]
         return {"kind": next(scores for mix, scores in self.given.items() if abs(mix - float(weight)) < 1e-6)}
 
 
-def choice(encoder, scores: dict[float, np.ndarray], is_labelled: bool, trained: tuple[float, ...] = (1.0,)) -> Choice:
+def choice(encoder, scores: dict[float, np.ndarray], is_labelled: bool, trained: tuple[float, ...] = (1.0,)) -> Kept:
     """Choose between the weights 0 and some trained ones, all of them of one value, by the scores of each value."""
     first = {name: torch.zeros_like(tensor) for name, tensor in weights_of(encoder).items()}
-    filled = [{name: tensor + value for name, tensor in first.items()} for value in trained]
+    # Of epochs 9, 8, …: the most trusted comes first, whatever its number.
+    filled = {
+        9 - which: {name: tensor + value for name, tensor in first.items()} for which, value in enumerate(trained)
+    }
     found = load_best_mix(encoder, first, filled, Judge(scores, is_labelled), Recipe())
-    value = found.mix * trained[found.which]
+    value = found.mix * trained[9 - found.trained_epoch]
     for tensor in weights_of(encoder).values():  # what is said to be chosen is what is loaded
         torch.testing.assert_close(tensor, torch.full_like(tensor, value))
     assert found.dev == {"kind": pytest.approx(scores[value].mean())}
@@ -50,8 +53,8 @@ def around(mean: float, spread: float) -> np.ndarray:
 
 def test_pseudo_queries_may_choose_up_to_the_limit_and_labelled_ones_all(concept_corpus):
     recipe = Recipe.for_encoder(static=False, train="encoder")
-    pseudo = pseudo_dev(concept_corpus, np.arange(40), 200, seed=0)
-    labelled = labelled_dev(concept_corpus, {"q": Query("q", "w1")}, Qrels([Judgment("q", "d1", 1)]), 200, seed=0)
+    pseudo = pseudo_devset(concept_corpus, np.arange(40), 200, seed=0)
+    labelled = labelled_devset(concept_corpus, {"q": Query("q", "w1")}, Qrels([Judgment("q", "d1", 1)]), 200, seed=0)
     assert mixes(recipe, pseudo) == [0.25, 0.5]
     assert mixes(recipe, labelled) == mixes(Recipe(), pseudo) == [0.25, 0.5, 0.75, 1.0]
 
@@ -102,8 +105,8 @@ def test_the_last_weights_are_kept_unless_labelled_queries_clearly_prefer_the_be
         1.0: around(0.48, 0.1),
     }
     best = {2.5: around(0.3, 0), 5.0: around(0.3, 0), 7.5: around(0.3, 0), 10.0: around(0.5, 0)}
-    assert choice(static_encoder, last | best, True, (1.0, 10.0))[:2] == (1.0, 0)
-    assert choice(static_encoder, last | best | {1.0: around(0.47, 0.1)}, True, (1.0, 10.0))[:2] == (1.0, 1)
+    assert choice(static_encoder, last | best, True, (1.0, 10.0))[:2] == (1.0, 9)
+    assert choice(static_encoder, last | best | {1.0: around(0.47, 0.1)}, True, (1.0, 10.0))[:2] == (1.0, 8)
 
 
 def test_what_is_not_above_the_start_is_not_kept_for_want_of_certainty(static_encoder):

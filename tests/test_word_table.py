@@ -29,7 +29,7 @@ def corpus_of(texts: list[str]) -> Corpus:
 
 
 def encoder_of(table: WordTable) -> Encoder:
-    return Encoder.of_words(table, device=torch.device("cpu"))
+    return Encoder.of_word_table(table, device=torch.device("cpu"))
 
 
 def test_a_document_is_its_row_of_u_times_s():

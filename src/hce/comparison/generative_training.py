@@ -23,21 +23,21 @@ from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, n
 from hce.comparison.identifiers import Trie
 from hce.comparison.task import Built, Task
 from hce.data.corpus import Corpus
-from hce.data.text import first_tokens
+from hce.data.text import first_words
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.errors import FormatError, InputError, one_line
+from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import checked_fields
 from hce.processes import seed_step
 from hce.progress import progress_bar
 from hce.training.pairs import Batch, batch_count, endless
 from hce.training.recipe import Recipe, Supervision
-from hce.training.sources import Sources, sources_and_devset
+from hce.training.sources import LabelledData, Sources, sources_and_devset
 from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.steps import new_optimizer, rate_share
 
-FIRST_TOKENS = 32  # of a document, which DSI reads to its id
+FIRST_WORDS = 32  # and marks, of a document, which DSI reads to its id
 STARTS_SHARE = 0.5  # of the examples made of documents
 FRESH_RATE = 1e-3  # what starts at random learns faster …
 KNOWN_RATE = 1e-3  # … than what knows something, which learns at the recipe's rate, and at no more than this
@@ -124,8 +124,8 @@ def joined_examples(parts: list[Examples]) -> Examples:
 
 
 def start_of(corpus: Corpus, position: int) -> str:
-    """Return the first tokens of a document, which stand for it."""
-    return first_tokens(corpus[position].full_text, FIRST_TOKENS)
+    """Return the first words of a document, which stand for it."""
+    return first_words(corpus[position].full_text, FIRST_WORDS)
 
 
 # -------------------------------------------------------------------------------------------------------------- a run
@@ -285,24 +285,16 @@ class _Run:
             InputError: the state is of another run.
             FormatError: the state is damaged.
         """
-        if self.checkpoints is None:
-            return
-        try:
-            found = self.checkpoints.load()
-            if found is None:
-                return
-            self.network.load_state_dict(under("weights", found.tensors))
-            best = under("best", found.tensors)
-            self.best = {name: tensor.to(self.network.device) for name, tensor in best.items()} or None
-            restore_optimizer(self.optimizer, under("optimizer", found.tensors), found.facts["optimizer"])
-            self.done = checked_fields(Progress, found.facts["progress"])
-        except InputError:
-            raise
-        except Exception as error:  # whatever a damaged file makes its reader raise
-            raise FormatError(
-                f"{self.checkpoints.folder}: the state of the run is damaged ({one_line(error)}); "
-                "delete this folder and train from the start"
-            ) from error
+        if self.checkpoints is not None:
+            self.checkpoints.resume(self._restore)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        tensors, facts = checkpoint
+        self.network.load_state_dict(under("weights", tensors))
+        best = under("best", tensors)
+        self.best = {name: tensor.to(self.network.device) for name, tensor in best.items()} or None
+        restore_optimizer(self.optimizer, under("optimizer", tensors), facts["optimizer"])
+        self.done = checked_fields(Progress, facts["progress"])
 
 
 # ----------------------------------------------------------------------------------------------------------- a system
@@ -331,9 +323,10 @@ class Prepared:
         mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labelled else "joint"
         recipe = replace(task.recipe, mode=mode, hold_out=False)
         encoder = task.load_encoder()
-        sources, dev = sources_and_devset(task.corpus, encoder, task.pairs, task.generated, task.dev, recipe)
+        labels = LabelledData(task.pairs, task.generated, task.dev)
+        sources, devset = sources_and_devset(task.corpus, encoder, labels, recipe)
         if encoder.is_static and recipe.fit_static:
-            encoder = task.start_encoder(dev)
+            encoder = task.start_encoder(devset)
         return cls(task, encoder, recipe, MixedStream(task.corpus, sources, recipe))
 
     @property

@@ -40,7 +40,7 @@ from hce.comparison.task import Built, Task, hits_of, queries_by_document
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Labels
-from hce.data.text import cut_span, first_tokens
+from hce.data.text import cut_span, first_words
 from hce.errors import InputError
 from hce.evaluation.runs import Scored
 from hce.search.exact import nearest
@@ -51,7 +51,7 @@ MARGIN = 0.1  # γ, in units of a logit; with more, new rows grow long and win f
 ROUNDS = 10  # of taking up violated constraints
 FIRST_CONSTRAINTS = 256
 SPANS = 4  # of a document, beside its beginning, that stand for its queries
-STARTS = 32
+STARTS = 32  # words and marks of its beginning
 REPLAYED = 0.5  # of a batch
 LEAST_STEPS = 100  # for an addition, however small
 ADDED_SHARE = 0.1  # of the documents, in a comparison
@@ -76,7 +76,7 @@ def _texts_of(document: Document, recipe: Recipe) -> list[str]:
     lengths, places = rng.choice(recipe.span_lengths, SPANS).tolist(), rng.random(SPANS).tolist()
     spans = [cut_span(document.full_text, length, place).inside for length, place in zip(lengths, places, strict=True)]
     title = [document.title] if document.title.strip() else []
-    return [first_tokens(document.full_text, STARTS), *title, *spans]
+    return [first_words(document.full_text, STARTS), *title, *spans]
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ import numpy as np
 from hce.comparison.task import Built, Task, trained_encoder
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
-from hce.training.heldout import labelled_dev
+from hce.training.heldout import labelled_devset
 from hce.training.pairs import Batch, LabelledPairs, batch_count, in_batches
 from hce.training.sources import Sources
 from hce.tree.kmeans import spherical_kmeans
@@ -57,11 +57,11 @@ def by_topic(pairs: LabelledPairs, encoder: Encoder, batch_size: int, seed: int)
 
 def build_tas_b(task: Task) -> Built:
     """Train as DPR does, on topic-aware batches."""
-    pairs, dev_labels = task.labelled
+    pairs, dev = task.labelled
     recipe = replace(task.recipe, mode="supervised", tree=False, negatives="none")
-    dev = labelled_dev(task.corpus, *dev_labels, recipe.dev_pool, recipe.seed)
-    encoder = task.start_encoder(dev)
+    devset = labelled_devset(task.corpus, *dev, recipe.dev_pool, recipe.seed)
+    encoder = task.start_encoder(devset)
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
-    with encoder.remembering_words():
-        result = co_train(task.corpus, encoder, Sources(topical), dev, recipe, progress=task.progress)
+    with encoder.remembering_tokens():
+        result = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
     return trained_encoder(result, task.corpus)

@@ -72,10 +72,10 @@ class Task:
         """Load the encoder as it was given, untouched by other systems."""
         return Encoder.load(self.encoder)
 
-    def start_encoder(self, dev: DevSet) -> Encoder:
+    def start_encoder(self, devset: DevSet) -> Encoder:
         """Load F0 as `hce.train` would have it: a static table fitted to the corpus where that is better on dev."""
         given = self.load_encoder()
-        return start_encoder(self.corpus, given, dev, dev.measure(given), self.recipe)
+        return start_encoder(self.corpus, given, devset, devset.measure(given), self.recipe)
 
     def with_settings(self, **settings: Any) -> Task:
         """Return the same task with some settings replaced, of rivals and ours."""

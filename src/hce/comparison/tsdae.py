@@ -20,14 +20,14 @@ from torch import Tensor
 
 from hce.comparison.task import Built, Task, searched_by_vectors
 from hce.data.corpus import Corpus
-from hce.data.text import TOKEN
+from hce.data.text import WORD_OR_MARK
 from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.pairs import batch_count, in_batches
 from hce.training.recipe import Recipe
-from hce.training.sources import sources_and_devset
+from hce.training.sources import LabelledData, sources_and_devset
 from hce.training.weights import load_best_mix, weights_of
 
 DELETED = 0.6
@@ -37,11 +37,12 @@ MAX_GRADIENT = 1.0
 def build_tsdae(task: Task) -> Built:
     """Denoise, then keep the best mix of the first and the trained weights."""
     encoder = task.load_encoder()
-    dev = sources_and_devset(task.corpus, encoder, None, None, None, replace(task.recipe, mode="unsupervised"))[1]
+    recipe = replace(task.recipe, mode="unsupervised")
+    _, devset = sources_and_devset(task.corpus, encoder, LabelledData(), recipe)
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)
-    mix = load_best_mix(encoder, first, [weights_of(encoder)], dev, task.recipe).mix
+    mix = load_best_mix(encoder, first, {task.recipe.epochs: weights_of(encoder)}, devset, task.recipe).mix
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix, "trained": bool(mix)})
 
 
@@ -73,12 +74,12 @@ def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool 
 
 
 def damaged(text: str, rng: np.random.Generator) -> str:
-    """Delete three tokens in five of a text; one at least is left."""
-    tokens = TOKEN.findall(text)
-    kept = rng.random(len(tokens)) >= DELETED
+    """Delete three words and marks in five of a text; one at least is left."""
+    pieces = WORD_OR_MARK.findall(text)
+    kept = rng.random(len(pieces)) >= DELETED
     if not kept.any():
-        return tokens[rng.integers(len(tokens))] if tokens else text
-    return " ".join(token for token, keep in zip(tokens, kept, strict=True) if keep)
+        return pieces[rng.integers(len(pieces))] if pieces else text
+    return " ".join(piece for piece, keep in zip(pieces, kept, strict=True) if keep)
 
 
 def _loss(encoder: Encoder) -> DenoisingAutoEncoderLoss:

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, overload
 
@@ -278,6 +278,12 @@ class Corpus(Sequence[Document]):
     def texts(self) -> Iterator[str]:
         """Stream what an encoder reads of each document."""
         return (document.full_text for document in self)
+
+    @cached_property
+    def text_groups(self) -> np.ndarray:
+        """A number for each document, the same for the same text, of shape (N,), int64."""
+        hashes = np.fromiter(map(hash64, self.texts()), np.uint64, len(self))
+        return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
     def only(self, positions: np.ndarray) -> Corpus:
         """Return some of the documents as a corpus of their own, which reads them where this one does.

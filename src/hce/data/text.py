@@ -1,4 +1,4 @@
-"""What a text is, and the pieces that training, held-out queries and the drift of an index cut: tokens, spans."""
+"""What a text is, and what training, held-out queries and the drift of an index cut of it: words and marks, spans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-TOKEN = re.compile(r"\w+|[^\w\s]")  # a word or a mark: near what BERT's tokenizer splits first, and the same for all
+WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")  # near what BERT's tokenizer splits first, and the same for all encoders
 
 
 class Span(NamedTuple):
@@ -18,38 +18,39 @@ class Span(NamedTuple):
 
 
 Offsets = Sequence[tuple[int, int]]
-"""Where each token of a text begins and ends."""
+"""Where each word or mark of a text, or each token of an encoder, begins and ends."""
 
 
 def word_offsets(text: str) -> Offsets:
     """Return where the words and marks of a text begin and end."""
-    return [match.span() for match in TOKEN.finditer(text)]
+    return [match.span() for match in WORD_OR_MARK.finditer(text)]
 
 
 def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
-    """Take `length` tokens out of a text, the first of them `place` (0 … 1) of the way to the last possible start.
+    """Take `length` words and marks out of a text, the first `place` (0 … 1) of the way to the last possible start.
 
-    A text of fewer than 2·`length` tokens gives up half of them, so that something is left to be found.
+    A text of fewer than 2·`length` of them gives up half, so that something is left to be found. With `offsets`, what
+    is taken are the pieces that these tell of.
 
     >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
     Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
     """
-    tokens = word_offsets(text) if offsets is None else offsets
-    length = min(length, len(tokens) // 2)
+    pieces = word_offsets(text) if offsets is None else offsets
+    length = min(length, len(pieces) // 2)
     if length < 1:
         return Span(text, text)
-    start = min(int(place * (len(tokens) - length + 1)), len(tokens) - length)
-    first, last = tokens[start][0], tokens[start + length - 1][1]
+    start = min(int(place * (len(pieces) - length + 1)), len(pieces) - length)
+    first, last = pieces[start][0], pieces[start + length - 1][1]
     return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
 
 
-def first_tokens(text: str, count: int) -> str:
-    """Return the first `count` tokens of a text; all of a shorter one.
+def first_words(text: str, count: int) -> str:
+    """Return a text as far as its first `count` words and marks; all of a shorter one.
 
-    >>> first_tokens("one two three, four", 4)
+    >>> first_words("one two three, four", 4)
     'one two three,'
     """
-    for seen, match in enumerate(TOKEN.finditer(text), start=1):
+    for seen, match in enumerate(WORD_OR_MARK.finditer(text), start=1):
         if seen == count:
             return text[: match.end()]
     return text

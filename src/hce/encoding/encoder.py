@@ -25,7 +25,7 @@ from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, load_table_of, loading, quiet_transformers
 from hce.encoding.side_by_side import SideBySide, load_any
-from hce.encoding.static import WordMemo, document_frequencies, fit_table
+from hce.encoding.static import TokenMemo, document_frequencies, fit_table
 from hce.encoding.tables import (
     NO_LIMIT,
     PROMPT_NAMES,
@@ -77,7 +77,7 @@ class Encoder:
         self.device = device
         self.dtype = dtype
         self._gave_any_length = False  # before the Normalize module that `load` appends
-        self._words: WordMemo | None = None
+        self._token_memo: TokenMemo | None = None
 
     @classmethod
     def load(
@@ -136,12 +136,12 @@ class Encoder:
 
     @property
     def is_static(self) -> bool:
-        """Whether the encoder is a token table and nothing else."""
+        """Whether the encoder is one token table and nothing else: what can be fitted to a corpus."""
         return isinstance(self.model[0], StaticEmbedding)
 
     @property
     def is_table(self) -> bool:
-        """Whether the encoder sums rows of tables and does nothing that takes long."""
+        """Whether the encoder sums rows of tables, of tokens or of words, and has no part that takes long."""
         models = self.model[0].parts if isinstance(self.model[0], SideBySide) else [self.model]
         return all(isinstance(model[0], StaticEmbedding | WordTable) for model in models)
 
@@ -213,10 +213,12 @@ class Encoder:
         return None if centres is None else np.asarray(centres.cpu().numpy())
 
     @classmethod
-    def of_words(cls, table: WordTable, *, device: torch.device) -> Encoder:
+    def of_word_table(cls, table: WordTable, *, device: torch.device) -> Encoder:
         """Make an encoder of a table of words alone."""
         model = SentenceTransformer(modules=[table, Normalize()], device="cpu")
         return cls(model, "words of the corpus", device=device, dtype=torch.float32)
+
+    of_words = of_word_table  # the name in 0.2.0
 
     def token_table(self) -> Encoder:
         """Return a static encoder of this transformer's own tokens: the bundled one for minilm, else one distilled now.
@@ -350,7 +352,7 @@ class Encoder:
         fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
         model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
         encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
-        encoder._words = self._words
+        encoder._token_memo = self._token_memo
         return encoder
 
     def fitted_where(self, corpus: Corpus, is_better: Callable[[Encoder], bool]) -> Encoder:
@@ -361,14 +363,16 @@ class Encoder:
         return fitted if is_better(fitted) else self
 
     @contextmanager
-    def remembering_words(self) -> Iterator[None]:
+    def remembering_tokens(self) -> Iterator[None]:
         """Have a static encoder tokenise each word once in this block: for a corpus that is read again and again."""
-        if self.is_static and self._words is None:
-            self._words = WordMemo.of(self.model[0].tokenizer)
+        if self.is_static and self._token_memo is None:
+            self._token_memo = TokenMemo.of(self.model[0].tokenizer)
         try:
             yield
         finally:
-            self._words = None
+            self._token_memo = None
+
+    remembering_words = remembering_tokens  # the name in 0.2.0
 
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
@@ -444,8 +448,8 @@ class Encoder:
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
         """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
-        if self._words is not None:
-            ids = [self._words.ids(text) for text in texts]
+        if self._token_memo is not None:
+            ids = [self._token_memo.ids(text) for text in texts]
         else:
             encodings = self.model[0].tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in encodings]

@@ -85,7 +85,7 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     return (as_unit_rows(whitened) * idf[:, None]).astype(np.float32)
 
 
-class WordMemo(dict[str, tuple[int, ...]]):
+class TokenMemo(dict[str, tuple[int, ...]]):
     """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
 
     BERT's normaliser and pre-tokenizer never look across a space, so the tokens of a text are those of its words side
@@ -99,7 +99,7 @@ class WordMemo(dict[str, tuple[int, ...]]):
         self.limit: int | None = (tokenizer.truncation or {}).get("max_length")
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> WordMemo | None:
+    def of(cls, tokenizer: Tokenizer) -> TokenMemo | None:
         """Make a memo that gives just what the tokenizer would; None where words cannot be taken one by one."""
         parts = json.loads(tokenizer.to_str())
         types = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]

@@ -21,12 +21,12 @@ from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.training.heldout import DevSet
-from hce.training.history import Epoch
+from hce.training.history import Epoch, best_epoch
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
 from hce.training.state import CheckpointFolder, TrainingRun, resume
 from hce.training.steps import Trainer
-from hce.training.weights import load_best_mix, load_mix, weights_of
+from hce.training.weights import load_kept, weights_of
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ class TrainResult:
         hierarchy: the tree, as this encoder sees it, of the documents that were learnt from: all, or some of many.
         history: an entry for each epoch, the start included.
         mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
-        before: dev measures at the start.
+        before: dev measures of the encoder as it was given.
         after: dev measures of the encoder returned.
         metric: what the dev measure is, in words.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
-        words_share: how much words should count in a hybrid search, where labelled queries have told.
+        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
         stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
     """
 
@@ -66,19 +66,26 @@ class TrainResult:
 
 
 class Learnt(NamedTuple):
-    """What came of training an encoder, and each held-out query's score before and after."""
+    """What came of training an encoder.
+
+    Attributes:
+        result: what `hce.train` returns, if nothing else is done.
+        devset: the held-out queries that it was measured by.
+        ndcg_before: NDCG@10 of each of them, by kind, by the encoder as it was given.
+        ndcg_after: the same, by the encoder of the result.
+    """
 
     result: TrainResult
-    dev: DevSet
-    before: dict[str, np.ndarray]
-    after: dict[str, np.ndarray]
+    devset: DevSet
+    ndcg_before: dict[str, np.ndarray]
+    ndcg_after: dict[str, np.ndarray]
 
 
 def co_train(
     corpus: Corpus,
     encoder: Encoder,
     sources: Sources,
-    dev: DevSet,
+    devset: DevSet,
     recipe: Recipe,
     *,
     checkpoints: CheckpointFolder | None = None,
@@ -91,7 +98,7 @@ def co_train(
         corpus: the documents.
         encoder: F0; its weights are changed in place.
         sources: where pairs come from.
-        dev: what decides.
+        devset: what decides.
         recipe: the settings.
         checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
         progress: show a bar.
@@ -101,16 +108,15 @@ def co_train(
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = resume(trainer, checkpoints)
     if run is None:
-        run = _begin(trainer, dev, checkpoints)
+        run = _begin(trainer, devset, checkpoints)
         run.save()
         on_epoch(run.history[0])
     while run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         began = time.perf_counter()
         if not _optimise(run, progress):
-            encoder.model.load_state_dict(run.best)  # the present ones may be broken
-            break
+            return _finish(run, start_weights, devset, is_broken=True)
         losses, accuracy = run.counters.close_epoch()
-        epoch = Epoch(run.counters.epoch, _measure(dev, encoder), losses, accuracy)
+        epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
             run.best, run.best_metric = weights_of(encoder), epoch.metric
             needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
@@ -119,7 +125,7 @@ def co_train(
         run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
         run.save()
         on_epoch(run.history[-1])
-    return _finish(run, start_weights, dev)
+    return _finish(run, start_weights, devset)
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
@@ -138,13 +144,12 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch:
         )
 
 
-def _begin(trainer: Trainer, dev: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
+def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
     """Encode, cluster, measure."""
     began = time.perf_counter()
     vectors, tree = _encode_and_cluster(trainer, checkpoints, epoch=0)
     trainer.use_tree(tree, vectors)
-    dev_measures = _measure(dev, trainer.encoder, vectors)
-    epoch = Epoch(0, dev_measures, seconds=round(time.perf_counter() - began, 3))
+    epoch = Epoch(0, _measure(devset, trainer.encoder, vectors), seconds=round(time.perf_counter() - began, 3))
     best = weights_of(trainer.encoder)
     return TrainingRun(trainer, tree, vectors, best, epoch.metric, [epoch], checkpoints=checkpoints)
 
@@ -164,7 +169,6 @@ def _optimise(run: TrainingRun, progress: bool) -> bool:
                     *(losses["total"], counters.step + 1, counters.epoch + 1),
                 )
                 return False
-            counters.record(losses)
             advance(count)
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 run.save()
@@ -181,36 +185,29 @@ def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
     return replace(epoch, reclustered=True, churn=round(churn, 4))
 
 
-def _finish(run: TrainingRun, start_weights: dict[str, Tensor], dev: DevSet) -> TrainResult:
-    """Choose the weights to return, and grow the tree that belongs to them."""
-    encoder, recipe, before = run.trainer.encoder, run.trainer.recipe, run.history[0]
-    best_epoch, last_epoch = max(run.history, key=lambda epoch: epoch.metric).epoch, run.history[-1].epoch
-    epochs = {best_epoch: run.best, last_epoch: weights_of(encoder)}
-    if recipe.keep == "mix":
-        # Where no epoch beat F0, the last one's weights are mixed with it: part of the way may be better where all of
-        # it was too far.
-        order = [last_epoch] if best_epoch in (0, last_epoch) else [last_epoch, best_epoch]
-        if not dev.is_labelled:
-            order = order[-1:]
-        mix, which, measured = load_best_mix(encoder, start_weights, [epochs[each] for each in order], dev, recipe)
-        trained_epoch, after = order[which], measured if mix else before.dev
-    else:
-        trained_epoch = last_epoch if recipe.keep == "last" else best_epoch
-        mix, after = float(trained_epoch > 0), run.history[trained_epoch].dev
-        load_mix(encoder, start_weights, epochs[trained_epoch], mix)
+def _finish(
+    run: TrainingRun, start_weights: dict[str, Tensor], devset: DevSet, *, is_broken: bool = False
+) -> TrainResult:
+    """Choose the weights to return, of which broken ones are none, and grow the tree that belongs to them."""
+    encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
+    if is_broken:  # the best epoch then counts as the last one
+        encoder.model.load_state_dict(run.best)
+        history = history[: best_epoch(history) + 1]
+    kept = load_kept(encoder, start_weights, run.best, history, devset, recipe)
     tree = run.tree
-    if run.tree_epoch != _epoch_of(mix, trained_epoch):  # the present tree is of other weights
+    if run.tree_epoch != kept.epoch:  # the present tree is of other weights
         _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
-    return TrainResult(encoder, tree, run.history, mix, before.dev, after, dev.name, recipe, run.trainer.held_out)
-
-
-def _epoch_of(mix: float, trained_epoch: int) -> int | None:
-    """Return the epoch whose weights a mix is; a mix of two epochs is neither's."""
-    if mix == 0:
-        return 0
-    if mix == 1:
-        return trained_epoch
-    return None
+    return TrainResult(
+        encoder=encoder,
+        hierarchy=tree,
+        history=run.history,
+        mix=kept.mix,
+        before=run.history[0].dev,  # of F0; `hce.train` knows those of the encoder as it was given
+        after=kept.dev,
+        metric=devset.metric_name,
+        recipe=recipe,
+        held_out=run.trainer.held_out,
+    )
 
 
 def _encode_and_cluster(
@@ -222,11 +219,10 @@ def _encode_and_cluster(
     return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, epoch)
 
 
-def _measure(dev: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
-    return of_the_first(dev.measure(encoder, vectors), encoder.device)
+def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
+    return of_the_first(devset.measure(encoder, vectors), encoder.device)
 
 
 def _stale_epochs(run: TrainingRun) -> int:
     """Count the epochs since the best one."""
-    metrics = [epoch.metric for epoch in run.history]
-    return len(metrics) - 1 - int(np.argmax(metrics))
+    return run.history[-1].epoch - best_epoch(run.history)

@@ -1,8 +1,8 @@
 """The dev measure: how well an encoder finds the answers to held-out queries, which are never those of a test split.
 
 With labelled queries it is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10 over four
-kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48 tokens. A static encoder trains on spans of other
-lengths, a transformer on spans of up to 64 tokens; the other kinds show whether it got better at more than these spans.
+kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48 words and marks. A static encoder trains on spans
+of other lengths, a transformer on spans of up to 64; the other kinds show whether it got better at more than these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
-from hce.training.pairs import equal_texts
 
 CUTOFF = 10
 LABELLED = "labelled"
@@ -82,13 +81,13 @@ class DevSet:
     """A pool of documents and the queries to find them by.
 
     Attributes:
-        name: what the metric is, in words.
+        metric_name: what is measured, in words.
         corpus: the documents.
         pool: positions of the documents that are searched.
         panel: the kinds of queries; the metric is the mean over them.
     """
 
-    name: str
+    metric_name: str
     corpus: Corpus
     pool: np.ndarray
     panel: tuple[DevQueries, ...]
@@ -99,20 +98,20 @@ class DevSet:
         return self.panel[0].kind == LABELLED
 
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
-        """Measure NDCG@10 for each kind; the arguments are those of `scores`."""
-        return means(self.scores(encoder, vectors))
+        """Measure NDCG@10 for each kind; the arguments are those of `ndcg`."""
+        return means(self.ndcg(encoder, vectors))
 
-    def scores(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def ndcg(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Measure NDCG@10 for each query of each kind, of shape (queries,).
 
         Args:
             encoder: what is measured.
             vectors: the vectors of the whole corpus by this encoder, if someone has them already.
         """
-        return self.scores_of(self.encode(encoder, vectors))
+        return self.ndcg_of(self.encode(encoder, vectors))
 
     def encode(self, encoder: Encoder, vectors: np.ndarray | None = None, *, zeros: bool = False) -> DevVectors:
-        """Encode the pool and the queries; the arguments are those of `scores` and of `Encoder.encode`."""
+        """Encode the pool and the queries; the arguments are those of `ndcg` and of `Encoder.encode`."""
         if vectors is None:
             pool = encoder.encode([self.corpus[position].full_text for position in self.pool.tolist()], zeros=zeros)
         else:
@@ -123,18 +122,18 @@ class DevSet:
         ]
         return DevVectors(pool, queries, variants)
 
-    def scores_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
+    def ndcg_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
         """Measure NDCG@10 for each query of each kind, of shape (queries,), by vectors that `encode` gave."""
         each = zip(self.panel, encoded.queries, encoded.variants, strict=True)
         return {queries.kind: _ndcg(encoded.pool, queries, asked, variants) for queries, asked, variants in each}
 
 
-def means(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the mean over the queries of each kind."""
-    return {kind: float(values.mean()) for kind, values in scores.items()}
+    return {kind: float(values.mean()) for kind, values in ndcg.items()}
 
 
-def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:
+def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:
     """Ask labelled queries of a pool of their answers and a random part of the rest of the corpus.
 
     Raises:
@@ -154,13 +153,13 @@ def labelled_dev(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, poo
     return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (panel,))
 
 
-def pseudo_dev(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
+def pseudo_devset(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
     """Make queries of held-out documents, in several ways; documents with a double are passed over.
 
     Raises:
         InputError: the documents are too short, or all of them have doubles.
     """
-    groups = equal_texts(corpus)
+    groups = corpus.text_groups
     held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
     if not len(held_out):
         raise InputError(

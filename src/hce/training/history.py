@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,3 +51,8 @@ class Epoch:
         if self.reclustered:
             parts.append(f"re-clustered, {self.churn:.0%} of documents moved")
         return " · ".join([*parts, f"{self.seconds:.0f} s"])
+
+
+def best_epoch(history: Sequence[Epoch]) -> int:
+    """Return the number of the epoch that was best on dev, the earliest of equal ones."""
+    return max(history, key=lambda epoch: epoch.metric).epoch

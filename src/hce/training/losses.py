@@ -388,14 +388,14 @@ class HCETerms:
         levels: The losses of the levels 1 … M.
         accuracies: The share of queries that would descend correctly at each of them.
         document: The sum of the document losses, levels M + 1 … L.
-        neighbours: What the ranking of neighbours differs from the teacher's; None without a teacher.
+        neighbour_loss: How far the ranking of neighbours is from the teacher's; None without a teacher.
     """
 
     total: Tensor
     levels: tuple[Tensor, ...]
     accuracies: tuple[Tensor, ...]
     document: Tensor
-    neighbours: Tensor | None = None
+    neighbour_loss: Tensor | None = None
 
 
 def hce_loss(
@@ -456,10 +456,10 @@ def hce_loss(
     ).sum()
     losses = tuple(term.loss for term in terms)
     total = torch.stack([*(level_weight * loss for loss in losses), document]).sum()
-    neighbours = None
+    neighbour_loss = None
     if taught is not None:
         candidates = torch.cat([own[:, None], taught.vectors.to(own.dtype)], dim=1)  # (B, 1 + S, n)
         scores = scores_of(queries, candidates, temperature)
-        neighbours = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
-        total = total + neighbours
-    return HCETerms(total, losses, tuple(term.accuracy for term in terms), document, neighbours)
+        neighbour_loss = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
+        total = total + neighbour_loss
+    return HCETerms(total, losses, tuple(term.accuracy for term in terms), document, neighbour_loss)

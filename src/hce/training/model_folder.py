@@ -103,7 +103,7 @@ class ModelFacts:
         mix: how much of the trained weights is in it; 0 means that training did not help.
         held_out: ids of the documents that were kept for measuring.
         shares: how much the encoder and each of its companions count in a score.
-        words_share: how much words should count in a hybrid search, where labelled queries have told.
+        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
         stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
             companions; the first versions did not tell.
     """

@@ -136,12 +136,12 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 }
 
 
-def way_of_choosing(recipe: Recipe, *, labelled: bool) -> type[Negatives]:
-    """Return the recipe's way of choosing negatives, which by default goes by whether there are labelled queries.
+def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negatives]:
+    """Return the recipe's way of choosing negatives; by default it goes by whether queries are labelled or generated.
 
-    Labelled queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without
+    Such queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without
     labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
     """
     if recipe.negatives == "auto":
-        return NearNegatives if labelled and recipe.tree else SiblingNegatives
+        return NearNegatives if has_supervised_pairs and recipe.tree else SiblingNegatives
     return NEGATIVES[recipe.negatives]

@@ -122,7 +122,7 @@ class WordTeacher:
         return WordCounts(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
 
 
-def taught(
+def taught_by(
     teacher: WordTeacher, batch: Batch, neighbours: np.ndarray, vectors: np.ndarray, device: torch.device
 ) -> Taught:
     """Return the neighbours of a batch's documents with what the teacher thinks of them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,20 @@ class Candidates:
     positions: Tensor
     groups: Tensor | None = None
     vectors: Tensor | None = None
+
+
+class Positions(NamedTuple):
+    """Where the documents of a batch stand in the corpus; −1 stands for "unknown" and for padding.
+
+    Attributes:
+        own: Each query's document, of shape (B,); all are known.
+        sampled: The sampled negatives, of shape (B, S).
+        known: Documents known to be right for each query, of shape (B, P).
+    """
+
+    own: Tensor
+    sampled: Tensor
+    known: Tensor
 
 
 def same(own: Tensor, candidates: Tensor) -> Tensor:
@@ -174,29 +188,28 @@ class HCELoss(nn.Module):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
         """Return the terms of the loss by name; the trainer backpropagates their sum and logs each."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
-        terms = self.terms(embeddings, labels)
+        terms = self.terms(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
         named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(terms.levels, start=1)}
         return {**named, "document": terms.document}
 
-    def terms(self, embeddings: Sequence[Tensor], positions: Tensor | None, taught: Taught | None = None) -> HCETerms:
+    def terms(self, embeddings: Sequence[Tensor], positions: Positions, taught: Taught | None = None) -> HCETerms:
         """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
 
         Args:
             embeddings: At least the first two columns.
-            positions: The column `label`, of shape (B,), or (B, 1 + sampled columns + further known positives).
+            positions: Of the documents, the sampled negatives and what is known to be right.
             taught: Neighbours of the documents, and what a teacher thinks of them.
         """
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
-        positions = self._checked(positions, len(rest))  # (B, 1 + S + P)
-        own = self._documents(positions[:, 0], documents)
-        known = positions[:, 1 + len(rest) :] if self.mask else positions[:, :0]  # (B, P)
+        own = self._documents(positions.own, documents)
+        known = positions.known if self.mask else positions.known[:, :0]  # (B, P)
         return hce_loss(
             queries,
             documents if not self.gather_across_devices else gather(documents),
             self._levels(own.positions, known),
-            self._sampled(rest, positions[:, 1 : 1 + len(rest)], own, known),
+            self._sampled(rest, positions.sampled, own, known),
             temperature=self.temperature,
             level_temperature=self.level_temperature,
             level_target=self.level_target,
@@ -210,22 +223,26 @@ class HCELoss(nn.Module):
         """How many document losses there are, L − M."""
         return self.depth - len(self.centroids)
 
-    def _checked(self, positions: Tensor | None, sampled: int) -> Tensor:
-        """Return the column `label` in the shape (B, 1 + sampled + P), or say what is wrong with it."""
-        if positions is None:
+    def positions(self, labels: Tensor | None, sampled: int) -> Positions:
+        """Take the column `label` apart, of shape (B,), or (B, 1 + sampled columns + further known positives).
+
+        Raises:
+            InputError: it is not there, too narrow, or holds a position that the corpus does not have.
+        """
+        if labels is None:
             raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
-        positions = positions.long().reshape(len(positions), -1)
-        if positions.shape[1] == 1:
-            positions = F.pad(positions, (0, sampled), value=-1)
-        if positions.shape[1] < 1 + sampled:
+        labels = labels.long().reshape(len(labels), -1)
+        if labels.shape[1] == 1:
+            labels = F.pad(labels, (0, sampled), value=-1)
+        if labels.shape[1] < 1 + sampled:
             raise InputError(
-                f"label has {positions.shape[1]} positions a row for one document and {sampled} sampled negatives: "
+                f"label has {labels.shape[1]} positions a row for one document and {sampled} sampled negatives: "
                 f"give the document's alone, or at least {1 + sampled}."
             )
-        low, high = int(positions[:, 0].min()), int(positions.max())
+        low, high = int(labels[:, 0].min()), int(labels.max())
         if low < 0 or high >= len(self.paths):
             raise InputError(f"label holds position {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}.")
-        return positions
+        return Positions(labels[:, 0], labels[:, 1 : 1 + sampled], labels[:, 1 + sampled :])
 
     def _documents(self, positions: Tensor, vectors: Tensor) -> Candidates:
         groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
-from hce.data.text import Offsets, cut_span, first_tokens, hash64, word_offsets
+from hce.data.text import Offsets, cut_span, first_words, word_offsets
 from hce.errors import InputError
 
 
@@ -56,13 +56,13 @@ class InverseCloze:
     Args:
         corpus: the documents.
         positions: which of them to draw from; others are kept out of training.
-        lengths: span lengths in tokens, one drawn for each pair; the paper has 64.
-        offsets: where the tokens of a text begin and end; by default words and marks are tokens.
+        lengths: span lengths, one drawn for each pair; the paper has 64 tokens.
+        offsets: where what spans are counted in begins and ends in a text; by default words and marks.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
-        window: take so many tokens from the document's start for the document; 0 takes all of it. A transformer's step
-            costs by the token. The start, with the title, is what a search will see too: windows from anywhere
-            measured worse.
+        window: take so many words and marks from the document's start for the document; 0 takes all of it. A
+            transformer's step costs by the token. The start, with the title, is what a search will see too: windows
+            from anywhere measured worse.
         seed: same seed, same pairs.
     """
 
@@ -96,7 +96,7 @@ class InverseCloze:
             cut = rng.random(len(chosen)) < self.cut_share
             texts = [self.corpus[position].full_text for position in chosen.tolist()]
             if self.window:
-                texts = [first_tokens(text, self.window) for text in texts]
+                texts = [first_words(text, self.window) for text in texts]
             drawn = zip(texts, lengths.tolist(), places.tolist(), map(self.offsets, texts), strict=True)
             spans = [cut_span(*draw) for draw in drawn]
             documents = [span.outside if out else text for span, text, out in zip(spans, texts, cut, strict=True)]
@@ -183,12 +183,6 @@ def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
 def in_batches(order: np.ndarray, size: int) -> list[np.ndarray]:
     """Cut an order of pairs into its `batch_count` batches."""
     return [order[start : start + size] for start in range(0, batch_count(len(order), size) * size, size)]
-
-
-def equal_texts(corpus: Corpus) -> np.ndarray:
-    """Return a group for each document, the same for the same text, of shape (N,)."""
-    hashes = np.fromiter(map(hash64, corpus.texts()), np.uint64, len(corpus))
-    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 
 def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:

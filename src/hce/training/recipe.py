@@ -2,6 +2,16 @@
 
 A static table and a transformer want different learning rates, batches and spans; `Recipe.for_encoder` has those that
 measured best for each (docs/LOG.md).
+
+What `train` means for either:
+
+             a static encoder                       a transformer
+encoder      it is trained                          it is trained
+companion    refused: it is a table itself          a token table of it is trained, and stands with the word table of
+                                                    the corpus beside the transformer as it is
+both         it is trained, and the word table      it and a token table of it are trained, and the token table and the
+             stands beside it                       word table stand beside it
+auto         both                                   companion
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ SpanUnit = Literal["words", "tokens"]
 Clustering = Literal["auto", "exact", "fast", "uniform"]
 KeptWeights = Literal["mix", "best", "last"]
 Optimizer = Literal["adamw", "adafactor"]
-Learner = Literal["auto", "companion", "encoder", "both"]
+WhatIsTrained = Literal["auto", "companion", "encoder", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -40,7 +50,7 @@ class Recipe:
     mode: Supervision = _option(
         "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
     )
-    train: Learner = _option(
+    train: WhatIsTrained = _option(
         "auto",
         "companion: tables of the corpus's tokens and words, beside the encoder as it is; encoder: the encoder itself; "
         "both; auto: both for a static encoder, whose companion is the words, companion for a transformer",
@@ -109,7 +119,7 @@ class Recipe:
         "words", "what spans are counted in: words and marks, or the tokens of the encoder, as in the paper"
     )
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
-    window: int = _option(0, "tokens from a document's start that an ICT pair is taken from; 0: all")
+    window: int = _option(0, "words and marks from a document's start that an ICT pair is taken from; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     keep: KeptWeights = _option(
         "mix",
@@ -147,7 +157,7 @@ class Recipe:
         if self.branching == 1:
             raise InputError("branching 1: a node needs 2 children or more; 0 chooses")
         if not self.span_lengths or min(self.span_lengths) < 1:
-            raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more tokens")
+            raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more")
 
     @classmethod
     def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
@@ -247,6 +257,12 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
         except InputError as error:
             raise InputError(f"--set {item}: {error}") from error
     return settings
+
+
+def recipe_of_table(recipe: Recipe, documents: int) -> Recipe:
+    """Return how a token table is trained beside a transformer that is trained too: measured by the same documents."""
+    settings = {name: getattr(recipe, name) for name in ("mode", "seed", "dev_queries", "language")}
+    return Recipe.for_encoder(static=True, documents=documents, train="encoder", precision="float32", **settings)
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +15,21 @@ from hce.data.text import word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.training.heldout import DevSet, labelled_dev, pseudo_dev
+from hce.training.heldout import DevSet, labelled_devset, pseudo_devset
 from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, PairSource
 from hce.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 LEAST_DEV_QUERIES = 20
+
+
+class LabelledData(NamedTuple):
+    """The labelled queries of a run: to train on, generated to train on, to measure by."""
+
+    pairs: Labels | None = None
+    generated: Labels | None = None
+    dev: Labels | None = None
 
 
 @dataclass(frozen=True)
@@ -60,14 +69,10 @@ def learnt_from(corpus: Corpus, recipe: Recipe, labels: Iterable[Labels | None] 
 
 
 def sources_and_devset(
-    corpus: Corpus,
-    encoder: Encoder,
-    pairs: Labels | None,
-    generated: Labels | None,
-    dev: Labels | None,
-    recipe: Recipe,
+    corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
-    """Return the pairs to train on and the held-out queries to measure by; the arguments are those of `hce.train`."""
+    """Return the pairs to train on and the held-out queries to measure by."""
+    pairs, generated, dev = labels
     if recipe.mode == "unsupervised":
         pairs = generated = None
     if pairs is not None:
@@ -75,14 +80,14 @@ def sources_and_devset(
     held_out = np.empty(0, dtype=np.int64)
     if dev is None:
         held_out = _held_out_documents(len(corpus), recipe)
-        devset = pseudo_dev(corpus, held_out, recipe.dev_pool, recipe.seed)
+        devset = pseudo_devset(corpus, held_out, recipe.dev_pool, recipe.seed)
         held_out = held_out if recipe.hold_out else held_out[:0]
     else:
-        devset = labelled_dev(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
+        devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     supervised = unsupervised = None
-    labelled = pairs.joined(generated) if pairs and generated else pairs or generated
-    if labelled is not None:
-        supervised = LabelledPairs(corpus, labelled.queries, labelled.qrels, seed=recipe.seed)
+    learnable = pairs.joined(generated) if pairs and generated else pairs or generated
+    if learnable is not None:
+        supervised = LabelledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
     return Sources(supervised, unsupervised, held_out), devset

@@ -22,9 +22,9 @@ from hce.encoding.tables import Kind
 from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
 from hce.training.losses import HCETerms, Taught
 from hce.training.negatives import Negatives, way_of_choosing
-from hce.training.neighbours import WordTeacher, neighbours_of, taught
-from hce.training.objective import HCELoss
-from hce.training.pairs import Batch, PairSource, batch_count, endless, equal_texts
+from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
+from hce.training.objective import HCELoss, Positions
+from hce.training.pairs import Batch, PairSource, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.training.sources import Sources
 from hce.tree.hierarchy import Hierarchy
@@ -38,7 +38,7 @@ class Counters:
 
     Attributes:
         epoch: how many epochs are finished.
-        batch: how many steps of the epoch under way.
+        batch: how many steps of the epoch under way; checkpoints have this name.
         step: how many steps in all.
         sums: of the losses and accuracies of the epoch under way, by name.
     """
@@ -81,23 +81,26 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimiser, and the objective of the present tree.
+    """An encoder, its optimiser, and the objective of the present tree, which has to be given before the first step.
 
     Attributes:
-        objective: L_HCE for the present tree.
-        negatives: how negatives are chosen, by the present tree.
         optimizer: of the encoder.
+        objective: L_HCE for the present tree; this and all that follow are set by `use_tree`.
+        negatives: how negatives are chosen, by the present tree.
+        vectors: the documents' as clustering saw them, of shape (N, n).
+        neighbours: positions of the documents near each, by the present tree, of shape (N, S), where a teacher ranks
+            them.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
     """
 
     objective: HCELoss
     negatives: Negatives
-    neighbours: np.ndarray | None  # of each document by the present tree, of shape (N, S), where a teacher ranks them
+    vectors: np.ndarray
+    neighbours: np.ndarray | None
     centroid_optimizer: torch.optim.Optimizer | None
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
         self.corpus = corpus
-        self.groups = equal_texts(corpus)
         self.held_out = sources.held_out
         self.encoder = encoder
         self.recipe = recipe
@@ -106,7 +109,7 @@ class Trainer:
         weighted = ((1.0, sources.supervised), (alpha, sources.unsupervised))
         self.weighted = [(weight, source) for weight, source in weighted if source is not None]
         self.pseudo = sources.unsupervised
-        self.labelled = sources.supervised is not None
+        self.has_supervised_pairs = sources.supervised is not None
         wants_teacher = recipe.tree and recipe.neighbours and self.pseudo is not None and recipe.pseudo == "ict"
         self.teacher = WordTeacher(corpus, recipe.language) if wants_teacher else None
         available = max(len(source) for _, source in self.weighted)
@@ -121,14 +124,14 @@ class Trainer:
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
+        self.vectors = vectors
         self.objective = self._objective(tree)
-        self.negatives = way_of_choosing(recipe, labelled=self.labelled)(
+        self.negatives = way_of_choosing(recipe, has_supervised_pairs=self.has_supervised_pairs)(
             self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
         )
         self.neighbours = None
         if self.teacher is not None and tree.levels:
             self.neighbours = neighbours_of(tree, vectors, recipe.neighbours, self.held_out)
-        self.vectors = vectors
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = new_optimizer(recipe.optimizer, [(self.centroids, recipe.centroid_learning_rate)])
@@ -150,35 +153,44 @@ class Trainer:
 
     def _objective(self, tree: Hierarchy) -> HCELoss:
         recipe = self.recipe
-        levels = tree.depth - 1 if recipe.levels < 0 else min(recipe.levels, tree.depth - 1)
+        loss_levels = tree.depth - 1 if recipe.levels < 0 else min(recipe.levels, tree.depth - 1)
         return HCELoss(
             self.encoder.model,
             tree,
-            levels=levels,
+            levels=loss_levels,
             temperature=recipe.temperature,
             level_temperature=recipe.level_temperature,
             level_target=recipe.level_target,
             level_weight=recipe.level_weight,
             mask=recipe.mask,
             margin=recipe.margin or None,
-            groups=self.groups,
+            groups=self.corpus.text_groups,
             gather_across_devices=process_count() > 1,
         ).to(self.encoder.device)
 
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
-        """Take the remaining steps of the epoch; after each, yield its losses and how many pairs it had."""
+        """Take the remaining steps of the epoch; after each, count it, and yield its losses and how many pairs it had.
+
+        A step whose loss is no number changes no weights, is not counted, and is the last.
+        """
         self.encoder.model.train()
         streams = [
             (weight, source, endless(source, self.recipe.batch_size, counters.step)) for weight, source in self.weighted
         ]
-        for batch in range(counters.batch, self.steps_per_epoch):
+        while counters.batch < self.steps_per_epoch:
             self._set_learning_rate(counters.step)
             seed_step(self.recipe.seed, counters.step)  # dropout, so that a continued run draws what it would have
+            seed = [self.recipe.seed, counters.epoch, counters.batch]
             batches = [
-                self._source_batch(weight, source, next(stream), [self.recipe.seed, counters.epoch, batch, index])
+                self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
             ]
-            yield self._step(batches), len(batches[0].batch.queries) * process_count()
+            values, pairs = self._step(batches), len(batches[0].batch.queries) * process_count()
+            if not np.isfinite(values["total"]):
+                yield values, pairs
+                return
+            counters.record(values)
+            yield values, pairs
 
     def _step(self, batches: list[_SourceBatch]) -> dict[str, float]:
         columns = [column for each in batches for column in self._columns(each)]
@@ -230,10 +242,10 @@ class Trainer:
         """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
         drawn = self.negatives.draw(batch, seed)
         own = own_share(len(batch.positions))
-        share, found = batch.rows(own), None
+        share, taught = batch.rows(own), None
         if source is self.pseudo and self.teacher is not None and self.neighbours is not None:
-            found = taught(self.teacher, share, self.neighbours, self.vectors, self.encoder.device)
-        return _SourceBatch(weight, share, drawn[own], found)
+            taught = taught_by(self.teacher, share, self.neighbours, self.vectors, self.encoder.device)
+        return _SourceBatch(weight, share, drawn[own], taught)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded anew, negatives."""
@@ -247,12 +259,12 @@ class Trainer:
         """Return the objective of each source, from the embeddings of all columns one below another."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
-        for _, batch, drawn, neighbours in batches:
+        for _, batch, drawn, taught in batches:
             queries, documents, encoded = next(blocks), next(blocks), next(blocks)
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
-            rows = np.concatenate([batch.positions[:, None], chosen.positions, batch.known], axis=1)
-            positions = torch.from_numpy(rows).to(self.encoder.device)
-            found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions, neighbours))
+            arrays = (batch.positions, chosen.positions, batch.known)
+            positions = Positions(*(torch.from_numpy(each).to(self.encoder.device) for each in arrays))
+            found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions, taught))
         return found
 
     def _set_learning_rate(self, step: int) -> None:
@@ -283,6 +295,8 @@ def _values(found: list[HCETerms]) -> dict[str, float]:
     with_levels = next((terms for terms in found if terms.levels), found[0])
     losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(with_levels.levels, start=1)}
     accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(with_levels.accuracies, start=1)}
-    taught = next((float(terms.neighbours.detach()) for terms in found if terms.neighbours is not None), None)
-    neighbours = {} if taught is None else {"neighbours": taught}
-    return {**losses, "document": float(found[0].document.detach()), **neighbours, **accuracies}
+    values = {**losses, "document": float(found[0].document.detach())}
+    taught = next((terms.neighbour_loss for terms in found if terms.neighbour_loss is not None), None)
+    if taught is not None:
+        values["neighbours"] = float(taught.detach())
+    return {**values, **accuracies}

@@ -18,7 +18,7 @@ import torch
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
-from hce.data.text import TOKEN
+from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
 from hce.files import delete_whole, require_new, unfinished
@@ -31,19 +31,19 @@ from hce.processes import (
     take_weights_of_the_first,
 )
 from hce.training.co_training import Learnt, TrainResult, co_train
-from hce.training.companion import recipe_of_table, with_companions
+from hce.training.companion import with_companions
 from hce.training.heldout import LABELLED, DevSet, means
 from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, gains, save_model
-from hce.training.recipe import Learner, Precision, Recipe, Supervision
-from hce.training.sources import learnt_from, sources_and_devset
+from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
+from hce.training.sources import LabelledData, learnt_from, sources_and_devset
 from hce.training.state import CheckpointFolder
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
 
 SMALL_CORPUS = 200
-SHORT_DOCUMENT = 16  # tokens; the median below that leaves nothing to cut a span from
+SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to cut a span from
 
 
 def train(
@@ -77,87 +77,127 @@ def train(
         InputError: the corpus, the pairs, the recipe or the output folder cannot be used.
     """
     if output is not None:
-        _require_place(output, resume)
+        _require_free(output, resume)
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
-    encoder = encoder.parts[0]  # companions that it came with are made anew
-    recipe = _settled(recipe, corpus, encoder, pairs or generated)
-    corpus = learnt_from(corpus, recipe, (pairs, generated, dev))
-    _refuse_impossible(corpus, encoder, recipe)
-    _warn_of_poor_data(corpus, recipe)
-    warn_of_language(corpus, encoder.name)
-    place = None if output is None else unfinished(output)
+    given = encoder.parts[0]  # companions that it came with are made anew
+    recipe = _settled(recipe, corpus, given, pairs or generated)
     labels = LabelledData(pairs, generated, dev)
+    corpus = learnt_from(corpus, recipe, labels)
+    _refuse_impossible(corpus, given, recipe)
+    _warn_of_poor_data(corpus, recipe)
+    warn_of_language(corpus, given.name)
+    run_folder = None if output is None else unfinished(output)
     if process_count() > 1:
-        require_alike(_identity(corpus, encoder, labels, recipe))
+        require_alike(_identity(corpus, given, labels, recipe))
         if output is not None:
             require_shared(Path(output).absolute().parent)
-    table = None if recipe.train == "encoder" or encoder.is_static else encoder.token_table()  # of the first weights
-    learner = table if table is not None and recipe.train == "companion" else encoder
-    learnt = _learn(corpus, learner, labels, recipe, place, progress=progress, on_epoch=on_epoch)
-    if recipe.train != "encoder":
-        tables = [learnt.result.encoder] if recipe.train == "companion" else []
-        if recipe.train == "both" and table is not None:
-            of_table = recipe_of_table(corpus, recipe)
-            trained = _learn(corpus, table, labels, of_table, place and place / "table", progress=progress)
-            tables = [trained.result.encoder]
-        learnt = with_companions(corpus, encoder, learnt, tables, place, progress=progress)
+    learnt = _Order(corpus, given, labels, recipe, run_folder, progress, on_epoch).carry_out()
     result = learnt.result
-    if output is not None and place is not None and is_first_process():
+    if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
             result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts(), progress=progress)
         save_model(result, corpus, output, _before_and_after(learnt))
-        delete_whole(place)
+        delete_whole(run_folder)
     return result
 
 
-class LabelledData(NamedTuple):
-    """The labelled queries that `train` is given: to train on, generated to train on, to measure by."""
+class _Order(NamedTuple):
+    """What `train` is to do, with everything decided; `hce.training.recipe` has the cases in a table.
 
-    pairs: Labels | None
-    generated: Labels | None
-    dev: Labels | None
+    Attributes:
+        corpus: the documents that are learnt from.
+        given: the encoder as it was given, without companions.
+        labels: the labelled queries.
+        recipe: the settings.
+        run_folder: where the state of the run is kept until it is done; None keeps none.
+        progress: show bars.
+        on_epoch: called with each epoch of what is trained first.
+    """
 
+    corpus: Corpus
+    given: Encoder
+    labels: LabelledData
+    recipe: Recipe
+    run_folder: Path | None
+    progress: bool
+    on_epoch: Callable[[Epoch], None]
 
-def _learn(
-    corpus: Corpus,
-    encoder: Encoder,
-    labels: LabelledData,
-    recipe: Recipe,
-    place: Path | None,
-    *,
-    progress: bool,
-    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
-) -> Learnt:
-    """Train an encoder by HCE; the state of the run is kept in `place`, where there is one."""
-    sources, devset = sources_and_devset(corpus, encoder, *labels, recipe)
-    with _at_work(encoder, recipe):
-        scores = devset.scores(encoder)
-        given = means(scores)
-        start = start_encoder(corpus, encoder, devset, given, recipe)
-    checkpoints = None if place is None else CheckpointFolder(place, _identity(corpus, start, labels, recipe))
-    with _at_work(start, recipe):
-        result = co_train(
-            corpus, start, sources, devset, recipe, checkpoints=checkpoints, progress=progress, on_epoch=on_epoch
+    def carry_out(self) -> Learnt:
+        """Train what the recipe says, and put companions beside the encoder where it says so."""
+        if self.recipe.train == "encoder":
+            return self._learn(self.given)
+        if self.recipe.train == "companion":
+            return self._companion()
+        return self._static_encoder_and_words() if self.given.is_static else self._transformer_and_companion()
+
+    def _companion(self) -> Learnt:
+        """Train a transformer's token table in its place, and put it beside the transformer as it is."""
+        learnt = self._learn(self.given.token_table())
+        return self._accompanied(self.given, learnt, [learnt.result.encoder])
+
+    def _static_encoder_and_words(self) -> Learnt:
+        """Train a static encoder, whose only companion is the corpus's words."""
+        learnt = self._learn(self.given)
+        return self._accompanied(learnt.result.encoder, learnt, [])
+
+    def _transformer_and_companion(self) -> Learnt:
+        """Train a transformer, and a table of its tokens as they were before that."""
+        table = self.given.token_table()
+        learnt = self._learn(self.given)
+        of_table = self._replace(
+            recipe=recipe_of_table(self.recipe, len(self.corpus)),
+            run_folder=self.run_folder and self.run_folder / "table",
+            on_epoch=lambda epoch: None,
         )
-        is_unchanged = start is encoder and not result.mix
-        after = scores if is_unchanged else devset.scores(result.encoder)
-    stages = {"fitting": result.before} if start is not encoder else {}
-    if result.mix:
-        stages["training"] = means(after)
-    return Learnt(replace(result, before=given, after=means(after), stages=stages), devset, scores, after)
+        return self._accompanied(learnt.result.encoder, learnt, [of_table._learn(table).result.encoder])
+
+    def _accompanied(self, encoder: Encoder, learnt: Learnt, tables: list[Encoder]) -> Learnt:
+        return with_companions(self.corpus, encoder, learnt, tables, self.run_folder, progress=self.progress)
+
+    def _learn(self, given: Encoder) -> Learnt:
+        """Train an encoder by HCE."""
+        corpus, recipe = self.corpus, self.recipe
+        sources, devset = sources_and_devset(corpus, given, self.labels, recipe)
+        with _at_work(given, recipe):
+            ndcg_before = devset.ndcg(given)
+            start = start_encoder(corpus, given, devset, means(ndcg_before), recipe)
+        checkpoints = None
+        if self.run_folder is not None:
+            checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.labels, recipe))
+        with _at_work(start, recipe):
+            result = co_train(
+                *(corpus, start, sources, devset, recipe),
+                checkpoints=checkpoints,
+                progress=self.progress,
+                on_epoch=self.on_epoch,
+            )
+            was_fitted, was_trained = start is not given, result.mix > 0
+            ndcg_after = devset.ndcg(result.encoder) if was_fitted or was_trained else ndcg_before
+        stages = {"fitting": result.before} if was_fitted else {}
+        if was_trained:
+            stages["training"] = means(ndcg_after)
+        result = replace(result, before=means(ndcg_before), after=means(ndcg_after), stages=stages)
+        return Learnt(result, devset, ndcg_before, ndcg_after)
 
 
-def start_encoder(corpus: Corpus, encoder: Encoder, dev: DevSet, given: dict[str, float], recipe: Recipe) -> Encoder:
-    """Return F0: the encoder as given, or, of a static one, its table fitted to the corpus where dev prefers that."""
-    if not recipe.fit_static:
-        return encoder
+def start_encoder(
+    corpus: Corpus, given: Encoder, devset: DevSet, given_dev: dict[str, float], recipe: Recipe
+) -> Encoder:
+    """Return F0: the encoder as given, or, of a static one, its table fitted to the corpus where dev prefers that.
 
-    def is_better(fitted: Encoder) -> bool:
-        take_weights_of_the_first(fitted.model.parameters())
-        gain = mean_over_kinds(dev.measure(fitted)) - mean_over_kinds(given)
-        return of_the_first({"gain": gain}, encoder.device)["gain"] > 0
-
-    return encoder.fitted_where(corpus, is_better)
+    Args:
+        corpus: the documents.
+        given: the encoder as given.
+        devset: the held-out queries.
+        given_dev: the dev measures of the encoder as given.
+        recipe: the settings.
+    """
+    if not recipe.fit_static or not given.is_static:
+        return given
+    fitted = given.fitted_to(corpus)
+    take_weights_of_the_first(fitted.model.parameters())
+    gain = mean_over_kinds(devset.measure(fitted)) - mean_over_kinds(given_dev)
+    return fitted if of_the_first({"gain": gain}, given.device)["gain"] > 0 else given
 
 
 def improvement(result: TrainResult) -> str:
@@ -179,7 +219,7 @@ def improvement(result: TrainResult) -> str:
     return gain + way
 
 
-def _require_place(output: str | Path, resume: bool) -> None:
+def _require_free(output: str | Path, resume: bool) -> None:
     """Refuse an output folder that holds something, and an unfinished run of it that is not to be continued."""
     require_new(output)
     if not resume and unfinished(output).exists():
@@ -192,12 +232,12 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
     return replace(
         recipe,
         mode=_supervision(recipe, labels),
-        train=_learner(recipe, encoder),
+        train=_what_is_trained(recipe, encoder),
         precision=_precision(recipe, encoder),
     )
 
 
-def _learner(recipe: Recipe, encoder: Encoder) -> Learner:
+def _what_is_trained(recipe: Recipe, encoder: Encoder) -> WhatIsTrained:
     if recipe.train == "companion" and encoder.is_static:
         raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
     if recipe.train == "auto":
@@ -239,9 +279,9 @@ def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
     if len(corpus) < SMALL_CORPUS:
         logger.warning("only %d documents: expect little from training on them", len(corpus))
     some = range(0, len(corpus), max(1, len(corpus) // 200))
-    if np.median([len(TOKEN.findall(corpus[position].full_text)) for position in some]) < SHORT_DOCUMENT:
+    if np.median([len(WORD_OR_MARK.findall(corpus[position].full_text)) for position in some]) < SHORT_DOCUMENT:
         logger.warning(
-            "half of the documents have fewer than %d words: spans of them say little, "
+            "half of the documents have fewer than %d words and marks: spans of them say little, "
             "and labelled or generated queries would help more",
             SHORT_DOCUMENT,
         )
@@ -249,8 +289,8 @@ def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
 
 @contextmanager
 def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
-    """Compute in the recipe's precision, and remember words: the same texts are encoded many times."""
-    with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_words():
+    """Compute in the recipe's precision, and remember tokens: the same texts are encoded many times."""
+    with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_tokens():
         yield
 
 
@@ -267,9 +307,11 @@ def _identity(corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Re
 
 
 def _before_and_after(learnt: Learnt) -> list[DevQuery]:
-    """List the held-out queries with their scores, for whoever asks what changed."""
+    """List the held-out queries with their NDCG@10, for whoever asks what changed."""
     return [
         DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))
-        for queries in learnt.dev.panel
-        for text, old, new in zip(queries.texts, learnt.before[queries.kind], learnt.after[queries.kind], strict=True)
+        for queries in learnt.devset.panel
+        for text, old, new in zip(
+            *(queries.texts, learnt.ndcg_before[queries.kind], learnt.ndcg_after[queries.kind]), strict=True
+        )
     ]

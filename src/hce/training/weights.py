@@ -11,7 +11,7 @@ could be chance leaves the encoder as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,83 +20,130 @@ from torch import Tensor
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first
 from hce.training.heldout import DevSet, means
-from hce.training.history import mean_over_kinds
+from hce.training.history import Epoch, best_epoch, mean_over_kinds
 from hce.training.recipe import Recipe
 
 MIXES = (0.25, 0.5, 0.75, 1.0)
 CLEAR = 2.0  # standard errors
 
 
-class Choice(NamedTuple):
-    """What was chosen.
+class Kept(NamedTuple):
+    """What was kept of a training.
 
     Attributes:
-        mix: λ, 0 for the start weights.
-        which: the place of the trained weights among those to choose from.
+        mix: λ, how much of the trained weights; 0 for the start weights.
+        trained_epoch: the epoch whose trained weights are in the mix.
         dev: the dev measures of the mix.
     """
 
     mix: float
-    which: int
+    trained_epoch: int
     dev: dict[str, float]
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch whose weights these are, 0 for F0; a mix of two epochs is neither's."""
+        return {0.0: 0, 1.0: self.trained_epoch}.get(self.mix)
+
+
+def load_kept(
+    encoder: Encoder,
+    start_weights: dict[str, Tensor],
+    best_weights: dict[str, Tensor],
+    history: Sequence[Epoch],
+    devset: DevSet,
+    recipe: Recipe,
+) -> Kept:
+    """Set the encoder's weights to those that the recipe keeps.
+
+    Args:
+        encoder: has the weights of the last epoch.
+        start_weights: F0.
+        best_weights: of the epoch that was best on dev; F0 where none was better.
+        history: an entry for each epoch, the start included.
+        devset: the held-out queries.
+        recipe: the settings.
+    """
+    best, last = best_epoch(history), history[-1].epoch
+    weights = {best: best_weights, last: weights_of(encoder)}
+    if recipe.keep == "mix":
+        trained = {epoch: weights[epoch] for epoch in epochs_by_trust(best, last, devset)}
+        found = load_best_mix(encoder, start_weights, trained, devset, recipe)
+        return found if found.mix else found._replace(dev=history[0].dev)
+    kept = last if recipe.keep == "last" else best
+    mix = float(kept > 0)
+    load_mix(encoder, start_weights, weights[kept], mix)
+    return Kept(mix, kept, history[kept].dev)
+
+
+def epochs_by_trust(best: int, last: int, devset: DevSet) -> list[int]:
+    """List the epochs whose weights may be mixed with F0, the most trusted first.
+
+    Where no epoch beat F0, the last one's are mixed with it: part of the way may be better where all of it was too far.
+    """
+    if best in (0, last):
+        return [last]
+    return [last, best] if devset.is_labelled else [best]
 
 
 def load_best_mix(
     encoder: Encoder,
     start_weights: dict[str, Tensor],
-    trained: Sequence[dict[str, Tensor]],
-    dev: DevSet,
+    trained: Mapping[int, dict[str, Tensor]],
+    devset: DevSet,
     recipe: Recipe,
-) -> Choice:
+) -> Kept:
     """Set the encoder's weights to the best mix with one of some trained ones.
 
     Args:
         encoder: whose weights they are.
         start_weights: F0.
-        trained: one or more F′; where labelled queries do not clearly say otherwise, the first is chosen.
-        dev: the held-out queries.
+        trained: F′ of one or more epochs, the most trusted first: that one is chosen where labelled queries do not
+            clearly say otherwise.
+        devset: the held-out queries.
         recipe: the settings.
     """
-    load_mix(encoder, start_weights, trained[0], 0.0)
-    unmixed = dev.scores(encoder)
-    scored = {}
-    for which, weights in enumerate(trained):
-        for mix in mixes(recipe, dev):
+    trust = list(trained)
+    load_mix(encoder, start_weights, trained[trust[0]], 0.0)
+    unmixed = devset.ndcg(encoder)
+    measured = {}
+    for epoch, weights in trained.items():
+        for mix in mixes(recipe, devset):
             load_mix(encoder, start_weights, weights, mix)
-            scores = dev.scores(encoder)
-            if _mean(scores) > _mean(unmixed):
-                scored[mix, which] = scores
-    mix, which, scores = 0.0, 0, unmixed
-    if scored:
-        mix, which = max(scored, key=lambda each: _mean(scored[each]))
-        if dev.is_labelled:
-            mix, which = _most_trusted(scored, scored[mix, which])
-            scores = scored[mix, which]
-        elif encoder.is_table or is_clear_gain(unmixed, scored[mix, which]):
-            scores = scored[mix, which]
+            ndcg = devset.ndcg(encoder)
+            if _mean(ndcg) > _mean(unmixed):
+                measured[mix, epoch] = ndcg
+    mix, epoch, ndcg = 0.0, trust[0], unmixed
+    if measured:
+        mix, epoch = max(measured, key=lambda each: _mean(measured[each]))
+        if devset.is_labelled:
+            mix, epoch = _most_trusted(measured, measured[mix, epoch], trust)
+            ndcg = measured[mix, epoch]
+        elif encoder.is_table or is_clear_gain(unmixed, measured[mix, epoch]):
+            ndcg = measured[mix, epoch]
         else:
             mix = 0.0
-    decided = of_the_first({"mix": mix, "which": float(which), **means(scores)}, encoder.device)
-    mix, which = decided.pop("mix"), int(decided.pop("which"))
-    load_mix(encoder, start_weights, trained[which], mix)
-    return Choice(mix, which, decided)
+    decided = of_the_first({"mix": mix, "epoch": float(epoch), **means(ndcg)}, encoder.device)
+    mix, epoch = decided.pop("mix"), int(decided.pop("epoch"))
+    load_mix(encoder, start_weights, trained[epoch], mix)
+    return Kept(mix, epoch, decided)
 
 
 def _most_trusted(
-    scored: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray]
+    measured: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray], trust: list[int]
 ) -> tuple[float, int]:
-    """Return λ and which trained weights: of mixes not clearly worse than the best, the earliest with the largest λ."""
-    by_trust = sorted(scored, key=lambda each: (each[1], -each[0]))
-    return next(each for each in by_trust if not is_clear_gain(scored[each], best))
+    """Return λ and the epoch: of mixes not clearly worse than the best, the most trusted epoch's with the largest λ."""
+    by_trust = sorted(measured, key=lambda each: (trust.index(each[1]), -each[0]))
+    return next(each for each in by_trust if not is_clear_gain(measured[each], best))
 
 
-def _mean(scores: dict[str, np.ndarray]) -> float:
-    return mean_over_kinds(means(scores))
+def _mean(ndcg: dict[str, np.ndarray]) -> float:
+    return mean_over_kinds(means(ndcg))
 
 
-def mixes(recipe: Recipe, dev: DevSet) -> list[float]:
+def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
     """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
-    limit = 1.0 if dev.is_labelled else recipe.mix_limit
+    limit = 1.0 if devset.is_labelled else recipe.mix_limit
     return [mix for mix in MIXES if mix <= limit]
 
 
@@ -113,10 +160,10 @@ def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -
     """Tell whether the mean over kinds rose by more than two standard errors of the paired differences.
 
     Args:
-        before: a score for each query of each kind.
-        after: the same queries' scores.
+        before: NDCG@10 of each query of each kind.
+        after: the same queries' NDCG@10.
     """
-    differences = [after[kind] - scores for kind, scores in before.items()]
+    differences = [after[kind] - ndcg for kind, ndcg in before.items()]
     gain = np.mean([each.mean() for each in differences])
     variance = sum(each.var(ddof=1) / len(each) for each in differences if len(each) > 1)
     return bool(gain > CLEAR * np.sqrt(variance) / len(differences))

@@ -30,7 +30,8 @@ class Level(NamedTuple):
     """The nodes of one level of a tree.
 
     Attributes:
-        parent: each node's parent in the level above, of shape (nodes,), int64; nodes of one parent are neighbours.
+        parent: each node's parent in the level above, of shape (nodes,), int64; nodes of one parent stand
+            side by side.
         centroids: unit rows of shape (nodes, n), float32.
     """
 
@@ -154,7 +155,7 @@ def _split(
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
-    """Turn bottom-up results over, and number each level's nodes so that siblings are neighbours."""
+    """Turn bottom-up results over, and number each level's nodes so that siblings stand side by side."""
     if not parents:
         return Grown((), np.zeros(count, dtype=np.int64))
     levels = []

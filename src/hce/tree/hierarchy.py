@@ -1,7 +1,8 @@
 """Hierarchy: a tree of documents as level arrays, and what can be asked of it.
 
 Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
-integer, its place in its level; siblings are neighbours there. A document is its position in the corpus.
+integer, its place in its level; siblings stand side by side there. A leaf is a node of the last inner level. A document
+is its position in the corpus.
 """
 
 from __future__ import annotations
@@ -216,9 +217,11 @@ class Hierarchy:
             columns.append(self._parent(below)[columns[-1]])
         return np.stack(columns[::-1], axis=1)
 
-    def leaves_under(self, level: int, node: int) -> np.ndarray:
+    def documents_under(self, level: int, node: int) -> np.ndarray:
         """Return the positions of the documents under a node, in order."""
         return np.flatnonzero(self.nodes_at(level) == node)
+
+    leaves_under = documents_under  # the name in 0.2.0
 
     def sample_siblings(
         self, documents: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
