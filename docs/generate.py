@@ -102,8 +102,7 @@ def members(class_name: str, cls: type) -> Iterator[tuple[str, str]]:
     instance = class_name[0].lower() + class_name[1:]
     for name, member in vars(cls).items():
         text = inspect.getdoc(member)
-        is_old_name = getattr(member, "__name__", name) != name
-        if name.startswith("_") or is_old_name or not text:
+        if name.startswith("_") or not text:
             continue
         if isinstance(member, property):
             returned = inspect.signature(member.fget).return_annotation if member.fget else "Any"

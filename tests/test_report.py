@@ -148,7 +148,7 @@ def test_branches_hold_the_tree(model, monkeypatch):
     assert all(sum(part.size for part in branch.below) == branch.size for branch in found if branch.below)
     monkeypatch.setattr("hce.pages.report.MOST_CHILDREN", 2)
     first, second, rest = branches(model.tree)
-    sizes = [model.tree.leaves_under(1, node).size for node in model.tree.children(0, 0)]
+    sizes = [model.tree.documents_under(1, node).size for node in model.tree.children(0, 0)]
     assert [first.size, second.size] == sorted(sizes, reverse=True)[:2]
     assert rest.name == f"… {len(sizes) - 2} more"
     assert rest.size == sum(sizes) - first.size - second.size

@@ -169,14 +169,6 @@ def test_only_the_table_as_it_was_distilled_is_fitted_unasked(planted_corpus, tm
     assert Encoder.for_corpus(tmp_path / "trained", planted_corpus).fingerprint == distilled.fingerprint
 
 
-def test_a_table_is_fitted_where_that_is_better(static_encoder, planted_corpus, bert_folder):
-    assert static_encoder.fitted_where(planted_corpus, lambda fitted: False) is static_encoder
-    fitted = static_encoder.fitted_where(planted_corpus, lambda fitted: fitted.is_static)
-    assert fitted.fingerprint == static_encoder.fitted_to(planted_corpus).fingerprint
-    transformer = Encoder.load(bert_folder, device="cpu")
-    assert transformer.fitted_where(planted_corpus, lambda fitted: True) is transformer
-
-
 # ------------------------------------------------------------------------------------------------- words
 
 

@@ -570,7 +570,7 @@ def test_the_tree_is_that_of_the_documents(client, index):
     assert sum(sizes) == 240
     for child in root["children"]:
         assert child["name"] == hierarchy.names[0][child["node"]]
-        assert child["size"] == len(hierarchy.leaves_under(1, child["node"]))
+        assert child["size"] == len(hierarchy.documents_under(1, child["node"]))
         assert sorted(each["node"] for each in child["children"]) == hierarchy.children(1, child["node"]).tolist()
     few = client.get("/api/tree", params={"most": 1}).json()["tree"]
     assert few["children"][0]["node"] == root["children"][0]["node"]
@@ -581,14 +581,14 @@ def test_a_nodes_documents_page_by_page(client, index):
     hierarchy, ids = index.tree.hierarchy, [document.id for document in index]
     last = hierarchy.depth - 1
     node = int(np.argmax(np.bincount(hierarchy.document_parent)))
-    expected = [ids[row] for row in hierarchy.leaves_under(last, node)]
+    expected = [ids[row] for row in hierarchy.documents_under(last, node)]
     parameters = {"level": last, "node": node, "most": 3}
     pages = [client.get("/api/tree", params={**parameters, "offset": offset}).json() for offset in range(0, 240, 3)]
     assert [each["id"] for page in pages for each in page["documents"]] == expected
     assert pages[0]["tree"]["size"] == len(expected)
     assert [(each["level"], each["node"]) for each in pages[0]["path"]] == [
         (0, 0),
-        *enumerate(hierarchy.path(int(hierarchy.leaves_under(last, node)[0]))[: last - 1], start=1),
+        *enumerate(hierarchy.path(int(hierarchy.documents_under(last, node)[0]))[: last - 1], start=1),
     ]
 
 

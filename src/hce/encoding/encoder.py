@@ -218,8 +218,6 @@ class Encoder:
         model = SentenceTransformer(modules=[table, Normalize()], device="cpu")
         return cls(model, "words of the corpus", device=device, dtype=torch.float32)
 
-    of_words = of_word_table  # the name in 0.2.0
-
     def token_table(self) -> Encoder:
         """Return a static encoder of this transformer's own tokens: the bundled one for minilm, else one distilled now.
 
@@ -355,13 +353,6 @@ class Encoder:
         encoder._token_memo = self._token_memo
         return encoder
 
-    def fitted_where(self, corpus: Corpus, is_better: Callable[[Encoder], bool]) -> Encoder:
-        """Return a static encoder fitted to a corpus where that is better, and any other encoder as it is."""
-        if not self.is_static:
-            return self
-        fitted = self.fitted_to(corpus)
-        return fitted if is_better(fitted) else self
-
     @contextmanager
     def remembering_tokens(self) -> Iterator[None]:
         """Have a static encoder tokenise each word once in this block: for a corpus that is read again and again."""
@@ -371,8 +362,6 @@ class Encoder:
             yield
         finally:
             self._token_memo = None
-
-    remembering_words = remembering_tokens  # the name in 0.2.0
 
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:

@@ -91,7 +91,7 @@ def train(
         require_alike(_identity(corpus, given, labels, recipe))
         if output is not None:
             require_shared(Path(output).absolute().parent)
-    learnt = _Order(corpus, given, labels, recipe, run_folder, progress, on_epoch).carry_out()
+    learnt = _Plan(corpus, given, labels, recipe, run_folder, progress, on_epoch).run()
     result = learnt.result
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
@@ -101,8 +101,8 @@ def train(
     return result
 
 
-class _Order(NamedTuple):
-    """What `train` is to do, with everything decided; `hce.training.recipe` has the cases in a table.
+class _Plan(NamedTuple):
+    """A run of `train` with everything decided; `hce.training.recipe` has the cases in a table.
 
     Attributes:
         corpus: the documents that are learnt from.
@@ -122,7 +122,7 @@ class _Order(NamedTuple):
     progress: bool
     on_epoch: Callable[[Epoch], None]
 
-    def carry_out(self) -> Learnt:
+    def run(self) -> Learnt:
         """Train what the recipe says, and put companions beside the encoder where it says so."""
         if self.recipe.train == "encoder":
             return self._learn(self.given)

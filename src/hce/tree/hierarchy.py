@@ -221,8 +221,6 @@ class Hierarchy:
         """Return the positions of the documents under a node, in order."""
         return np.flatnonzero(self.nodes_at(level) == node)
 
-    leaves_under = documents_under  # the name in 0.2.0
-
     def sample_siblings(
         self, documents: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
     ) -> np.ndarray:
