@@ -504,9 +504,9 @@ class Index:
                 encoder = self._for_queries
                 codes = self._token_codes(encoder) if mode == "hybrid" and vectors is not None else None
                 wanted = k_or_all if codes is None else min(max(k_or_all, TOKENS_FIRST), most)
-                share, matched = self.manifest.words_share, codes is None
-                queries = SearchRequest(texts, vectors, wanted, allowed, mode, share, unique, matched)
-                hits = find_hits(reader, self.derived, queries)
+                share, tell_matched = self.manifest.words_share, codes is None
+                request = SearchRequest(texts, vectors, wanted, allowed, mode, share, unique, tell_matched)
+                hits = find_hits(reader, self.derived, request)
             if hits is not None:
                 return hits if codes is None else self._by_tokens(encoder, codes, texts, hits, k_or_all)
             # Else another thread has brought a part to a later moment than this reader sees: look again.

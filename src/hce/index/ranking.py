@@ -109,7 +109,7 @@ class SearchRequest(NamedTuple):
         mode: by meaning, by words, or by both.
         words_share: of words in a hybrid search, from 0 to 1.
         unique: whether near-equal documents count as one.
-        matched: whether to tell of each hit which words of its query it has; see `with_matched`.
+        tell_matched: whether to tell of each hit which words of its query it has; see `with_matched`.
     """
 
     texts: Sequence[str]
@@ -119,20 +119,20 @@ class SearchRequest(NamedTuple):
     mode: SearchMode
     words_share: float
     unique: bool = False
-    matched: bool = True
+    tell_matched: bool = True
 
 
-def find_hits(reader: Reader, derived: Derived, queries: SearchRequest) -> list[list[Hit]] | None:
+def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]] | None:
     """Find the best documents for each query, best first; None where a derived part has gone on to a later moment."""
-    if queries.unique:
-        return _find_unique(reader, derived, queries)
-    ranked = _ranked(reader, derived, queries)
+    if request.unique:
+        return _find_unique(reader, derived, request)
+    ranked = _ranked(reader, derived, request)
     if ranked is None:
         return None
     hits = _hits(reader, ranked)
-    if queries.mode == "dense" or not queries.matched:
+    if request.mode == "dense" or not request.tell_matched:
         return hits
-    return with_matched(reader, derived, queries.texts, hits)
+    return with_matched(reader, derived, request.texts, hits)
 
 
 def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
@@ -144,17 +144,22 @@ def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: l
 
 
 class RankedNumbers(NamedTuple):
-    """Documents, best first, and for each the number of its nearest passage; 0 is the document's own vector."""
+    """Documents, best first, and what each was found by.
+
+    Attributes:
+        fused: the documents, their scores, and the passages that words found.
+        nearest_passages: by document, the number of its nearest passage by meaning; 0 is the document's own vector.
+    """
 
     fused: Fused
-    passages: dict[int, int]
+    nearest_passages: dict[int, int]
 
     def found_by(self) -> dict[int, int]:
         """Return the number of the passage that each document was found by; 0 is the document as a whole."""
         found = {}
-        for number, meaning, words, passage in zip(*map(np.ndarray.tolist, self.fused), strict=True):
-            by_meaning = self.passages.get(number, 0)
-            found[number] = (passage or by_meaning) if words > meaning else (by_meaning or passage)
+        for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.fused), strict=True):
+            by_meaning = self.nearest_passages.get(number, 0)
+            found[number] = (by_words or by_meaning) if from_words > from_meaning else (by_meaning or by_words)
         return found
 
 
@@ -163,11 +168,11 @@ class NearestToOne(NamedTuple):
 
     Attributes:
         reader: the moment that is searched.
-        engine: the engine of all documents' vectors.
+        engine: the part of the index that is the engine of all documents' vectors, see `Live`.
         query: the query's vector, of shape (n,).
         numbers: the documents found, best first, of shape (m,).
         cosines: the documents' cosines to the query, of shape (m,).
-        passages: by document, the number of its nearest passage; 0 is the document's own vector.
+        nearest_passages: by document, the number of its nearest passage; 0 is the document's own vector.
     """
 
     reader: Reader
@@ -175,7 +180,7 @@ class NearestToOne(NamedTuple):
     query: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
-    passages: dict[int, int]
+    nearest_passages: dict[int, int]
 
     @classmethod
     def of(
@@ -192,13 +197,45 @@ class NearestToOne(NamedTuple):
         by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
         return cls(reader, engine, query, numbers[there], scores[there], by_document)
 
-    def cosines_at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the cosine of each of some other documents, of a long one that of its nearest passage; (m,)."""
+    def alone(self) -> RankedNumbers:
+        """Rank the documents by meaning alone."""
+        nothing = np.zeros(len(self.numbers))
+        fused = Fused(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
+        return RankedNumbers(fused, self.nearest_passages)
+
+    def with_words(self, words: Words, text: str, request: SearchRequest) -> RankedNumbers:
+        """Rank the documents together with those that share a word with the query's text."""
+        nearest_passages = dict(self.nearest_passages)
+
+        def cosines_at(numbers: np.ndarray) -> np.ndarray:
+            cosines, passages = self.measured(numbers)
+            nearest_passages.update(passages)
+            return cosines
+
+        fused = search_both(
+            *(words, text),
+            numbers=self.numbers,
+            cosines=self.cosines,
+            cosines_at=cosines_at,
+            candidates=candidates_for(request.k),
+            words_share=request.words_share,
+            allowed=request.allowed,
+            k=request.k,
+        )
+        return RankedNumbers(fused, nearest_passages)
+
+    def measured(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+        """Measure other documents, a long one by its nearest passage.
+
+        Returns:
+            The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
+        """
         cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
         if cosines is None:  # the engine has gone on to a later moment, and the store still knows this one
             cosines = self.reader.vectors_at(numbers) @ self.query
         if not len(numbers) or not self.reader.has_passages():
-            return cosines
+            return cosines, {}
+        passages: dict[int, int] = {}
         further = self.reader.passages_of(numbers.tolist())
         nearer = further.vectors @ self.query
         rows = {number: row for row, number in enumerate(numbers.tolist())}
@@ -206,44 +243,27 @@ class NearestToOne(NamedTuple):
             document = int(further.documents[passage])
             if nearer[passage] > cosines[rows[document]]:
                 cosines[rows[document]] = nearer[passage]
-                self.passages[document] = int(further.numbers[passage])
-        return cosines
+                passages[document] = int(further.numbers[passage])
+        return cosines, passages
 
 
-def _ranked(reader: Reader, derived: Derived, queries: SearchRequest) -> list[RankedNumbers] | None:
+def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedNumbers] | None:
     """Rank documents for each query; None where a part has gone on to a later moment."""
-    texts, vectors, k, allowed, mode, words_share, *_ = queries
+    texts, vectors, k, allowed, mode, *_ = request
     if vectors is None or mode == "words":
         return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
-    candidates = k if mode == "dense" else candidates_for(k)
-    found = _nearest(reader, derived, vectors, candidates, allowed)
+    found = _nearest(reader, derived, vectors, k if mode == "dense" else candidates_for(k), allowed)
     if found is None:
         return None
     nearest = [
         NearestToOne.of(reader, derived.engine, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
     ]
     if mode == "dense":
-        return [_by_meaning(each) for each in nearest]
-
-    def fused(words: Words) -> list[RankedNumbers]:
-        return [
-            RankedNumbers(
-                search_both(
-                    *(words, text),
-                    numbers=each.numbers,
-                    cosines=each.cosines,
-                    cosines_at=each.cosines_at,
-                    candidates=candidates,
-                    words_share=words_share,
-                    allowed=allowed,
-                    k=k,
-                ),
-                each.passages,
-            )
-            for text, each in zip(texts, nearest, strict=True)
-        ]
-
-    return derived.words.use(reader, fused)
+        return [each.alone() for each in nearest]
+    return derived.words.use(
+        reader,
+        lambda words: [each.with_words(words, text, request) for text, each in zip(texts, nearest, strict=True)],
+    )
 
 
 def _nearest(
@@ -254,11 +274,6 @@ def _nearest(
     if whole is None or not reader.has_passages():
         return whole and Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
     return derived.passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
-
-
-def _by_meaning(found: NearestToOne) -> RankedNumbers:
-    nothing = np.zeros(len(found.numbers))
-    return RankedNumbers(Fused(found.numbers, found.cosines, nothing, nothing.astype(np.int64)), found.passages)
 
 
 def _by_words(found: Matches) -> RankedNumbers:
@@ -274,8 +289,8 @@ def _hits(reader: Reader, ranked: list[RankedNumbers]) -> list[list[Hit]]:
     documents = reader.documents(wanted)
     hits = [
         [
-            Hit.of(rank, number, documents[number], float(meaning), float(words))
-            for rank, (number, meaning, words) in enumerate(
+            Hit.of(rank, number, documents[number], from_meaning, from_words)
+            for rank, (number, from_meaning, from_words) in enumerate(
                 zip(*map(np.ndarray.tolist, each.fused[:3]), strict=True), 1
             )
         ]
@@ -316,20 +331,20 @@ def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> 
 # ------------------------------------------------------------------------------------------------- near-equal ones
 
 
-def _find_unique(reader: Reader, derived: Derived, queries: SearchRequest) -> list[list[Hit]] | None:
+def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]] | None:
     """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
-    most, depth = max(1, reader.moment().documents), 2 * queries.k
+    most, depth = max(1, reader.moment().documents), 2 * request.k
     while True:
         check_deadline()
         depth = min(depth, most)
-        hits = find_hits(reader, derived, queries._replace(k=depth, unique=False))
+        hits = find_hits(reader, derived, request._replace(k=depth, unique=False))
         if hits is None:
             return None
         folded = [fold_near_equal(reader, row) for row in hits]
         if depth == most or all(
-            len(kept) >= queries.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
+            len(kept) >= request.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
         ):
-            return [kept[: queries.k] for kept in folded]
+            return [kept[: request.k] for kept in folded]
         depth *= 2
 
 

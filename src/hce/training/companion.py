@@ -231,7 +231,7 @@ def best_words_share(dev: DevSet, encoder: Encoder, vectors: np.ndarray, languag
 
     def measure(share: float) -> float:
         # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.
-        sums = [((1 - share) * each.meaning + share * each.words).round(6) for each in fused]
+        sums = [((1 - share) * each.from_meaning + share * each.from_words).round(6) for each in fused]
         ranked = [each.numbers[np.lexsort((each.numbers, -total))] for each, total in zip(fused, sums, strict=True)]
         return float(ndcg_of_rankings(ranked, queries.answers).mean())
 
