@@ -352,7 +352,7 @@ def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_p
             assert cosines[1] == pytest.approx(hit.score, abs=1e-5)
             ((number, passage),) = passages.items()
             assert number == hit.number
-            assert ODD in book.full_text[slice(*reader.places([passage])[passage])]
+            assert ODD in book.full_text[slice(*reader.extents([passage])[passage])]
 
 
 @pytest.mark.parametrize(("title", "text"), [("", "  \n star w1. "), (" Star ", "w1. "), ("Star", "")])
@@ -445,7 +445,7 @@ def test_a_corpus_is_the_same_by_rows(static_encoder, book):
     ((place, passages),) = long.passages_of(range(2, 6), np.arange(len(texts))[:, None]).items()
     assert place == 1
     assert passages.vectors[:, 0].tolist() == list(range(6, len(texts)))
-    assert len(passages.places) == len(passages.vectors)
+    assert len(passages.extents) == len(passages.vectors)
     assert sum(ODD in text for text in texts[6:]) in (1, 2)
 
 

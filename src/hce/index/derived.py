@@ -441,12 +441,12 @@ PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
 
 
 class Derived:
-    """The parts that are derived from a store.
+    """The parts that are derived from a store; what each is made of is lent out by `use`, as of a reader's moment.
 
     Attributes:
-        engine: of the vectors of all documents.
-        passages: the engine of the passages of long documents; of no use while there are none.
-        words: of all texts.
+        engine: lends the engine of the vectors of all documents.
+        passages: lends the engine of the passages of long documents; of no use while there are none.
+        words: lends the words of all texts.
         mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
         engine_name: the name of the engine that searches.
     """

@@ -260,7 +260,7 @@ class IndexStatus:
         changed: when the index was last written to.
         engine: the name of the engine that searches.
         pending: how many additions and removals the engine's snapshot on disk is behind.
-        tree_levels: the number of levels of the tree; 0 without one.
+        tree_levels: the depth L of the tree, its levels below the root; 0 without a tree.
         bytes: of all files.
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.

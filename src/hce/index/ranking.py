@@ -13,7 +13,7 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.data.snippets import ANY_WORD, QueryWords, Snippet, snippet_of
+from hce.data.snippets import ANY_WORD, SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
 from hce.deadline import check_deadline
 from hce.index.derived import Derived, EnginePart
 from hce.index.store import Reader
@@ -82,20 +82,23 @@ class Hit(NamedTuple):
         shown = {name: value for name, value in self._asdict().items() if name != "number"}
         if query is None:
             return shown
-        words = QueryWords(query)
-        snippet = snippet_of(self.text, self.passage, words)
+        snippet = self.snippet(query)
         shown |= {"snippet": snippet.text, "snippet_start": snippet.start, "snippet_marks": snippet.marks}
-        return shown | {"title_marks": words.marks_in(self.title)}
+        return shown | {"title_marks": QueryWords(query).marks_in(self.title)}
 
-    def snippet(self, query: str) -> Snippet:
+    def snippet(self, query: str, length: int = SNIPPET_CHARACTERS) -> Snippet:
         """Return what to show of the text: the passage that was found, else the part with most of the query's words.
 
         >>> hit = Hit(1, 0.5, "a", "", "No shoes. " * 40 + "Red hats of felt.", {})
         >>> snippet = hit.snippet("hat")
         >>> [snippet.text[start:stop] for start, stop in snippet.marks]
         ['hats']
+
+        Args:
+            query: what was searched for.
+            length: of a part, in characters; a passage is shown as it is.
         """
-        return snippet_of(self.text, self.passage, QueryWords(query))
+        return snippet_of(self.text, self.passage, QueryWords(query), length)
 
 
 class SearchRequest(NamedTuple):
@@ -168,7 +171,7 @@ class NearestToOne(NamedTuple):
 
     Attributes:
         reader: the moment that is searched.
-        engine: the part of the index that is the engine of all documents' vectors, see `Live`.
+        engine: the part of the index that brings the engine of documents to a moment, see `hce.index.derived.Live`.
         query: the query's vector, of shape (n,).
         numbers: the documents found, best first, of shape (m,).
         cosines: the documents' cosines to the query, of shape (m,).
@@ -231,7 +234,7 @@ class NearestToOne(NamedTuple):
             The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
         """
         cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
-        if cosines is None:  # the engine has gone on to a later moment, and the store still knows this one
+        if cosines is None:  # the part has gone on to a later moment, and the store still knows this one
             cosines = self.reader.vectors_at(numbers) @ self.query
         if not len(numbers) or not self.reader.has_passages():
             return cosines, {}
@@ -303,16 +306,19 @@ def _hits(reader: Reader, ranked: list[RankedNumbers]) -> list[list[Hit]]:
 
 def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
     """Tell of each hit that was found by a passage where that stands."""
-    places = reader.places(filter(None, (passages.get(hit.number) for hit in hits)))
-    found = [places.get(passages.get(hit.number, 0)) for hit in hits]
-    return [hit._replace(passage=place and place_in_text(hit, place)) for hit, place in zip(hits, found, strict=True)]
+    extents = reader.extents(filter(None, (passages.get(hit.number) for hit in hits)))
+    found = [extents.get(passages.get(hit.number, 0)) for hit in hits]
+    return [hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(hits, found, strict=True)]
 
 
-def place_in_text(document: Document | Hit, place: Passage) -> Passage:
-    """Turn a place in the full text of a document, which begins with the title, into one in its text."""
+def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
+    """Turn where a passage stands in the full text of a document, which begins with the title, into where in its text.
+
+    The part of a passage that is title is left out.
+    """
     joined = f"{document.title} {document.text}"
     before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
-    start, stop = (min(max(place - before, 0), len(document.text)) for place in place)
+    start, stop = (min(max(end - before, 0), len(document.text)) for end in extent)
     return Passage(start, stop)
 
 
@@ -403,5 +409,5 @@ def read_text(hit: Hit) -> str:
 
 
 def read_passage(document: Document | Hit, passage: Passage) -> str:
-    """Return what is read of a passage, given as a place in the document's text: the passage, after the title."""
+    """Return what is read of a passage, given by where it stands in the document's text: it, after the title."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text

@@ -24,7 +24,7 @@ from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
 from hce.index.index import Index
 from hce.index.manifest import IndexStatus
-from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_facts, read_log, read_places
+from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
 from hce.index.mirror import Mirror
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
 from hce.progress import progress_bar
@@ -198,7 +198,7 @@ class ReplicaStore(Store):
                 stop = min(start + MOST_ROWS - 1, last)
                 found = read_documents(self.collection, start, stop)
                 documents = {number: each for number, each in found.items() if number not in removed}
-                writer.copy(documents, read_places(self.collection, start, stop, documents))
+                writer.copy(documents, read_extents(self.collection, start, stop, documents))
                 advance(stop - start + 1)
 
 

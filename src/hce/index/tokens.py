@@ -23,7 +23,7 @@ from hce.data.corpus import Corpus
 from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
-from hce.index.ranking import Hit, place_in_text, read_passage, read_text
+from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key
 from hce.progress import progress_bar
 from hce.search.fusion import TOKENS_FIRST, given_by_tokens
@@ -253,10 +253,10 @@ def _key(text: str) -> int:
 def _keys_of(reader: Reader) -> Iterator[int]:
     """Yield the keys of all documents, and of the passages of long ones as they are read."""
     yield from reader.contents()[1].tolist()
-    for number, places in reader.all_places():
+    for number, extents in reader.all_extents():
         for document in reader.documents([number]).values():
-            for place in places.values():
-                yield _key(read_passage(document, place_in_text(document, place)))
+            for extent in extents.values():
+                yield _key(read_passage(document, extent_in_text(document, extent)))
 
 
 def token_folder(index: Path, suffix: str) -> Path:

@@ -112,12 +112,12 @@ def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter 
     cut = cutter.cut(documents) if cutter else {}
     if cutter is None or not cut:
         return {}
-    texts = [cutter.texts(documents[position], places) for position, places in cut.items()]
+    texts = [cutter.texts(documents[position], extents) for position, extents in cut.items()]
     vectors = shared_vectors(list(chain.from_iterable(texts)), {}, encode)
-    stops = np.cumsum([len(places) for places in cut.values()]).tolist()
+    stops = np.cumsum([len(extents) for extents in cut.values()]).tolist()
     return {
-        position: Passages(places, vectors[stop - len(places) : stop])
-        for (position, places), stop in zip(cut.items(), stops, strict=True)
+        position: Passages(extents, vectors[stop - len(extents) : stop])
+        for (position, extents), stop in zip(cut.items(), stops, strict=True)
     }
 
 
