@@ -830,7 +830,7 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
 
 def test_another_writer_is_a_reason_to_try_again(client, index, monkeypatch):
     monkeypatch.setattr(Store.writing.__wrapped__, "__defaults__", (0.05,))  # seconds to wait
-    with Index.open(index.path) as other, other._store.writing():
+    with Index.open(index.path) as other, other._opened.store.writing():
         answers = [client.post("/api/documents", json={"documents": [{"id": "x", "text": "y"}]})]
         answers.append(client.delete("/api/documents/d0"))
     for answer in answers:

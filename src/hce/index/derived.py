@@ -25,7 +25,7 @@ from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
 from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
 from hce.index.passages import passage_texts
-from hce.index.store import Moment, Reader, Store
+from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
@@ -106,8 +106,12 @@ class Live(Generic[Part]):
         """The folder of the snapshots."""
         return self.store.path.parent / f"{self.builder.folder}{self._suffix}"
 
-    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result | None:
-        """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
+    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result:
+        """Do some work with the part as of the moment that `reader` sees.
+
+        Raises:
+            MomentPassedError: another thread has brought the part to a later one.
+        """
         moment = reader.moment()
         while True:
             with self._lock.shared():
@@ -115,7 +119,7 @@ class Live(Generic[Part]):
                     return work(self._part)
             with self._lock.alone():
                 if moment.change < max(self._since, self._moment.change if self._moment else 0):
-                    return None
+                    raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
                 self._catch_up(reader, moment)
 
     def load(self, reader: Reader) -> None:

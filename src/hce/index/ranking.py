@@ -6,17 +6,20 @@ search fuses both. What is ranked are numbers of documents, and the store says a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.data.snippets import ANY_WORD, SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
+from hce.data.text import is_unicode
 from hce.deadline import check_deadline
+from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart
-from hce.index.store import Reader
+from hce.index.store import MomentPassedError, Reader
 from hce.search.fusion import Fused, candidates_for, search_both
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
@@ -125,14 +128,73 @@ class SearchRequest(NamedTuple):
     tell_matched: bool = True
 
 
-def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]] | None:
-    """Find the best documents for each query, best first; None where a derived part has gone on to a later moment."""
+def checked_queries(queries: str | Sequence[str]) -> list[str]:
+    """Return the texts to look for.
+
+    Raises:
+        InputError: one of them is none.
+    """
+    if not isinstance(queries, Iterable) or isinstance(queries, bytes):
+        raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
+    texts = [queries] if isinstance(queries, str) else list(queries)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"a query is a text, not a {type(text).__name__}")
+        if not is_unicode(text):
+            raise InputError(f"query {text!r} holds half a surrogate pair; remove it")
+        if not text.strip():
+            raise InputError("the query is empty; write what to look for")
+    return texts
+
+
+def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return vectors of queries as an array of shape (Q, n), float32.
+
+    Raises:
+        InputError: they are of another shape, or hold NaN.
+    """
+    try:
+        rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"vectors of queries are an array of numbers, not a {type(vectors).__name__}") from error
+    if rows.ndim != 2 or np.ndim(vectors) != 2 or rows.shape[1] != dim:
+        raise InputError(f"vectors of queries are of shape (queries, {dim}) in this index, not {np.shape(vectors)}")
+    if not np.isfinite(rows).all():
+        raise InputError("the vector of a query holds NaN or infinity; encode it again")
+    return rows
+
+
+def check_k(k: int, name: str = "k") -> None:
+    """Make sure that k is a whole number from 1 on.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise InputError(f"{name} = {k!r}: give a whole number")
+    if k < 1:
+        raise InputError(f"{name} = {k}: ask for 1 hit or more")
+
+
+def check_mode(mode: str) -> None:
+    """Make sure that there is such a mode of search.
+
+    Raises:
+        InputError: there is none.
+    """
+    if mode not in get_args(SearchMode):
+        raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
+
+
+def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
+    """Find the best documents for each query, best first.
+
+    Raises:
+        MomentPassedError: a derived part has gone on to a later moment.
+    """
     if request.unique:
         return _find_unique(reader, derived, request)
-    ranked = _ranked(reader, derived, request)
-    if ranked is None:
-        return None
-    hits = _hits(reader, ranked)
+    hits = _hits(reader, _ranked(reader, derived, request))
     if request.mode == "dense" or not request.tell_matched:
         return hits
     return with_matched(reader, derived, request.texts, hits)
@@ -140,7 +202,9 @@ def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[
 
 def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
-    return derived.words.use(reader, lambda words: _with_matched(words, texts, hits)) or hits
+    with suppress(MomentPassedError):
+        return derived.words.use(reader, lambda words: _with_matched(words, texts, hits))
+    return hits
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -233,8 +297,9 @@ class NearestToOne(NamedTuple):
         Returns:
             The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
         """
-        cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
-        if cosines is None:  # the part has gone on to a later moment, and the store still knows this one
+        try:
+            cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
+        except MomentPassedError:  # the store still knows this one
             cosines = self.reader.vectors_at(numbers) @ self.query
         if not len(numbers) or not self.reader.has_passages():
             return cosines, {}
@@ -250,14 +315,12 @@ class NearestToOne(NamedTuple):
         return cosines, passages
 
 
-def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedNumbers] | None:
-    """Rank documents for each query; None where a part has gone on to a later moment."""
+def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedNumbers]:
+    """Rank documents for each query."""
     texts, vectors, k, allowed, mode, *_ = request
     if vectors is None or mode == "words":
         return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
     found = _nearest(reader, derived, vectors, k if mode == "dense" else candidates_for(k), allowed)
-    if found is None:
-        return None
     nearest = [
         NearestToOne.of(reader, derived.engine, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
     ]
@@ -269,13 +332,11 @@ def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[Ra
     )
 
 
-def _nearest(
-    reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None
-) -> Nearest | None:
-    """Find the k nearest documents by meaning; None where a part has gone on to a later moment."""
+def _nearest(reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> Nearest:
+    """Find the k nearest documents by meaning."""
     whole = derived.engine.use(reader, lambda engine: engine.search(vectors, k, allowed))
-    if whole is None or not reader.has_passages():
-        return whole and Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
+    if not reader.has_passages():
+        return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
     return derived.passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
 
 
@@ -337,15 +398,13 @@ def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> 
 # ------------------------------------------------------------------------------------------------- near-equal ones
 
 
-def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]] | None:
+def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
     """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
     most, depth = max(1, reader.moment().documents), 2 * request.k
     while True:
         check_deadline()
         depth = min(depth, most)
         hits = find_hits(reader, derived, request._replace(k=depth, unique=False))
-        if hits is None:
-            return None
         folded = [fold_near_equal(reader, row) for row in hits]
         if depth == most or all(
             len(kept) >= request.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
@@ -381,26 +440,21 @@ def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
 # ------------------------------------------------------------------------------------------------- re-ranking
 
 
-def reranked(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
-    """Put hits into the order of a cross-encoder's scores, ties as they were; each keeps the rank that it had.
+def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
+    """Put the first `depth` hits into the order of a cross-encoder's scores, ties as they were.
 
-    Of a long document the passage is read that was found, after the title.
+    Each of these keeps the rank that it had; of a long document the passage is read that was found, after the title.
+    The other hits stay behind them as they were, with scores that say so.
     """
-    scores = reranker.scores(query, [read_text(hit) for hit in hits])
+    first, others = hits[:depth], hits[depth:]
+    scores = reranker.scores(query, [read_text(hit) for hit in first])
     order = np.argsort(-scores, kind="stable").tolist()
-    return [
-        hits[row]._replace(rank=rank, score=float(scores[row]), first_rank=hits[row].rank)
+    ordered = [
+        first[row]._replace(rank=rank, score=float(scores[row]), first_rank=first[row].rank)
         for rank, row in enumerate(order, 1)
     ]
-
-
-def reranked_first(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
-    """Re-rank the first `depth` hits; the others stay behind them as they were, with scores that say so."""
-    first, others = reranked(reranker, query, hits[:depth]), hits[depth:]
-    if not others:
-        return first
-    lower = first[-1].score - 1 - others[0].score
-    return [*first, *(hit._replace(score=hit.score + lower) for hit in others)]
+    lower = ordered[-1].score - 1 - others[0].score if others else 0.0
+    return [*ordered, *(hit._replace(score=hit.score + lower) for hit in others)]
 
 
 def read_text(hit: Hit) -> str:

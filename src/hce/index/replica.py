@@ -261,16 +261,16 @@ class ReplicaIndex(Index):
             server.close()
             raise
         super().__init__(folder, encoder)
-        self._store.close()
-        self._store = store
-        self.derived = Derived(store, self.manifest, ReplicaMirror(store))
+        self._opened.store.close()
+        self._opened.store = store
+        self._opened.derived = Derived(store, self.manifest, ReplicaMirror(store))
 
     def __repr__(self) -> str:
         return f"Index({str(self.address)!r}, {len(self):,} documents, {self.manifest.encoder}, read from Milvus)"
 
     def search_encoded(self, *args: Any, **options: Any) -> Any:
         """Search as any index does, in the collection that there is now."""
-        store = cast(ReplicaStore, self._store)
+        store = cast(ReplicaStore, self._opened.store)
         attempts = ATTEMPTS
         while True:
             collection, change = store.collection, store.known().change

@@ -57,6 +57,10 @@ ROWS_PER_FETCH = 8192
 MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
 
 
+class MomentPassedError(HceError):
+    """A derived part has gone on to a later moment than a reader sees; open another reader, and look again."""
+
+
 class Moment(NamedTuple):
     """A moment of a store.
 

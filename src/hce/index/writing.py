@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,30 @@ def _all_sound(documents: list[Document]) -> bool:
         return False
 
 
+def checked_ids(ids: Iterable[str]) -> list[str]:
+    """Return ids of documents, each once, in order.
+
+    Raises:
+        InputError: one of them is none.
+    """
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
+    listed = list(ids)
+    for doc_id in listed:
+        check_id(doc_id)
+    return list(dict.fromkeys(listed))
+
+
+def check_id(doc_id: str) -> None:
+    """Make sure that an id is a text.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not isinstance(doc_id, str):
+        raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
+
+
 def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]:
     """Yield a moderate number of documents at a time."""
     for batch in batches:
@@ -76,6 +101,44 @@ def without_unchanged(
         writer.replace(same)
         advance(len(same))
         yield changed + fresh
+
+
+def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index: Path) -> None:
+    """Make sure that none of these documents is there.
+
+    Raises:
+        InputError: the id of one is.
+    """
+    for chunk in chunks:
+        if known := writer.present(document.id for document in chunk):
+            raise InputError(
+                f"{index}: id {next(iter(known))!r} is there already; update replaces documents, or leave it out"
+            )
+
+
+def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
+    """Make sure that no document that is to be replaced was left out of a corpus.
+
+    Raises:
+        InputError: one has neither text nor title.
+    """
+    for batch in batches:
+        if isinstance(batch, Corpus) and batch.left_out:
+            raise InputError(f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it")
+
+
+def numbers_of(writer: Writer, ids: list[str], index: Path) -> list[int]:
+    """Return the numbers of the documents that have these ids.
+
+    Raises:
+        InputError: one is not there.
+    """
+    known = writer.present(ids)
+    missing = [doc_id for doc_id in ids if doc_id not in known]
+    if missing:
+        more = f" ({len(missing):,} of {len(ids):,} ids are not)" if len(ids) > 1 else ""
+        raise InputError(f"{index}: no document {missing[0]!r} is there{more}; nothing was removed")
+    return [number for number, _ in known.values()]
 
 
 def insert_documents(
