@@ -37,7 +37,7 @@ from hce.encoding.tables import Tables
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
-from hce.index import create, derived, live
+from hce.index import create, derived
 from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
@@ -177,7 +177,7 @@ class AsADictionary(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("engine", "examples"), [("flat", 12), ("tree", 4)])
 def test_it_behaves_as_a_dictionary(tmp_path, encoder, monkeypatch, engine, examples):
-    monkeypatch.setattr(live, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
+    monkeypatch.setattr(derived, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
     AsADictionary.encoder, AsADictionary.folder, AsADictionary.engine = encoder, tmp_path / "index", engine
     run_state_machine_as_test(
         AsADictionary, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None, database=None)
@@ -629,7 +629,7 @@ def test_a_snapshot_of_another_past_is_not_used(made, tmp_path, encoder):
 
 
 def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
-    monkeypatch.setattr(live, "ROWS_BEHIND", 10)
+    monkeypatch.setattr(derived, "ROWS_BEHIND", 10)
     (first,) = (index.path / "engine").iterdir()
     (index.path / "engine" / ".0.partial").mkdir()  # left by a crash
     index.add([Document(f"x{i}", f"w{i}") for i in range(30)])
@@ -887,8 +887,8 @@ def test_all_of_a_tree_is_on_disk_before_the_manifest_names_it(index, monkeypatc
 
 
 def test_a_handle_from_before_a_rebuild_does_not_bring_the_old_engine_back(index, encoder, monkeypatch):
-    monkeypatch.setattr(live, "ROWS_BEHIND", 2)
-    monkeypatch.setattr(live, "SHARE_BEHIND", 0)
+    monkeypatch.setattr(derived, "ROWS_BEHIND", 2)
+    monkeypatch.setattr(derived, "SHARE_BEHIND", 0)
     with Index.open(index.path, encoder) as old:
         old.search("star", 1)
         index.rebuild(engine="tree", dtype="float16")
