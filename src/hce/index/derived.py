@@ -20,11 +20,11 @@ import numpy as np
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
-from hce.index.hierarchy import load_tree
+from hce.index.cutting import passage_texts
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
 from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
-from hce.index.passages import passage_texts
+from hce.index.numbered_tree import load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
 from hce.progress import counted, progress_bar

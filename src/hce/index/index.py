@@ -18,12 +18,12 @@ from hce.data.documents import Document
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.files import checked_fields
+from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
 from hce.index.derived import Derived
-from hce.index.encoder import CarriedEncoder
 from hce.index.filters import Filter
-from hce.index.hierarchy import NumberedHierarchy
 from hce.index.manifest import IndexStatus, Manifest
+from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.opened import Opened
 from hce.index.ranking import (
     RERANKED,
@@ -86,16 +86,6 @@ class Index:
         self._opened = Opened(self.path, encoder)
         self._last_reranker: Reranker | None = None
         self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest in force."""
-        return self._opened.manifest
-
-    @property
-    def derived(self) -> Derived:
-        """Engine, engine of passages and words, all built from the store."""
-        return self._opened.derived
 
     @classmethod
     def create(
@@ -563,6 +553,16 @@ class Index:
         return self._opened.present_encoder().full_encoder()
 
     # ------------------------------------------------------------------------------------------------- the whole
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in force."""
+        return self._opened.manifest
+
+    @property
+    def derived(self) -> Derived:
+        """Engine, engine of passages and words, all built from the store."""
+        return self._opened.derived
 
     @property
     def tree(self) -> NumberedHierarchy | None:

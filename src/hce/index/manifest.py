@@ -24,7 +24,7 @@ from hce.search.fusion import TRANSFORMER_SHARE
 FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
-IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
+IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 OUTGROWN = 4  # documents for each that a table was fitted to
 

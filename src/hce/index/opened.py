@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hce.index.carried_encoder import CarriedEncoder, check_same
+from hce.index.cutting import Cutter
 from hce.index.derived import Derived
-from hce.index.encoder import CarriedEncoder, check_same
-from hce.index.hierarchy import NumberedHierarchy, load_tree
 from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamp
-from hce.index.passages import Cutter
+from hce.index.numbered_tree import NumberedHierarchy, load_tree
 from hce.index.store import Reader, Store
-from hce.index.tokens import IndexTokens
+from hce.index.token_codes import IndexTokens
 from hce.search.engine import ELSEWHERE
 
 if TYPE_CHECKING:

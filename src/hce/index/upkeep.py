@@ -7,13 +7,13 @@ from functools import partial
 
 from hce.files import delete_whole, held_alone
 from hce.index.confidence import calibrate
-from hce.index.hierarchy import regrow_tree
+from hce.index.cutting import Cutter
 from hce.index.manifest import FORMAT, SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
 from hce.index.mirror import check_place, withdraw
+from hce.index.numbered_tree import regrow_tree
 from hce.index.opened import Opened
-from hce.index.passages import Cutter
 from hce.index.store import Writer
-from hce.index.tokens import TokenCodes, is_token_folder, read_all_tokens, token_folder
+from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
 from hce.index.writing import cut_documents
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 

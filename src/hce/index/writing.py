@@ -13,7 +13,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
-from hce.index.passages import Cutter
+from hce.index.cutting import Cutter
 from hce.index.store import Passages, Writer, content_key
 from hce.progress import Advance
 
