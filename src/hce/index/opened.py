@@ -9,6 +9,8 @@ How a search meets what others write meanwhile, other threads and other processe
   `ReindexedError`, and who encoded them (`Index.search`, the web server) encodes them again.
 - Engines and words are at one moment at a time. Where another thread has brought them to a later one than a reader
   sees, using them raises `MomentPassedError`, and `Index.search_encoded` looks again with a new reader.
+- In a collection of Milvus there is no moment but now: where documents go during a search,
+  `ReplicaIndex.search_encoded` takes over what was written, and searches again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from hce.index.derived import Derived
 from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamp
 from hce.index.numbered_tree import NumberedHierarchy, load_tree
 from hce.index.store import Reader, Store
-from hce.index.token_codes import IndexTokens
+from hce.index.token_codes import IndexTokens, encode_keeping_tokens
 from hce.search.engine import ELSEWHERE
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ class Opened:
 
     def encode_documents(self, texts: list[str]) -> np.ndarray:
         """Encode documents to unit vectors of shape (texts, n), and keep their tokens where these are kept."""
-        return self.tokens.encode_documents(self.for_documents, texts)
+        encoder = self.for_documents  # which another thread may replace
+        return encode_keeping_tokens(encoder, self.tokens.codes(encoder), texts)
 
     @property
     def tree(self) -> NumberedHierarchy | None:

@@ -316,10 +316,6 @@ class IndexTokens:
             self._codes[folder] = TokenCodes.find(folder)
         return self._codes[folder]
 
-    def encode_documents(self, encoder: CarriedEncoder, texts: list[str]) -> np.ndarray:
-        """Encode documents to unit vectors of shape (texts, n), and keep their tokens."""
-        return encode_keeping_tokens(encoder, self.codes(encoder), texts)
-
     def encode_queries(self, encoder: CarriedEncoder, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n), and remember their tokens until they are searched for."""
         codes = self.codes(encoder)

@@ -1,4 +1,4 @@
-"""Putting documents into a store: what has to be encoded is encoded once, while SQLite writes what is encoded."""
+"""Putting documents into a store: what is refused; and what is encoded once, while SQLite writes what is encoded."""
 
 from __future__ import annotations
 
@@ -76,33 +76,6 @@ def check_id(doc_id: str) -> None:
         raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
 
 
-def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]:
-    """Yield a moderate number of documents at a time."""
-    for batch in batches:
-        for start in range(0, len(batch), DOCUMENTS_AT_ONCE):
-            yield list(batch[start : start + DOCUMENTS_AT_ONCE])
-
-
-def without_unchanged(
-    writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
-) -> Iterator[list[Document]]:
-    """Delete old versions of changed documents, update unchanged ones in place, and yield what has to be inserted.
-
-    With `keep=False` unchanged ones too are deleted and inserted under new numbers: a mirror learns of changes only by
-    new and removed numbers.
-    """
-    for chunk in chunks:
-        present = writer.present(document.id for document in chunk)
-        fresh = [document for document in chunk if document.id not in present]
-        old = [document for document in chunk if document.id in present]
-        same = [each for each in old if keep and present[each.id][1] == content_key(each.full_text)]
-        changed = [each for each in old if not keep or present[each.id][1] != content_key(each.full_text)]
-        writer.delete([present[document.id][0] for document in changed])
-        writer.replace(same)
-        advance(len(same))
-        yield changed + fresh
-
-
 def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index: Path) -> None:
     """Make sure that none of these documents is there.
 
@@ -139,6 +112,36 @@ def numbers_of(writer: Writer, ids: list[str], index: Path) -> list[int]:
         more = f" ({len(missing):,} of {len(ids):,} ids are not)" if len(ids) > 1 else ""
         raise InputError(f"{index}: no document {missing[0]!r} is there{more}; nothing was removed")
     return [number for number, _ in known.values()]
+
+
+# ------------------------------------------------------------------------------------------------- inserting
+
+
+def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]:
+    """Yield a moderate number of documents at a time."""
+    for batch in batches:
+        for start in range(0, len(batch), DOCUMENTS_AT_ONCE):
+            yield list(batch[start : start + DOCUMENTS_AT_ONCE])
+
+
+def without_unchanged(
+    writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
+) -> Iterator[list[Document]]:
+    """Delete old versions of changed documents, update unchanged ones in place, and yield what has to be inserted.
+
+    With `keep=False` unchanged ones too are deleted and inserted under new numbers: a mirror learns of changes only by
+    new and removed numbers.
+    """
+    for chunk in chunks:
+        present = writer.present(document.id for document in chunk)
+        fresh = [document for document in chunk if document.id not in present]
+        old = [document for document in chunk if document.id in present]
+        same = [each for each in old if keep and present[each.id][1] == content_key(each.full_text)]
+        changed = [each for each in old if not keep or present[each.id][1] != content_key(each.full_text)]
+        writer.delete([present[document.id][0] for document in changed])
+        writer.replace(same)
+        advance(len(same))
+        yield changed + fresh
 
 
 def insert_documents(

@@ -20,6 +20,7 @@ from hce.search.words import Words
 CANDIDATES = 200  # of each kind, at the least
 SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
+# How tokens count is told here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
 TOKENS_FIRST = 50  # hits that tokens put into another order; 30 and 100 were as good
 TOKENS_SHARE = 0.4  # of tokens in that order; .3 and .5 were nearly as good
 
