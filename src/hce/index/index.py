@@ -245,6 +245,15 @@ class Index:
         self.derived.follow()
         return len(distinct)
 
+    @contextmanager
+    def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
+        with (
+            self._opened.store.writing() as writer,
+            progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
+        ):
+            self._opened.keeps_up(writer)
+            yield writer, advance
+
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
         check_id(doc_id)
@@ -539,20 +548,12 @@ class Index:
         with self.reading() as reader:
             self.derived.load(reader)
 
-    def build_engine(self) -> None:
-        """Build engines and words of the documents there are, and keep snapshots, so that who opens the index need not.
-
-        Raises:
-            WriterBusyError: someone else is writing.
-        """
-        build_parts(self._opened)
-
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
         return self._opened.present_encoder().full_encoder()
 
-    # ------------------------------------------------------------------------------------------------- the whole
+    # ------------------------------------------------------------------------------------------------- upkeep
 
     @property
     def manifest(self) -> Manifest:
@@ -582,6 +583,14 @@ class Index:
 
         with self.reading() as reader, progress_bar("comparing later documents with earlier ones", None, "documents"):
             return drift_of(reader, self.manifest, self.tree, self._opened.for_documents, seed)
+
+    def build_engine(self) -> None:
+        """Build engines and words of the documents there are, and keep snapshots, so that who opens the index need not.
+
+        Raises:
+            WriterBusyError: someone else is writing.
+        """
+        build_parts(self._opened)
 
     def rebuild(
         self,
@@ -658,14 +667,3 @@ class Index:
         from hce.index.reindex import undo
 
         self._opened.adopt(undo(self._opened.store, progress=progress))
-
-    # ------------------------------------------------------------------------------------------------- internals
-
-    @contextmanager
-    def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
-        with (
-            self._opened.store.writing() as writer,
-            progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
-        ):
-            self._opened.keeps_up(writer)
-            yield writer, advance
