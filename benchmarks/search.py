@@ -138,8 +138,6 @@ def of_index(folder: Path) -> tuple[np.ndarray, Engine]:
                 rows[start : start + AT_ONCE] = reader.vectors_at(numbers[start : start + AT_ONCE])
             rows.flush()
         engine = index.derived.engine.use(reader, lambda engine: engine)
-        if engine is None:
-            raise SystemExit(f"{folder}: someone is writing to it")
         return np.load(target, mmap_mode="r"), engine
 
 

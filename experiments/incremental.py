@@ -25,6 +25,7 @@ import numpy as np
 from common import bench_of, command_line, names, part_of, run_script, splits_of, tell
 from page import Page, Panel, Series, seeds_note, table
 
+from hce.commands.evaluate import InMode
 from hce.comparison.bench import Bench, keep
 from hce.comparison.bm25 import BM25Searcher
 from hce.comparison.incremental import answered_by, naming_only, train_continual, train_incdsi
@@ -36,7 +37,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Labels, Qrels
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
-from hce.index.index import Index, InMode
+from hce.index.index import Index
 
 ABOUT = """
 A model is trained on a part of the documents and an index is made of them; the other documents are then added

@@ -35,7 +35,7 @@ from hce.errors import HceError, InputError
 from hce.files import unfinished
 from hce.index import create
 from hce.index.index import Index
-from hce.index.tokens import TokenCodes
+from hce.index.token_codes import TokenCodes
 from hce.training.recipe import Recipe
 from hce.training.train import train
 

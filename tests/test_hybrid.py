@@ -32,14 +32,14 @@ def test_fusion_by_hand():
         np.array([7, 8, 9, 4]), np.array([0.9, 0.5, 0.1, 0.1]), np.array([0.0, 4.0, 2.0, 2.0]), words_share=0.4
     )
     assert fused.numbers.tolist() == [8, 7, 4, 9]  # 0.3 + 0.4, 0.6 + 0, and 0 + 0.2 twice: the lower number first
-    np.testing.assert_allclose(fused.meaning + fused.words, [0.7, 0.6, 0.2, 0.2])
+    np.testing.assert_allclose(fused.from_meaning + fused.from_words, [0.7, 0.6, 0.2, 0.2])
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 30)), max_size=20), st.floats(0, 1))
 def test_fusion_keeps_its_promises(scores, share):
-    meaning, words = (np.array(column, float) for column in zip(*scores, strict=True)) if scores else (np.empty(0),) * 2
-    fused = fuse(np.arange(len(scores)), meaning, words, share)
-    total = fused.meaning + fused.words
+    cosines, bm25 = (np.array(column, float) for column in zip(*scores, strict=True)) if scores else (np.empty(0),) * 2
+    fused = fuse(np.arange(len(scores)), cosines, bm25, share)
+    total = fused.from_meaning + fused.from_words
     assert sorted(fused.numbers.tolist()) == list(range(len(scores)))
     assert (np.diff(total) <= 2e-6).all()
     assert ((total >= -1e-9) & (total <= 1 + 1e-9)).all()

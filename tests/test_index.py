@@ -37,7 +37,7 @@ from hce.encoding.tables import Tables
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
-from hce.index import create, derived, live
+from hce.index import create, derived
 from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
@@ -177,7 +177,7 @@ class AsADictionary(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("engine", "examples"), [("flat", 12), ("tree", 4)])
 def test_it_behaves_as_a_dictionary(tmp_path, encoder, monkeypatch, engine, examples):
-    monkeypatch.setattr(live, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
+    monkeypatch.setattr(derived, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
     AsADictionary.encoder, AsADictionary.folder, AsADictionary.engine = encoder, tmp_path / "index", engine
     run_state_machine_as_test(
         AsADictionary, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None, database=None)
@@ -550,8 +550,8 @@ def test_the_encoder_is_loaded_when_needed_and_hashed_when_touched(made, tmp_pat
         index.status()
         index.get("star-red-0")
         index.remove(["star-red-0"])
-        assert index._for_queries._encoder is None
-        assert index._for_documents._encoder is None
+        assert index._opened.for_queries._encoder is None
+        assert index._opened.for_documents._encoder is None
         index.search("star")
         index.add([Document("x", "star")])
     assert hashed == []
@@ -629,7 +629,7 @@ def test_a_snapshot_of_another_past_is_not_used(made, tmp_path, encoder):
 
 
 def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
-    monkeypatch.setattr(live, "ROWS_BEHIND", 10)
+    monkeypatch.setattr(derived, "ROWS_BEHIND", 10)
     (first,) = (index.path / "engine").iterdir()
     (index.path / "engine" / ".0.partial").mkdir()  # left by a crash
     index.add([Document(f"x{i}", f"w{i}") for i in range(30)])
@@ -637,7 +637,7 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     (second,) = (index.path / "engine").iterdir()
     assert second.name > first.name
     assert index.status().pending == 0
-    with index._store.writing() as writer:  # somebody writes: the search goes on without a new snapshot
+    with index._opened.store.writing() as writer:  # somebody writes: the search goes on without a new snapshot
         writer.delete([1])
         index.derived.engine._behind = 1000
         assert len(index.search("star", 300)) == 270
@@ -729,7 +729,7 @@ with Index.open(sys.argv[1]) as index:
 
 def test_a_second_writer_gets_a_clear_line(index, encoder, monkeypatch):
     monkeypatch.setattr("hce.index.store.SECONDS_TO_WAIT", 0.1)
-    with Index.open(index.path, encoder) as other, index._store.writing():
+    with Index.open(index.path, encoder) as other, index._opened.store.writing():
         for work in (lambda: other.add([Document("x", "t")]), lambda: other.remove(["star-red-0"]), other.rebuild):
             with pytest.raises(InputError, match="another process is writing to this index"):
                 work()
@@ -825,7 +825,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
 
 def test_a_process_forked_while_others_search_does_not_wait_for_them(index):
     index.search("star", 1)
-    with index.derived.words._lock.alone(), index.derived.engine._lock.alone(), index._for_queries._lock:
+    with index.derived.words._lock.alone(), index.derived.engine._lock.alone(), index._opened.for_queries._lock:
         child, listen = forked(lambda: ids_of(index.search("star red", 3)))
         found = answer_of(child, listen)
     assert found == ids_of(index.search("star red", 3))
@@ -887,8 +887,8 @@ def test_all_of_a_tree_is_on_disk_before_the_manifest_names_it(index, monkeypatc
 
 
 def test_a_handle_from_before_a_rebuild_does_not_bring_the_old_engine_back(index, encoder, monkeypatch):
-    monkeypatch.setattr(live, "ROWS_BEHIND", 2)
-    monkeypatch.setattr(live, "SHARE_BEHIND", 0)
+    monkeypatch.setattr(derived, "ROWS_BEHIND", 2)
+    monkeypatch.setattr(derived, "SHARE_BEHIND", 0)
     with Index.open(index.path, encoder) as old:
         old.search("star", 1)
         index.rebuild(engine="tree", dtype="float16")

@@ -27,8 +27,8 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import UNLIMITED_WINDOW
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
+from hce.index.cutting import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.index.index import Index
-from hce.index.passages import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.index.ranking import NearestToOne
 from hce.search.engine import ENGINES, Found, new_engine
 from hce.search.passages import PassageEngine
@@ -347,12 +347,12 @@ def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_p
         with index.reading() as reader:
             engine, nothing = index.derived.engine, np.empty(0)
             nearest = NearestToOne(reader, engine, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
-            cosines = nearest.cosines_at(np.array([4, hit.number, 2]))
+            cosines, passages = nearest.measured(np.array([4, hit.number, 2]))
             np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
             assert cosines[1] == pytest.approx(hit.score, abs=1e-5)
-            ((number, passage),) = nearest.passages.items()
+            ((number, passage),) = passages.items()
             assert number == hit.number
-            assert ODD in book.full_text[slice(*reader.places([passage])[passage])]
+            assert ODD in book.full_text[slice(*reader.extents([passage])[passage])]
 
 
 @pytest.mark.parametrize(("title", "text"), [("", "  \n star w1. "), (" Star ", "w1. "), ("Star", "")])
@@ -445,7 +445,7 @@ def test_a_corpus_is_the_same_by_rows(static_encoder, book):
     ((place, passages),) = long.passages_of(range(2, 6), np.arange(len(texts))[:, None]).items()
     assert place == 1
     assert passages.vectors[:, 0].tolist() == list(range(6, len(texts)))
-    assert len(passages.places) == len(passages.vectors)
+    assert len(passages.extents) == len(passages.vectors)
     assert sum(ODD in text for text in texts[6:]) in (1, 2)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hce.commands.evaluate import InMode
 from hce.data.documents import Document
 from hce.errors import InputError
-from hce.index.index import Index, InMode
+from hce.index.index import Index
 from hce.index.ranking import SAME_MEANING, SAME_WORDS
 
 MODES = ("hybrid", "dense", "words")
@@ -125,11 +126,11 @@ def test_of_a_long_document_the_passage_is_read(tmp_path, module_static_encoder,
 
 def test_a_measured_index_keeps_the_order_behind_what_was_re_ranked(index, scorer):
     (plain,) = InMode(index, "hybrid").search([words(0)], 10)
-    (hits,) = InMode(index, "hybrid", scorer, 3).search([words(0)], 10)
+    (hits,) = InMode(index, "hybrid", (scorer, 3)).search([words(0)], 10)
     assert {hit.id for hit in hits[:3]} == {hit.id for hit in plain[:3]}
     assert [hit.id for hit in hits[3:]] == [hit.id for hit in plain[3:]]
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert len(InMode(index, "hybrid", scorer, 5).search([words(0)], 2)[0]) == 2
+    assert len(InMode(index, "hybrid", (scorer, 5)).search([words(0)], 2)[0]) == 2
 
 
 def test_a_hit_tells_what_to_show_of_it(tmp_path, module_static_encoder):

@@ -24,7 +24,7 @@ from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.ranking import Hit
-from hce.index.tokens import SPACE_FILE, TokenCodes, in_order_of_tokens
+from hce.index.token_codes import SPACE_FILE, TokenCodes, in_order_of_tokens
 from hce.search.fusion import TOKENS_FIRST as FIRST
 from hce.search.fusion import TOKENS_SHARE as SHARE
 

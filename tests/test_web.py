@@ -223,7 +223,7 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
     with TestClient(create_app(index), base_url=HOME) as client:
         assert "240 documents are more than the 239" in until_off(client)
     monkeypatch.undo()
-    index.manifest = replace(index.manifest, base_encoder="/nowhere/at-all")
+    index._opened.manifest = replace(index.manifest, base_encoder="/nowhere/at-all")
     with TestClient(create_app(index), base_url=HOME) as client:
         reason = until_off(client)
         assert reason.startswith("at-all is not on this machine")
@@ -234,7 +234,8 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
 def test_no_answer_tells_where_things_are_on_this_machine(index, monkeypatch):
     here = str(index.path.absolute())
     index.status()  # reads the manifest, which is then taken as it is until it changes on disk
-    index.manifest = replace(index.manifest, encoder=f"table of {here}/a b/model", base_encoder=f"{here}/a b/start")
+    named = {"encoder": f"table of {here}/a b/model", "base_encoder": f"{here}/a b/start"}
+    index._opened.manifest = replace(index.manifest, **named)
 
     def damaged(*arguments, **options):
         raise FormatError(f"{here}/words/meta.json: damaged; /var/lib/x y; see https://a.example/b/c")
@@ -830,7 +831,7 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
 
 def test_another_writer_is_a_reason_to_try_again(client, index, monkeypatch):
     monkeypatch.setattr(Store.writing.__wrapped__, "__defaults__", (0.05,))  # seconds to wait
-    with Index.open(index.path) as other, other._store.writing():
+    with Index.open(index.path) as other, other._opened.store.writing():
         answers = [client.post("/api/documents", json={"documents": [{"id": "x", "text": "y"}]})]
         answers.append(client.delete("/api/documents/d0"))
     for answer in answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hce.evaluation.runs import Run, Scored
     from hce.evaluation.significance import Corrected
     from hce.index.index import Index
-    from hce.index.ranking import SearchMode
+    from hce.index.ranking import Hit, SearchMode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 
@@ -46,6 +47,32 @@ tell = partial(err.print, soft_wrap=True, markup=False)
 
 
 DatasetArgument = Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")]
+
+
+@dataclass(frozen=True)
+class InMode:
+    """An index that is searched in one mode, as `evaluate` needs it.
+
+    Attributes:
+        index: what is searched.
+        mode: by meaning, by words, or by both.
+        rerank: a cross-encoder, and how many of the first hits it reads. To measure it by as many, all others stay
+            behind them, however many hits are wanted; `Index.search` has it read all hits that it returns.
+    """
+
+    index: Index
+    mode: SearchMode
+    rerank: tuple[Reranker, int] | None = None
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Find the k best documents of each query, best first."""
+        from hce.index.ranking import reranked
+
+        if self.rerank is None:
+            return self.index.search(queries, k, mode=self.mode)
+        reranker, depth = self.rerank
+        hits = self.index.search(queries, max(k, depth), mode=self.mode)
+        return [reranked(reranker, query, row, depth)[:k] for query, row in zip(queries, hits, strict=True)]
 
 
 class Judged(NamedTuple):
@@ -241,12 +268,12 @@ def _measured(asked: Asked, source: Source) -> Measured:
 def _searcher(asked: Asked, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
     """Make a model search the corpus; an index is searched as it is."""
     from hce.evaluation.evaluate import DenseSearcher
-    from hce.index.index import Index, InMode
+    from hce.index.index import Index
 
     corpus = cast("Corpus", asked.judged.corpus)  # it was read, as there is a model
     if isinstance(source, Index):
         _check_index(source, corpus)
-        return InMode(source, asked.mode, *(rerank or ()))
+        return InMode(source, asked.mode, rerank)
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
     return DenseSearcher.of(source, corpus, progress=True)

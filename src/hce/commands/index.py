@@ -361,10 +361,7 @@ def _line(hit: Hit, query: str) -> Text:
 
 def _snippet(hit: Hit, query: str) -> Text:
     """Show the passage that a long document was found by, else the part with most of the query's words; these bold."""
-    from hce.data.snippets import QueryWords, best_snippet, snippet_of
-
-    words = QueryWords(query)
-    found = snippet_of(hit.text, hit.passage, words) if hit.passage else best_snippet(hit.text, words, SNIPPET)
+    found = hit.snippet(query, SNIPPET)
     shown = Text("… " if found.start else "", style="dim")
     end = 0
     for start, stop in found.marks:

@@ -47,7 +47,7 @@ def tree(
       hce tree docs.csv --branching 8 --json > tree.json
     """
     from hce.files import require_new
-    from hce.index.hierarchy import hierarchy_folder
+    from hce.index.numbered_tree import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.outline import nested, outline
 
@@ -71,9 +71,9 @@ def tree(
 
 def _ids(path: Path, saved: Path) -> list[str | None] | None:
     """Return the ids of the documents of a saved tree, None for one that was removed since; only an index has them."""
-    from hce.index.hierarchy import NumberedHierarchy
     from hce.index.index import Index
     from hce.index.manifest import is_index
+    from hce.index.numbered_tree import NumberedHierarchy
 
     if not is_index(path):
         return None

@@ -91,10 +91,10 @@ class QueryWords:
         return list(islice(found, MOST_MARKS))
 
 
-def snippet_of(text: str, passage: Passage | None, words: QueryWords) -> Snippet:
-    """Show the passage that a document was found by; where it was found as a whole, its best snippet."""
+def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
+    """Show the passage that a document was found by; where it was found as a whole, its best snippet of a length."""
     if passage is None:
-        return best_snippet(text, words)
+        return best_snippet(text, words, length)
     found = best_snippet(text[passage.start : passage.stop], words, PASSAGE_CHARACTERS)
     return found._replace(start=passage.start + found.start, whole=len(found.text) == len(text))
 

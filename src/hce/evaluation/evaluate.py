@@ -145,7 +145,7 @@ class HybridSearcher:
         return [self._scored(each, asked.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
 
     def _scored(self, fused: Fused, query: QueryTokens | None) -> list[Scored]:
-        positions, scores = fused.numbers, fused.meaning + fused.words
+        positions, scores = fused.numbers, fused.from_meaning + fused.from_words
         if self.tokens is not None and query is not None:
             first = positions[:TOKENS_FIRST]
             similarities = query.max_similarities([self.tokens.codes[position] for position in first])

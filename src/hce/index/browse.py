@@ -16,8 +16,8 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.errors import InputError
-from hce.index.hierarchy import NumberedHierarchy
 from hce.index.index import Index
+from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.store import Moment, Reader
 
 RIVALS = 3  # siblings that a step shows beside the one taken

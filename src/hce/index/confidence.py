@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from hce.data.text import cut_span
 from hce.index.derived import Derived
 from hce.index.ranking import SAME_MEANING, Hit, SearchRequest, find_hits
-from hce.index.store import Reader
+from hce.index.store import MomentPassedError, Reader
 from hce.search.words import Words
 
 BETWEEN_SPACES = re.compile(r"\S+")
@@ -68,10 +68,11 @@ class HitCloseness(NamedTuple):
     coverage: float
 
 
-def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness | None:
+def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
     """Measure how close a hit, which is there at the reader's moment, is to a query with a vector of shape (n,).
 
-    None where the words have gone on to a later moment.
+    Raises:
+        MomentPassedError: the words have gone on to a later moment.
     """
     return derived.words.use(reader, lambda words: _closeness(reader, words, query, vector, hit))
 
@@ -94,7 +95,7 @@ def calibrate(
     fingerprint: str,
     words_share: float,
 ) -> Calibration | None:
-    """Search for spans of documents; None where there are too few to judge by.
+    """Search for spans of documents; None where there are too few to judge by, or the moment has passed.
 
     Args:
         reader: of the moment.
@@ -103,23 +104,26 @@ def calibrate(
         fingerprint: of the encoder.
         words_share: of words in a hybrid search.
     """
-    spans = _spans(reader)
-    measured: list[HitCloseness] = []
-    until = time.monotonic() + SECONDS
+    try:
+        measured = list(_measured_spans(reader, derived, encode, words_share))
+    except MomentPassedError:
+        return None
+    return Calibration.of(fingerprint, measured) if len(measured) >= LEAST else None
+
+
+def _measured_spans(
+    reader: Reader, derived: Derived, encode: Callable[[list[str]], np.ndarray], words_share: float
+) -> Iterator[HitCloseness]:
+    """Search for spans while there is time, and yield how close the best hit of each is, its own document aside."""
+    spans, until = _spans(reader), time.monotonic() + SECONDS
     while spans and time.monotonic() <= until:
         some, spans = spans[:AT_ONCE], spans[AT_ONCE:]
         texts = [text for _, text in some]
         vectors = encode(texts)
         found = find_hits(reader, derived, SearchRequest(texts, vectors, DEPTH, None, "hybrid", words_share))
-        if found is None:
-            return None
         for (number, text), vector, hits in zip(some, vectors, found, strict=True):
             if others := _others(reader, number, hits):
-                best = closeness(reader, derived, text, vector, others[0])
-                if best is None:
-                    return None
-                measured.append(best)
-    return Calibration.of(fingerprint, measured) if len(measured) >= LEAST else None
+                yield closeness(reader, derived, text, vector, others[0])
 
 
 def _spans(reader: Reader) -> list[tuple[int, str]]:

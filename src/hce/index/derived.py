@@ -20,12 +20,12 @@ import numpy as np
 from hce.checksums import sealed, unsealed
 from hce.errors import FormatError, HceError
 from hce.files import new_folder, read_json, write_json
-from hce.index.hierarchy import load_tree
+from hce.index.cutting import passage_texts
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
 from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
-from hce.index.passages import passage_texts
-from hce.index.store import Moment, Reader, Store
+from hce.index.numbered_tree import load_tree
+from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
@@ -106,8 +106,12 @@ class Live(Generic[Part]):
         """The folder of the snapshots."""
         return self.store.path.parent / f"{self.builder.folder}{self._suffix}"
 
-    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result | None:
-        """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
+    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result:
+        """Do some work with the part as of the moment that `reader` sees.
+
+        Raises:
+            MomentPassedError: another thread has brought the part to a later one.
+        """
         moment = reader.moment()
         while True:
             with self._lock.shared():
@@ -115,7 +119,7 @@ class Live(Generic[Part]):
                     return work(self._part)
             with self._lock.alone():
                 if moment.change < max(self._since, self._moment.change if self._moment else 0):
-                    return None
+                    raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
                 self._catch_up(reader, moment)
 
     def load(self, reader: Reader) -> None:
@@ -441,12 +445,12 @@ PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
 
 
 class Derived:
-    """The parts that are derived from a store.
+    """The parts that are derived from a store; what each is made of is lent out by `use`, as of a reader's moment.
 
     Attributes:
-        engine: of the vectors of all documents.
-        passages: the engine of the passages of long documents; of no use while there are none.
-        words: of all texts.
+        engine: lends the engine of the vectors of all documents.
+        passages: lends the engine of the passages of long documents; of no use while there are none.
+        words: lends the words of all texts.
         mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
         engine_name: the name of the engine that searches.
     """

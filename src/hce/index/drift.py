@@ -21,10 +21,10 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Kind
-from hce.index.encoder import CarriedEncoder
-from hce.index.hierarchy import NumberedHierarchy
+from hce.index.carried_encoder import CarriedEncoder
 from hce.index.manifest import Manifest
 from hce.index.mapped import ROWS_AT_ONCE, StoredVectors, vectors_by_row
+from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.store import Reader
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy

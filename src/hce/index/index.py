@@ -7,9 +7,7 @@ words. Adding and removing documents needs no training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, overload
 
@@ -19,53 +17,42 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check_deadline
 from hce.errors import InputError
-from hce.files import checked_fields, delete_whole, held_alone
-from hce.index.arguments import check_id, check_k, check_mode, checked_ids, checked_queries, checked_vectors
-from hce.index.confidence import Calibration, calibrate, closeness
+from hce.files import checked_fields
+from hce.index.carried_encoder import CarriedEncoder
+from hce.index.confidence import Calibration, closeness
 from hce.index.derived import Derived
-from hce.index.encoder import CarriedEncoder, check_same
 from hce.index.filters import Filter
-from hce.index.hierarchy import NumberedHierarchy, load_tree, regrow_tree
-from hce.index.manifest import (
-    FORMAT,
-    MANIFEST_FILE,
-    SHOWN,
-    IndexStatus,
-    Manifest,
-    delete_other_folders,
-    file_stamp,
-    size_on_disk,
-)
-from hce.index.mirror import check_place, withdraw
-from hce.index.passages import Cutter
+from hce.index.manifest import IndexStatus, Manifest
+from hce.index.numbered_tree import NumberedHierarchy
+from hce.index.opened import Opened
 from hce.index.ranking import (
     RERANKED,
     Hit,
     SearchMode,
     SearchRequest,
+    check_k,
+    check_mode,
+    checked_queries,
+    checked_vectors,
     find_hits,
     reranked,
-    reranked_first,
     with_matched,
 )
-from hce.index.store import Entry, FacetCount, Reader, Store, Writer
-from hce.index.tokens import (
-    AskedTokens,
-    TokenCodes,
-    encode_keeping_tokens,
-    is_token_folder,
-    read_all_tokens,
-    token_folder,
-)
+from hce.index.store import Entry, FacetCount, MomentPassedError, Reader, Writer
+from hce.index.upkeep import build_parts, rebuild, status_of
 from hce.index.writing import (
+    check_id,
     checked,
+    checked_ids,
     chunks_of,
-    cut_documents,
     insert_documents,
+    numbers_of,
+    refuse_emptied,
+    refuse_known,
     without_unchanged,
 )
 from hce.progress import Advance, progress_bar
-from hce.search.engine import ELSEWHERE, ENGINES, check_engine
+from hce.search.engine import check_engine
 from hce.search.fusion import TOKENS_FIRST
 from hce.search.milvus import is_address
 
@@ -75,9 +62,6 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
-
-
-MOST_ASKED = 4096  # queries whose tokens are remembered between their encoding and their search
 
 
 class ReindexedError(InputError):
@@ -92,8 +76,6 @@ class Index:
 
     Attributes:
         path: the folder.
-        manifest: the manifest in force.
-        derived: engine, engine of passages and words, all built from the store.
         is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
 
@@ -101,20 +83,8 @@ class Index:
 
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
-        self.manifest = Manifest.read(self.path)
-        if encoder is not None:
-            check_same(encoder, self.manifest, self.path)
-        self._for_queries = CarriedEncoder(self.path, self.manifest, encoder)
-        # With its own copy, adding thousands of documents does not keep a search waiting.
-        self._for_documents = self._for_queries if encoder else CarriedEncoder(self.path, self.manifest)
-        self._store = Store(self.path, self.manifest.dim)
-        self.derived = Derived(self._store, self.manifest)
-        self._cutter: Cutter | None = None
-        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
-        self._tree: NumberedHierarchy | None = None
+        self._opened = Opened(self.path, encoder)
         self._last_reranker: Reranker | None = None
-        self._codes: dict[Path, TokenCodes | None] = {}  # by folder, None where there are none
-        self._asked: AskedTokens | None = None  # tokens of the last queries
         self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
 
     @classmethod
@@ -208,8 +178,7 @@ class Index:
 
     def close(self) -> None:
         """Let go of the files."""
-        self.derived.close()
-        self._store.close()
+        self._opened.close()
 
     def __enter__(self) -> Index:
         return self
@@ -238,14 +207,8 @@ class Index:
         """
         sound = [checked(batch) for batch in batches]
         with self._writing(sound, progress) as (writer, advance):
-            for chunk in chunks_of(sound):
-                known = writer.present(document.id for document in chunk)
-                if known:
-                    raise InputError(
-                        f"{self.path}: id {next(iter(known))!r} is there already; update replaces documents, "
-                        "or leave it out"
-                    )
-            insert_documents(writer, chunks_of(sound), self._encode_documents, self._document_cutter(), advance)
+            refuse_known(writer, chunks_of(sound), self.path)
+            insert_documents(writer, chunks_of(sound), self._opened.encode_documents, self._opened.cutter(), advance)
         self.derived.follow()
         return sum(map(len, sound))
 
@@ -259,14 +222,10 @@ class Index:
             InputError: a document is not sound or empty, or (`WriterBusyError`) someone else is writing.
         """
         sound = [checked(batch) for batch in batches]
-        for batch in sound:
-            if isinstance(batch, Corpus) and batch.left_out:
-                raise InputError(
-                    f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it"
-                )
+        refuse_emptied(sound)
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.derived.mirror is None)
-            insert_documents(writer, chunks, self._encode_documents, self._document_cutter(), advance)
+            insert_documents(writer, chunks, self._opened.encode_documents, self._opened.cutter(), advance)
         self.derived.follow()
         return sum(map(len, sound))
 
@@ -280,28 +239,32 @@ class Index:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
         distinct = checked_ids(ids)
-        with self._store.writing() as writer:
-            self._keeps_up(writer)
-            known = writer.present(distinct)
-            missing = [doc_id for doc_id in distinct if doc_id not in known]
-            if missing:
-                more = f" ({len(missing):,} of {len(distinct):,} ids are not)" if len(distinct) > 1 else ""
-                raise InputError(f"{self.path}: no document {missing[0]!r} is there{more}; nothing was removed")
-            writer.delete([number for number, _ in known.values()])
+        with self._opened.store.writing() as writer:
+            self._opened.keeps_up(writer)
+            writer.delete(numbers_of(writer, distinct, self.path))
         self.derived.follow()
         return len(distinct)
+
+    @contextmanager
+    def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
+        with (
+            self._opened.store.writing() as writer,
+            progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
+        ):
+            self._opened.keeps_up(writer)
+            yield writer, advance
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
         check_id(doc_id)
-        with self._store.reading() as reader:
+        with self._opened.store.reading() as reader:
             return reader.find(doc_id)
 
     def __contains__(self, doc_id: object) -> bool:
         return isinstance(doc_id, str) and self.get(doc_id) is not None
 
     def __len__(self) -> int:
-        with self._store.reading() as reader:
+        with self._opened.store.reading() as reader:
             return reader.moment().documents
 
     def __iter__(self) -> Iterator[Document]:
@@ -321,17 +284,12 @@ class Index:
         with self.reading() as reader:
             return reader.vectors(after)
 
-    @contextmanager
-    def reading(self) -> Iterator[Reader]:
+    def reading(self) -> AbstractContextManager[Reader]:
         """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together.
 
         The index then goes by the manifest of that moment or of a later one with the same encoder.
         """
-        while True:
-            with self._store.reading() as reader:
-                if self._keeps_up(reader):
-                    yield reader
-                    return
+        return self._opened.reading()
 
     def writing(self) -> AbstractContextManager[Writer]:
         """Keep others from writing; all that is written meanwhile is committed at the end, or none of it.
@@ -339,7 +297,7 @@ class Index:
         Raises:
             WriterBusyError: someone else is writing.
         """
-        return self._store.writing()
+        return self._opened.store.writing()
 
     # ------------------------------------------------------------------------------------------------- search
 
@@ -398,7 +356,7 @@ class Index:
             unique: leave out what is near-equal to a better hit, which then names it (`Hit.folded`); see
                 `hce.index.ranking.fold_near_equal`. k documents are found if there are so many different ones.
             rerank: a cross-encoder, or the directory or hub id of one, that puts the first hits into another order.
-            depth: how many of the first hits the cross-encoder reads; k, where that is more.
+            depth: how many of the first hits the cross-encoder reads; k, where that is more: all that are returned.
 
         Raises:
             InputError: k is not a whole number from 1 on, a query is not a text, the filter is not a valid one, or
@@ -417,7 +375,7 @@ class Index:
             except ReindexedError:
                 continue
             if reranker is not None:
-                hits = [reranked(reranker, text, row)[:k] for text, row in zip(texts, hits, strict=True)]
+                hits = [reranked(reranker, text, row, wanted)[:k] for text, row in zip(texts, hits, strict=True)]
             return hits[0] if isinstance(queries, str) else hits
 
     def _reranker(self, rerank: Reranker | str | Path) -> Reranker:
@@ -433,13 +391,12 @@ class Index:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the encoder that the index has now; a reindexing changes it."""
-        return self._present_encoder().manifest.fingerprint
+        return self._opened.present_encoder().manifest.fingerprint
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
-        encoder = self._present_encoder()
-        codes = self._token_codes(encoder)
-        vectors = encoder.encode(texts, "query", None if codes is None else self._asked_tokens(codes).keep)
+        encoder = self._opened.present_encoder()
+        vectors = self._opened.tokens.encode_queries(encoder, texts)
         if len(texts) == 1:
             self._last_query = encoder, texts[0], vectors[0].copy()
         return vectors
@@ -447,7 +404,7 @@ class Index:
     def _encode_query(self, text: str) -> np.ndarray:
         """Return the vector of a query, of shape (n,); the last one, by the same encoder, is not encoded again."""
         last = self._last_query
-        if last is not None and last[:2] == (self._present_encoder(), text):
+        if last is not None and last[:2] == (self._opened.present_encoder(), text):
             return last[2]
         return np.asarray(self.encode_queries([text])[0])
 
@@ -492,24 +449,26 @@ class Index:
         """
         check_mode(mode)
         check_k(k)
-        fingerprint = fingerprint or self._for_queries.manifest.fingerprint
-        while True:
+        fingerprint = fingerprint or self._opened.for_queries.manifest.fingerprint
+        while True:  # see `hce.index.opened`
             check_deadline()
-            with self.reading() as reader:
+            with self.reading() as reader, suppress(MomentPassedError):
                 if vectors is not None and self.manifest.fingerprint != fingerprint:
                     raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
                 allowed = None if filter is None else reader.numbers_where(filter)
                 most = max(1, reader.moment().documents)  # who asks for more is not given room for more
-                k_or_all = min(int(k), most)
-                encoder = self._for_queries
-                codes = self._token_codes(encoder) if mode == "hybrid" and vectors is not None else None
-                wanted = k_or_all if codes is None else min(max(k_or_all, TOKENS_FIRST), most)
-                share, matched = self.manifest.words_share, codes is None
-                queries = SearchRequest(texts, vectors, wanted, allowed, mode, share, unique, matched)
-                hits = find_hits(reader, self.derived, queries)
-            if hits is not None:
-                return hits if codes is None else self._by_tokens(encoder, codes, texts, hits, k_or_all)
-            # Else another thread has brought a part to a later moment than this reader sees: look again.
+                k_or_all, share = min(int(k), most), self.manifest.words_share
+                request = SearchRequest(texts, vectors, k_or_all, allowed, mode, share, unique)
+                encoder, tokens = self._opened.for_queries, self._opened.tokens
+                codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
+                if codes is None:
+                    return find_hits(reader, self.derived, request)
+                deeper = request._replace(k=min(max(k_or_all, TOKENS_FIRST), most), tell_matched=False)
+                hits = find_hits(reader, self.derived, deeper)
+                break
+        hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits)]
+        with self._opened.store.reading() as reader:
+            return with_matched(reader, self.derived, texts, hits)
 
     def good_match(
         self,
@@ -550,8 +509,9 @@ class Index:
         with self.reading() as reader:
             if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([first.number]):
                 return None  # it has another encoder by now, or the document is gone
-            measured = closeness(reader, self.derived, query, vector, first)
-        return None if measured is None else calibration.is_good(measured)
+            with suppress(MomentPassedError):
+                return calibration.is_good(closeness(reader, self.derived, query, vector, first))
+        return None
 
     def facets(
         self,
@@ -584,56 +544,35 @@ class Index:
 
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""
-        self._present_encoder().text_encoder()
+        self._opened.present_encoder().text_encoder()
         with self.reading() as reader:
             self.derived.load(reader)
-
-    def build_engine(self) -> None:
-        """Build engines and words of the documents there are, and keep snapshots, so that who opens the index need not.
-
-        Raises:
-            WriterBusyError: someone else is writing.
-        """
-        with self._store.writing() as writer:  # nothing is written to it; it keeps others from writing
-            self._keeps_up(writer)
-            self.derived.rebuild(writer, replace(self.manifest, engine=self.derived.engine_name))
-            self._calibrate(writer)
 
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
-        return self._present_encoder().full_encoder()
+        return self._opened.present_encoder().full_encoder()
 
-    # ------------------------------------------------------------------------------------------------- the whole
+    # ------------------------------------------------------------------------------------------------- upkeep
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in force."""
+        return self._opened.manifest
+
+    @property
+    def derived(self) -> Derived:
+        """Engine, engine of passages and words, all built from the store."""
+        return self._opened.derived
 
     @property
     def tree(self) -> NumberedHierarchy | None:
         """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
-        if self._tree is None:
-            self._tree = load_tree(self.path)
-        return self._tree
+        return self._opened.tree
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names; loads neither encoder nor engine."""
-        with self.reading() as reader:
-            manifest, tree, other = self.manifest, self.tree, self.manifest.other()
-            moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
-            pending = self.derived.engine.pending(reader)
-        return IndexStatus(
-            path=str(self.path),
-            documents=moment.documents,
-            added=moment.documents - (manifest.documents - removed),
-            removed=removed,
-            changed=moment.at,
-            engine=self.derived.engine_name,
-            pending=pending,
-            tree_levels=tree.hierarchy.depth if tree else 0,
-            bytes=size_on_disk(self.path),
-            reindexing=other.encoder if other and not other.was_in_force else None,
-            earlier=other.encoder if other and other.was_in_force else None,
-            tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(self.path, manifest.suffix)),
-            **{name: getattr(manifest, name) for name in SHOWN},
-        )
+        return status_of(self._opened)
 
     def drift(self, seed: int = 0) -> Drift:
         """Tell whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
@@ -643,7 +582,15 @@ class Index:
         from hce.index.drift import drift_of
 
         with self.reading() as reader, progress_bar("comparing later documents with earlier ones", None, "documents"):
-            return drift_of(reader, self.manifest, self.tree, self._for_documents, seed)
+            return drift_of(reader, self.manifest, self.tree, self._opened.for_documents, seed)
+
+    def build_engine(self) -> None:
+        """Build engines and words of the documents there are, and keep snapshots, so that who opens the index need not.
+
+        Raises:
+            WriterBusyError: someone else is writing.
+        """
+        build_parts(self._opened)
 
     def rebuild(
         self,
@@ -675,36 +622,8 @@ class Index:
         Raises:
             InputError: no such engine or dtype, or (`WriterBusyError`) someone else is writing.
         """
-        before = self.manifest
-        at = at or (before.engine_at if engine in (None, before.engine) else None)
-        check_engine(engine or self.derived.engine_name, at, dtype or before.dtype)
-        if at is not None:
-            check_place(at, self.path)
-        window = self._read_in_passages()
-        other = Manifest.read(self.path).other()
-        is_to_have_another = other is not None and other.spec not in ("", "static")
-        if refit and not is_to_have_another and self.status().has_outgrown_its_table:
-            self.reindex("static", progress=progress)
-        self._give_up_earlier()
-        self._store.compact()
-        with self._store.writing() as writer:  # no document is written; it keeps others from writing
-            writer.add_checksums()
-            known = Manifest.settled(self.path, writer)  # which another process may have changed
-            self._adopt(known)
-            delete_other_folders(self.path, known)
-            grown = known.hierarchy and regrow_tree(self.path, known.hierarchy, writer, progress=progress)
-            engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else self.derived.engine_name)
-            manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
-            manifest = replace(manifest, window=window, format=FORMAT)
-            self._rebuild_tokens(writer, tokens and engine not in ELSEWHERE, progress)
-            manifest.write(self.path)  # by which others notice what has changed
-            self._adopt(manifest)
-            self.derived.rebuild(writer, manifest)
-            self._calibrate(writer)
-            writer.forget(manifest.documents)
-            delete_other_folders(self.path, manifest)
-        if before.engine_at not in (None, at):
-            withdraw(before.engine_at, self.path)
+        refit = refit and self.status().has_outgrown_its_table
+        rebuild(self._opened, engine, dtype, at, refit=refit, tokens=tokens, progress=progress)
 
     def reindex(
         self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False
@@ -734,9 +653,9 @@ class Index:
         """
         from hce.index.reindex import reindex
 
-        manifest = reindex(self._store, encoder, words_share, progress=progress)
+        manifest = reindex(self._opened.store, encoder, words_share, progress=progress)
         if manifest is not None:
-            self._adopt(manifest)
+            self._opened.adopt(manifest)
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
@@ -747,154 +666,4 @@ class Index:
         """
         from hce.index.reindex import undo
 
-        self._adopt(undo(self._store, progress=progress))
-
-    def _give_up_earlier(self) -> None:
-        """Drop the vectors of the encoder that was in force before the last reindexing.
-
-        Raises:
-            InputError: another process is taking it up again.
-        """
-        refusal = f"{self.path}: another process is reindexing it; wait until it is done"
-        other = Manifest.read(self.path).other()
-        if other is None or not other.was_in_force:
-            return
-        with held_alone(self.path, refusal), self._store.writing() as writer:
-            known = Manifest.settled(self.path, writer)
-            other = known.other()
-            if other is not None and other.was_in_force:
-                replace(known, beside=None).write(self.path)
-                writer.drop_beside()
-
-    def _adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
-        """Go by another manifest of this index from now on, and by another encoder where it names one."""
-        if manifest.since < self.manifest.since:
-            return  # of an earlier moment than another thread has seen
-        if manifest.encoder_folder != self.manifest.encoder_folder:
-            self.derived.take_up(manifest)
-            self._for_queries, self._for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
-            self._cutter = None
-        if manifest.engine_at != self.manifest.engine_at:
-            self.derived = Derived(self._store, manifest)
-        self._codes = {}
-        self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
-        self._stamp = None if manifest.switch else stamp
-
-    def _keeps_up(self, reader: Reader) -> bool:
-        """Adopt what another process has written; False where `reader` sees a moment before the last reindexing."""
-        stamp = file_stamp(self.path / MANIFEST_FILE)
-        if stamp != self._stamp:
-            self._adopt(Manifest.read(self.path, reader), stamp)
-        return reader.moment().change >= self.manifest.since
-
-    def _present_encoder(self) -> CarriedEncoder:
-        """Return what encodes queries, as of now."""
-        if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
-            with self._store.reading() as reader:
-                self._keeps_up(reader)
-        return self._for_queries
-
-    # ------------------------------------------------------------------------------------------------- internals
-
-    def _calibrate(self, writer: Writer) -> None:
-        """Find out from where on a hit is a good match, and note it in the manifest."""
-        known = Manifest.settled(self.path, writer)
-        found = None
-        if self.derived.mirror is None:
-            encode = partial(self._for_queries.encode, kind="query")
-            found = calibrate(writer, self.derived, encode, known.fingerprint, known.words_share)
-        calibration = None if found is None else asdict(found)
-        if calibration != known.calibration:
-            manifest = replace(known, calibration=calibration)
-            manifest.write(self.path)
-            self._adopt(manifest)
-
-    @contextmanager
-    def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
-        with (
-            self._store.writing() as writer,
-            progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
-        ):
-            self._keeps_up(writer)
-            yield writer, advance
-
-    def _encode_documents(self, texts: list[str]) -> np.ndarray:
-        encoder = self._for_documents
-        return encode_keeping_tokens(encoder, self._token_codes(encoder), texts)
-
-    def _token_codes(self, encoder: CarriedEncoder) -> TokenCodes | None:
-        """Return the tokens of an encoder's texts; None where none are kept, or not by readers elsewhere."""
-        if self.manifest.engine in ELSEWHERE:
-            return None
-        folder = token_folder(self.path, encoder.manifest.suffix)
-        if folder not in self._codes:
-            self._codes[folder] = TokenCodes.find(folder)
-        return self._codes[folder]
-
-    def _asked_tokens(self, codes: TokenCodes) -> AskedTokens:
-        """Return what remembers the tokens of queries, to be compared with some codes."""
-        asked = self._asked
-        if asked is None or asked.codes is not codes or len(asked.tokens) > MOST_ASKED:
-            asked = self._asked = AskedTokens(codes)
-        return asked
-
-    def _rebuild_tokens(self, writer: Writer, wanted: bool | None, progress: bool) -> None:
-        """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
-        folder = token_folder(self.path, self.manifest.suffix)
-        if wanted is None:
-            if (codes := TokenCodes.find(folder)) is not None:
-                codes.keep_only(writer)
-            return
-        delete_whole(folder)
-        if wanted:
-            read_all_tokens(folder, self._for_documents.full_encoder(), writer, progress=progress)
-        self._codes = {}
-
-    def _by_tokens(
-        self, encoder: CarriedEncoder, codes: TokenCodes, texts: Sequence[str], hits: list[list[Hit]], k: int
-    ) -> list[list[Hit]]:
-        """Let tokens put the first hits of each query into another order, and tell which words the k best have."""
-        asked = self._asked
-        if asked is None or not asked.is_of(codes, texts):
-            asked = AskedTokens(codes)
-            encoder.encode(texts, "query", asked.keep)
-        ordered = [asked.in_order(encoder, text, row)[:k] for text, row in zip(texts, hits, strict=True)]
-        with self._store.reading() as reader:
-            return with_matched(reader, self.derived, texts, ordered)
-
-    def _document_cutter(self) -> Cutter | None:
-        """Return what cuts long documents; None in an index of format 1, which an earlier version may open too."""
-        if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
-            self._cutter = Cutter(self._for_documents.text_encoder())
-        return self._cutter
-
-    def _read_in_passages(self) -> int:
-        """Have long documents read in passages where they are not yet; return the window."""
-        known = Manifest.read(self.path)
-        if known.window is not None:
-            return known.window
-        cutter = Cutter(self._for_documents.text_encoder())
-        with self._store.writing() as writer:
-            # From here on an earlier version, which knows nothing of passages, does not open the index.
-            replace(Manifest.read(self.path), format=FORMAT).write(self.path)
-            cut_documents(writer, self._encode_documents, cutter)
-        return cutter.window
-
-
-@dataclass(frozen=True)
-class InMode:
-    """An index that is searched in one mode, as `evaluate` needs it, and re-ranked where it has a cross-encoder."""
-
-    index: Index
-    mode: SearchMode
-    rerank: Reranker | None = None
-    depth: int = RERANKED
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Find the k best documents of each query, best first; behind those re-ranked, the others as they were."""
-        if self.rerank is None:
-            return self.index.search(queries, k, mode=self.mode)
-        hits = self.index.search(queries, max(k, self.depth), mode=self.mode)
-        return [
-            reranked_first(self.rerank, query, row, self.depth)[:k] for query, row in zip(queries, hits, strict=True)
-        ]
+        self._opened.adopt(undo(self._opened.store, progress=progress))

@@ -24,7 +24,7 @@ from hce.search.fusion import TRANSFORMER_SHARE
 FORMAT = 2  # 2: long documents are read in passages
 MANIFEST_FILE = "manifest.json"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
-IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.hierarchy`
+IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 OUTGROWN = 4  # documents for each that a table was fitted to
 
@@ -260,7 +260,7 @@ class IndexStatus:
         changed: when the index was last written to.
         engine: the name of the engine that searches.
         pending: how many additions and removals the engine's snapshot on disk is behind.
-        tree_levels: the number of levels of the tree; 0 without one.
+        tree_levels: the depth L of the tree, its levels below the root; 0 without a tree.
         bytes: of all files.
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.

@@ -17,7 +17,7 @@ import numpy as np
 from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
 from hce.deadline import check_deadline
 from hce.index.browse import LiveTree, NotThereError, Places
-from hce.index.hierarchy import NumberedHierarchy
+from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.store import Moment, Reader
 from hce.index.threads import Worker, reason_of
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level

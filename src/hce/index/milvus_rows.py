@@ -173,16 +173,16 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
     if not reader.has_passages():
         return
     passages = reader.passages_of(entry.number for entry in entries)
-    places = reader.places(passages.numbers.tolist())
+    extents = reader.extents(passages.numbers.tolist())
     columns = passages.numbers.tolist(), passages.documents.tolist(), passages.vectors
     for number, document, vector in zip(*columns, strict=True):
-        yield MilvusRow(number, document, 0, json.dumps(places[number]), vector)
+        yield MilvusRow(number, document, 0, json.dumps(extents[number]), vector)
 
 
-def read_places(
+def read_extents(
     collection: Collection, first: int, last: int, documents: Mapping[int, Document]
 ) -> dict[int, tuple[int, Passage]]:
-    """Read where the passages of some documents, from `first` to `last`, stand: number → its document's, and place."""
+    """Read where the passages of some documents, from `first` to `last`, stand: number → its document's, and extent."""
     rows = collection.rows_between(PASSAGES, first, last, of_documents=True)
     return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
 

@@ -36,7 +36,7 @@ from hce.index.milvus_rows import (
     passage_rows,
     read_writer,
 )
-from hce.index.store import STORE_FILE, Moment, Reader, Store
+from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
 from hce.index.threads import heed_forks
 from hce.progress import progress_bar
 from hce.search.engine import Engine
@@ -388,19 +388,23 @@ class MirroredPart(Generic[Searched]):
         self._make: Callable[[Collection, Reader], Searched] = make
         self._made: tuple[Collection, int, Searched] | None = None
 
-    def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result | None:
-        """Do some work with the part as of the moment that `reader` sees; None when it has gone on to a later one."""
+    def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result:
+        """Do some work with the part as of the moment that `reader` sees.
+
+        Raises:
+            MomentPassedError: the collection is at a later one.
+        """
         collection = self.mirror.at(reader)
         if collection is None:
-            return None
+            raise MomentPassedError(f"the collection is at a later change than {reader.moment().change}; look again")
         moment, made = reader.moment(), self._made
         if made is None or made[:2] != (collection, moment.change):
             made = self._made = (collection, moment.change, self._make(collection, reader))
         try:
             return work(made[2])
-        except GoneOnError:
+        except GoneOnError as error:
             self.mirror.check_later(moment)
-            return None
+            raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error
 
     def load(self, reader: Reader) -> None:
         """Do now what the first search would have to wait for."""

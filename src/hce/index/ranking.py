@@ -6,17 +6,20 @@ search fuses both. What is ranked are numbers of documents, and the store says a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.data.snippets import ANY_WORD, QueryWords, Snippet, snippet_of
+from hce.data.snippets import ANY_WORD, SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
+from hce.data.text import is_unicode
 from hce.deadline import check_deadline
+from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart
-from hce.index.store import Reader
+from hce.index.store import MomentPassedError, Reader
 from hce.search.fusion import Fused, candidates_for, search_both
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
@@ -82,20 +85,23 @@ class Hit(NamedTuple):
         shown = {name: value for name, value in self._asdict().items() if name != "number"}
         if query is None:
             return shown
-        words = QueryWords(query)
-        snippet = snippet_of(self.text, self.passage, words)
+        snippet = self.snippet(query)
         shown |= {"snippet": snippet.text, "snippet_start": snippet.start, "snippet_marks": snippet.marks}
-        return shown | {"title_marks": words.marks_in(self.title)}
+        return shown | {"title_marks": QueryWords(query).marks_in(self.title)}
 
-    def snippet(self, query: str) -> Snippet:
+    def snippet(self, query: str, length: int = SNIPPET_CHARACTERS) -> Snippet:
         """Return what to show of the text: the passage that was found, else the part with most of the query's words.
 
         >>> hit = Hit(1, 0.5, "a", "", "No shoes. " * 40 + "Red hats of felt.", {})
         >>> snippet = hit.snippet("hat")
         >>> [snippet.text[start:stop] for start, stop in snippet.marks]
         ['hats']
+
+        Args:
+            query: what was searched for.
+            length: of a part, in characters; a passage is shown as it is.
         """
-        return snippet_of(self.text, self.passage, QueryWords(query))
+        return snippet_of(self.text, self.passage, QueryWords(query), length)
 
 
 class SearchRequest(NamedTuple):
@@ -109,7 +115,7 @@ class SearchRequest(NamedTuple):
         mode: by meaning, by words, or by both.
         words_share: of words in a hybrid search, from 0 to 1.
         unique: whether near-equal documents count as one.
-        matched: whether to tell of each hit which words of its query it has; see `with_matched`.
+        tell_matched: whether to tell of each hit which words of its query it has; see `with_matched`.
     """
 
     texts: Sequence[str]
@@ -119,42 +125,108 @@ class SearchRequest(NamedTuple):
     mode: SearchMode
     words_share: float
     unique: bool = False
-    matched: bool = True
+    tell_matched: bool = True
 
 
-def find_hits(reader: Reader, derived: Derived, queries: SearchRequest) -> list[list[Hit]] | None:
-    """Find the best documents for each query, best first; None where a derived part has gone on to a later moment."""
-    if queries.unique:
-        return _find_unique(reader, derived, queries)
-    ranked = _ranked(reader, derived, queries)
-    if ranked is None:
-        return None
-    hits = _hits(reader, ranked)
-    if queries.mode == "dense" or not queries.matched:
+def checked_queries(queries: str | Sequence[str]) -> list[str]:
+    """Return the texts to look for.
+
+    Raises:
+        InputError: one of them is none.
+    """
+    if not isinstance(queries, Iterable) or isinstance(queries, bytes):
+        raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
+    texts = [queries] if isinstance(queries, str) else list(queries)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"a query is a text, not a {type(text).__name__}")
+        if not is_unicode(text):
+            raise InputError(f"query {text!r} holds half a surrogate pair; remove it")
+        if not text.strip():
+            raise InputError("the query is empty; write what to look for")
+    return texts
+
+
+def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return vectors of queries as an array of shape (Q, n), float32.
+
+    Raises:
+        InputError: they are of another shape, or hold NaN.
+    """
+    try:
+        rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"vectors of queries are an array of numbers, not a {type(vectors).__name__}") from error
+    if rows.ndim != 2 or np.ndim(vectors) != 2 or rows.shape[1] != dim:
+        raise InputError(f"vectors of queries are of shape (queries, {dim}) in this index, not {np.shape(vectors)}")
+    if not np.isfinite(rows).all():
+        raise InputError("the vector of a query holds NaN or infinity; encode it again")
+    return rows
+
+
+def check_k(k: int, name: str = "k") -> None:
+    """Make sure that k is a whole number from 1 on.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise InputError(f"{name} = {k!r}: give a whole number")
+    if k < 1:
+        raise InputError(f"{name} = {k}: ask for 1 hit or more")
+
+
+def check_mode(mode: str) -> None:
+    """Make sure that there is such a mode of search.
+
+    Raises:
+        InputError: there is none.
+    """
+    if mode not in get_args(SearchMode):
+        raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
+
+
+def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
+    """Find the best documents for each query, best first.
+
+    Raises:
+        MomentPassedError: a derived part has gone on to a later moment.
+    """
+    if request.unique:
+        return _find_unique(reader, derived, request)
+    hits = _hits(reader, _ranked(reader, derived, request))
+    if request.mode == "dense" or not request.tell_matched:
         return hits
-    return with_matched(reader, derived, queries.texts, hits)
+    return with_matched(reader, derived, request.texts, hits)
 
 
 def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
-    return derived.words.use(reader, lambda words: _with_matched(words, texts, hits)) or hits
+    with suppress(MomentPassedError):
+        return derived.words.use(reader, lambda words: _with_matched(words, texts, hits))
+    return hits
 
 
 # ------------------------------------------------------------------------------------------------- numbers
 
 
 class RankedNumbers(NamedTuple):
-    """Documents, best first, and for each the number of its nearest passage; 0 is the document's own vector."""
+    """Documents, best first, and what each was found by.
+
+    Attributes:
+        fused: the documents, their scores, and the passages that words found.
+        nearest_passages: by document, the number of its nearest passage by meaning; 0 is the document's own vector.
+    """
 
     fused: Fused
-    passages: dict[int, int]
+    nearest_passages: dict[int, int]
 
     def found_by(self) -> dict[int, int]:
         """Return the number of the passage that each document was found by; 0 is the document as a whole."""
         found = {}
-        for number, meaning, words, passage in zip(*map(np.ndarray.tolist, self.fused), strict=True):
-            by_meaning = self.passages.get(number, 0)
-            found[number] = (passage or by_meaning) if words > meaning else (by_meaning or passage)
+        for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.fused), strict=True):
+            by_meaning = self.nearest_passages.get(number, 0)
+            found[number] = (by_words or by_meaning) if from_words > from_meaning else (by_meaning or by_words)
         return found
 
 
@@ -163,11 +235,11 @@ class NearestToOne(NamedTuple):
 
     Attributes:
         reader: the moment that is searched.
-        engine: the engine of all documents' vectors.
+        engine: the part of the index that brings the engine of documents to a moment, see `hce.index.derived.Live`.
         query: the query's vector, of shape (n,).
         numbers: the documents found, best first, of shape (m,).
         cosines: the documents' cosines to the query, of shape (m,).
-        passages: by document, the number of its nearest passage; 0 is the document's own vector.
+        nearest_passages: by document, the number of its nearest passage; 0 is the document's own vector.
     """
 
     reader: Reader
@@ -175,7 +247,7 @@ class NearestToOne(NamedTuple):
     query: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
-    passages: dict[int, int]
+    nearest_passages: dict[int, int]
 
     @classmethod
     def of(
@@ -192,13 +264,46 @@ class NearestToOne(NamedTuple):
         by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
         return cls(reader, engine, query, numbers[there], scores[there], by_document)
 
-    def cosines_at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the cosine of each of some other documents, of a long one that of its nearest passage; (m,)."""
-        cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
-        if cosines is None:  # the engine has gone on to a later moment, and the store still knows this one
+    def alone(self) -> RankedNumbers:
+        """Rank the documents by meaning alone."""
+        nothing = np.zeros(len(self.numbers))
+        fused = Fused(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
+        return RankedNumbers(fused, self.nearest_passages)
+
+    def with_words(self, words: Words, text: str, request: SearchRequest) -> RankedNumbers:
+        """Rank the documents together with those that share a word with the query's text."""
+        nearest_passages = dict(self.nearest_passages)
+
+        def cosines_at(numbers: np.ndarray) -> np.ndarray:
+            cosines, passages = self.measured(numbers)
+            nearest_passages.update(passages)
+            return cosines
+
+        fused = search_both(
+            *(words, text),
+            numbers=self.numbers,
+            cosines=self.cosines,
+            cosines_at=cosines_at,
+            candidates=candidates_for(request.k),
+            words_share=request.words_share,
+            allowed=request.allowed,
+            k=request.k,
+        )
+        return RankedNumbers(fused, nearest_passages)
+
+    def measured(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+        """Measure other documents, a long one by its nearest passage.
+
+        Returns:
+            The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
+        """
+        try:
+            cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
+        except MomentPassedError:  # the store still knows this one
             cosines = self.reader.vectors_at(numbers) @ self.query
         if not len(numbers) or not self.reader.has_passages():
-            return cosines
+            return cosines, {}
+        passages: dict[int, int] = {}
         further = self.reader.passages_of(numbers.tolist())
         nearer = further.vectors @ self.query
         rows = {number: row for row, number in enumerate(numbers.tolist())}
@@ -206,59 +311,33 @@ class NearestToOne(NamedTuple):
             document = int(further.documents[passage])
             if nearer[passage] > cosines[rows[document]]:
                 cosines[rows[document]] = nearer[passage]
-                self.passages[document] = int(further.numbers[passage])
-        return cosines
+                passages[document] = int(further.numbers[passage])
+        return cosines, passages
 
 
-def _ranked(reader: Reader, derived: Derived, queries: SearchRequest) -> list[RankedNumbers] | None:
-    """Rank documents for each query; None where a part has gone on to a later moment."""
-    texts, vectors, k, allowed, mode, words_share, *_ = queries
+def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedNumbers]:
+    """Rank documents for each query."""
+    texts, vectors, k, allowed, mode, *_ = request
     if vectors is None or mode == "words":
         return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
-    candidates = k if mode == "dense" else candidates_for(k)
-    found = _nearest(reader, derived, vectors, candidates, allowed)
-    if found is None:
-        return None
+    found = _nearest(reader, derived, vectors, k if mode == "dense" else candidates_for(k), allowed)
     nearest = [
         NearestToOne.of(reader, derived.engine, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
     ]
     if mode == "dense":
-        return [_by_meaning(each) for each in nearest]
-
-    def fused(words: Words) -> list[RankedNumbers]:
-        return [
-            RankedNumbers(
-                search_both(
-                    *(words, text),
-                    numbers=each.numbers,
-                    cosines=each.cosines,
-                    cosines_at=each.cosines_at,
-                    candidates=candidates,
-                    words_share=words_share,
-                    allowed=allowed,
-                    k=k,
-                ),
-                each.passages,
-            )
-            for text, each in zip(texts, nearest, strict=True)
-        ]
-
-    return derived.words.use(reader, fused)
+        return [each.alone() for each in nearest]
+    return derived.words.use(
+        reader,
+        lambda words: [each.with_words(words, text, request) for text, each in zip(texts, nearest, strict=True)],
+    )
 
 
-def _nearest(
-    reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None
-) -> Nearest | None:
-    """Find the k nearest documents by meaning; None where a part has gone on to a later moment."""
+def _nearest(reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> Nearest:
+    """Find the k nearest documents by meaning."""
     whole = derived.engine.use(reader, lambda engine: engine.search(vectors, k, allowed))
-    if whole is None or not reader.has_passages():
-        return whole and Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
+    if not reader.has_passages():
+        return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
     return derived.passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
-
-
-def _by_meaning(found: NearestToOne) -> RankedNumbers:
-    nothing = np.zeros(len(found.numbers))
-    return RankedNumbers(Fused(found.numbers, found.cosines, nothing, nothing.astype(np.int64)), found.passages)
 
 
 def _by_words(found: Matches) -> RankedNumbers:
@@ -274,8 +353,8 @@ def _hits(reader: Reader, ranked: list[RankedNumbers]) -> list[list[Hit]]:
     documents = reader.documents(wanted)
     hits = [
         [
-            Hit.of(rank, number, documents[number], float(meaning), float(words))
-            for rank, (number, meaning, words) in enumerate(
+            Hit.of(rank, number, documents[number], from_meaning, from_words)
+            for rank, (number, from_meaning, from_words) in enumerate(
                 zip(*map(np.ndarray.tolist, each.fused[:3]), strict=True), 1
             )
         ]
@@ -288,16 +367,19 @@ def _hits(reader: Reader, ranked: list[RankedNumbers]) -> list[list[Hit]]:
 
 def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
     """Tell of each hit that was found by a passage where that stands."""
-    places = reader.places(filter(None, (passages.get(hit.number) for hit in hits)))
-    found = [places.get(passages.get(hit.number, 0)) for hit in hits]
-    return [hit._replace(passage=place and place_in_text(hit, place)) for hit, place in zip(hits, found, strict=True)]
+    extents = reader.extents(filter(None, (passages.get(hit.number) for hit in hits)))
+    found = [extents.get(passages.get(hit.number, 0)) for hit in hits]
+    return [hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(hits, found, strict=True)]
 
 
-def place_in_text(document: Document | Hit, place: Passage) -> Passage:
-    """Turn a place in the full text of a document, which begins with the title, into one in its text."""
+def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
+    """Turn where a passage stands in the full text of a document, which begins with the title, into where in its text.
+
+    The part of a passage that is title is left out.
+    """
     joined = f"{document.title} {document.text}"
     before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
-    start, stop = (min(max(place - before, 0), len(document.text)) for place in place)
+    start, stop = (min(max(end - before, 0), len(document.text)) for end in extent)
     return Passage(start, stop)
 
 
@@ -316,20 +398,18 @@ def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> 
 # ------------------------------------------------------------------------------------------------- near-equal ones
 
 
-def _find_unique(reader: Reader, derived: Derived, queries: SearchRequest) -> list[list[Hit]] | None:
+def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
     """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
-    most, depth = max(1, reader.moment().documents), 2 * queries.k
+    most, depth = max(1, reader.moment().documents), 2 * request.k
     while True:
         check_deadline()
         depth = min(depth, most)
-        hits = find_hits(reader, derived, queries._replace(k=depth, unique=False))
-        if hits is None:
-            return None
+        hits = find_hits(reader, derived, request._replace(k=depth, unique=False))
         folded = [fold_near_equal(reader, row) for row in hits]
         if depth == most or all(
-            len(kept) >= queries.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
+            len(kept) >= request.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
         ):
-            return [kept[: queries.k] for kept in folded]
+            return [kept[: request.k] for kept in folded]
         depth *= 2
 
 
@@ -360,26 +440,21 @@ def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
 # ------------------------------------------------------------------------------------------------- re-ranking
 
 
-def reranked(reranker: Reranker, query: str, hits: list[Hit]) -> list[Hit]:
-    """Put hits into the order of a cross-encoder's scores, ties as they were; each keeps the rank that it had.
+def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
+    """Put the first `depth` hits into the order of a cross-encoder's scores, ties as they were.
 
-    Of a long document the passage is read that was found, after the title.
+    Each of these keeps the rank that it had; of a long document the passage is read that was found, after the title.
+    The other hits stay behind them as they were, with scores that say so.
     """
-    scores = reranker.scores(query, [read_text(hit) for hit in hits])
+    first, others = hits[:depth], hits[depth:]
+    scores = reranker.scores(query, [read_text(hit) for hit in first])
     order = np.argsort(-scores, kind="stable").tolist()
-    return [
-        hits[row]._replace(rank=rank, score=float(scores[row]), first_rank=hits[row].rank)
+    ordered = [
+        first[row]._replace(rank=rank, score=float(scores[row]), first_rank=first[row].rank)
         for rank, row in enumerate(order, 1)
     ]
-
-
-def reranked_first(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
-    """Re-rank the first `depth` hits; the others stay behind them as they were, with scores that say so."""
-    first, others = reranked(reranker, query, hits[:depth]), hits[depth:]
-    if not others:
-        return first
-    lower = first[-1].score - 1 - others[0].score
-    return [*first, *(hit._replace(score=hit.score + lower) for hit in others)]
+    lower = ordered[-1].score - 1 - others[0].score if others else 0.0
+    return [*ordered, *(hit._replace(score=hit.score + lower) for hit in others)]
 
 
 def read_text(hit: Hit) -> str:
@@ -388,5 +463,5 @@ def read_text(hit: Hit) -> str:
 
 
 def read_passage(document: Document | Hit, passage: Passage) -> str:
-    """Return what is read of a passage, given as a place in the document's text: the passage, after the title."""
+    """Return what is read of a passage, given by where it stands in the document's text: it, after the title."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text

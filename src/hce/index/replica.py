@@ -24,7 +24,7 @@ from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
 from hce.index.index import Index
 from hce.index.manifest import IndexStatus
-from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_facts, read_log, read_places
+from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
 from hce.index.mirror import Mirror
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
 from hce.progress import progress_bar
@@ -198,7 +198,7 @@ class ReplicaStore(Store):
                 stop = min(start + MOST_ROWS - 1, last)
                 found = read_documents(self.collection, start, stop)
                 documents = {number: each for number, each in found.items() if number not in removed}
-                writer.copy(documents, read_places(self.collection, start, stop, documents))
+                writer.copy(documents, read_extents(self.collection, start, stop, documents))
                 advance(stop - start + 1)
 
 
@@ -261,16 +261,16 @@ class ReplicaIndex(Index):
             server.close()
             raise
         super().__init__(folder, encoder)
-        self._store.close()
-        self._store = store
-        self.derived = Derived(store, self.manifest, ReplicaMirror(store))
+        self._opened.store.close()
+        self._opened.store = store
+        self._opened.derived = Derived(store, self.manifest, ReplicaMirror(store))
 
     def __repr__(self) -> str:
         return f"Index({str(self.address)!r}, {len(self):,} documents, {self.manifest.encoder}, read from Milvus)"
 
     def search_encoded(self, *args: Any, **options: Any) -> Any:
         """Search as any index does, in the collection that there is now."""
-        store = cast(ReplicaStore, self._store)
+        store = cast(ReplicaStore, self._opened.store)
         attempts = ATTEMPTS
         while True:
             collection, change = store.collection, store.known().change

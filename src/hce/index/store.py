@@ -57,12 +57,17 @@ ROWS_PER_FETCH = 8192
 MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
 
 
+class MomentPassedError(HceError):
+    """A derived part has gone on to a later moment than a reader sees; open another reader, and look again."""
+
+
 class Moment(NamedTuple):
     """A moment of a store.
 
     Attributes:
         change: how many writes there had been.
-        token: drawn at random for each write: two stores with the same number of writes are told apart by it.
+        token: drawn at random for each write: two stores with the same number of writes are told apart by it. It has
+            this name in the store, in snapshots, in the manifest and in Milvus, and nothing to do with tokens of texts.
         at: when the write was, in ISO 8601.
         documents: how many documents there were.
         last: the last number given so far.
@@ -101,11 +106,11 @@ class Passages(NamedTuple):
     """The passages of a long document.
 
     Attributes:
-        places: where each stands in the document's `full_text`, in order.
-        vectors: of shape (places, n).
+        extents: where each stands in the document's `full_text`, in order.
+        vectors: of shape (extents, n).
     """
 
-    places: Sequence[Passage]
+    extents: Sequence[Passage]
     vectors: np.ndarray
 
 
@@ -341,18 +346,18 @@ class Reader:
         numbers, of, blobs = list(zip(*rows, strict=True)) or ((), (), ())
         return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
 
-    def places(self, numbers: Iterable[int]) -> dict[int, Passage]:
+    def extents(self, numbers: Iterable[int]) -> dict[int, Passage]:
         """Return where passages stand in the `full_text` of their documents, by number; where `has_passages`."""
         rows = self._each_in("SELECT number, start, stop FROM passages WHERE number IN ({})", numbers)
-        return {number: Passage(*place) for number, *place in rows}
+        return {number: Passage(*extent) for number, *extent in rows}
 
-    def all_places(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
-        """Yield each long document above `after`, by number, with its passages: number → place."""
+    def all_extents(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
+        """Yield each long document above `after`, by number, with where its passages stand: number → extent."""
         if not self._has_passage_table():
             return
         query = "SELECT document, number, start, stop FROM passages WHERE document > ? ORDER BY document, number"
         for document, rows in groupby(self._connection.execute(query, (after,)), key=itemgetter(0)):
-            yield document, {number: Passage(*place) for _, number, *place in rows}
+            yield document, {number: Passage(*extent) for _, number, *extent in rows}
 
     def long_documents(self, numbers: Iterable[int]) -> set[int]:
         """Return which of these documents have passages; where `has_passages`."""
@@ -521,7 +526,8 @@ class Writer(Reader):
         self._touched = True
 
     def _insert_passages(self, table: str, number: int, passages: Passages) -> None:
-        rows = [(number, *place, blob) for place, blob in zip(passages.places, _blobs(passages.vectors), strict=True)]
+        blobs = _blobs(passages.vectors)
+        rows = [(number, *extent, blob) for extent, blob in zip(passages.extents, blobs, strict=True)]
         self._insert(table, rows, row_checksum)
 
     def delete(self, numbers: Sequence[int]) -> None:
@@ -548,10 +554,10 @@ class Writer(Reader):
             self._connection.execute(f"DELETE FROM {table}")  # noqa: S608  all are from here
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
 
-    def copy(self, documents: Mapping[int, Document], places: Mapping[int, tuple[int, Passage]]) -> None:
-        """Add documents by their numbers, and where passages stand: number → number of the document, and place."""
+    def copy(self, documents: Mapping[int, Document], extents: Mapping[int, tuple[int, Passage]]) -> None:
+        """Add documents by their numbers, and where passages stand: number → number of the document, and extent."""
         self._insert("documents", ((number, *_row(each)) for number, each in documents.items()), row_checksum)
-        rows = ((number, document, *place) for number, (document, place) in places.items())
+        rows = ((number, document, *extent) for number, (document, extent) in extents.items())
         query = "INSERT OR REPLACE INTO passages (number, document, start, stop, vector) VALUES (?, ?, ?, ?, x'')"
         self._connection.executemany(query, rows)
 
@@ -629,8 +635,8 @@ class Writer(Reader):
         columns = COLUMNS[table]
         if self._has_checksums:
             columns, rows = (*columns, "checksum"), ((*row, checksum(*row)) for row in rows)
-        places = ", ".join("?" * len(columns))
-        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608  all three are from here
+        marks = ", ".join("?" * len(columns))
+        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  all three are from here
         self._connection.executemany(query, rows)
 
     def forget(self, documents: int) -> None:

@@ -1,10 +1,11 @@
-"""Putting documents into a store: what has to be encoded is encoded once, while SQLite writes what is encoded."""
+"""Putting documents into a store: what is refused; and what is encoded once, while SQLite writes what is encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
-from hce.index.passages import Cutter
+from hce.index.cutting import Cutter
 from hce.index.store import Passages, Writer, content_key
 from hce.progress import Advance
 
@@ -49,6 +50,71 @@ def _all_sound(documents: list[Document]) -> bool:
         return len(distinct) == len(documents) and "" not in distinct and not any(each.is_empty for each in documents)
     except (AttributeError, TypeError, UnicodeEncodeError):
         return False
+
+
+def checked_ids(ids: Iterable[str]) -> list[str]:
+    """Return ids of documents, each once, in order.
+
+    Raises:
+        InputError: one of them is none.
+    """
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
+    listed = list(ids)
+    for doc_id in listed:
+        check_id(doc_id)
+    return list(dict.fromkeys(listed))
+
+
+def check_id(doc_id: str) -> None:
+    """Make sure that an id is a text.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not isinstance(doc_id, str):
+        raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
+
+
+def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index: Path) -> None:
+    """Make sure that none of these documents is there.
+
+    Raises:
+        InputError: the id of one is.
+    """
+    for chunk in chunks:
+        if known := writer.present(document.id for document in chunk):
+            raise InputError(
+                f"{index}: id {next(iter(known))!r} is there already; update replaces documents, or leave it out"
+            )
+
+
+def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
+    """Make sure that no document that is to be replaced was left out of a corpus.
+
+    Raises:
+        InputError: one has neither text nor title.
+    """
+    for batch in batches:
+        if isinstance(batch, Corpus) and batch.left_out:
+            raise InputError(f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it")
+
+
+def numbers_of(writer: Writer, ids: list[str], index: Path) -> list[int]:
+    """Return the numbers of the documents that have these ids.
+
+    Raises:
+        InputError: one is not there.
+    """
+    known = writer.present(ids)
+    missing = [doc_id for doc_id in ids if doc_id not in known]
+    if missing:
+        more = f" ({len(missing):,} of {len(ids):,} ids are not)" if len(ids) > 1 else ""
+        raise InputError(f"{index}: no document {missing[0]!r} is there{more}; nothing was removed")
+    return [number for number, _ in known.values()]
+
+
+# ------------------------------------------------------------------------------------------------- inserting
 
 
 def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]:
@@ -112,12 +178,12 @@ def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter 
     cut = cutter.cut(documents) if cutter else {}
     if cutter is None or not cut:
         return {}
-    texts = [cutter.texts(documents[position], places) for position, places in cut.items()]
+    texts = [cutter.texts(documents[position], extents) for position, extents in cut.items()]
     vectors = shared_vectors(list(chain.from_iterable(texts)), {}, encode)
-    stops = np.cumsum([len(places) for places in cut.values()]).tolist()
+    stops = np.cumsum([len(extents) for extents in cut.values()]).tolist()
     return {
-        position: Passages(places, vectors[stop - len(places) : stop])
-        for (position, places), stop in zip(cut.items(), stops, strict=True)
+        position: Passages(extents, vectors[stop - len(extents) : stop])
+        for (position, extents), stop in zip(cut.items(), stops, strict=True)
     }
 
 

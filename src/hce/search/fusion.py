@@ -20,24 +20,25 @@ from hce.search.words import Words
 CANDIDATES = 200  # of each kind, at the least
 SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
+# How tokens count is told here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
 TOKENS_FIRST = 50  # hits that tokens put into another order; 30 and 100 were as good
 TOKENS_SHARE = 0.4  # of tokens in that order; .3 and .5 were nearly as good
 
 
 class Fused(NamedTuple):
-    """Candidates of a query in order, best first; the score of each is the sum of its two parts.
+    """Candidates of a query in order, best first; the score of each is the sum of what meaning and words gave.
 
     Attributes:
         numbers: of the documents, of shape (m,), int64.
-        meaning: the part of the dense score, of shape (m,).
-        words: the part of BM25, of shape (m,).
-        passages: the number of the passage that BM25 is of, of shape (m,); 0 where it is of the whole document.
+        from_meaning: what the cosine gave, scaled to the share of meaning, of shape (m,).
+        from_words: what BM25 gave, scaled to the share of words, of shape (m,).
+        word_passages: the number of the passage that BM25 is of, of shape (m,); 0 where it is of the whole document.
     """
 
     numbers: np.ndarray
-    meaning: np.ndarray
-    words: np.ndarray
-    passages: np.ndarray
+    from_meaning: np.ndarray
+    from_words: np.ndarray
+    word_passages: np.ndarray
 
     def best(self, k: int) -> Fused:
         """Return the first k candidates."""
@@ -82,7 +83,7 @@ def search_both(
     place, is_new = _places(matches.numbers, numbers)
     only_words = matches.numbers[is_new]
     together = np.concatenate([numbers, only_words])
-    meaning = np.concatenate([cosines, cosines_at(only_words)])
+    cosines = np.concatenate([cosines, cosines_at(only_words)])
     bm25, passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
     place[is_new] = np.arange(len(numbers), len(together))
     bm25[place], passages[place] = matches.scores, matches.passages
@@ -90,12 +91,12 @@ def search_both(
         unknown = np.ones(len(together), bool)
         unknown[place] = False
         ceiling = float(matches.scores[-1])  # whatever words did not find has no more
-        rows = _in_question(meaning, bm25, unknown, ceiling, words_share, k)
+        rows = _in_question(cosines, bm25, unknown, ceiling, words_share, k)
         if len(rows):
             known = words.among(text, together[rows])
             found, _ = _places(known.numbers, together[rows])
             bm25[rows[found]], passages[rows[found]] = known.scores, known.passages
-    return fuse(together, meaning, bm25, words_share, passages).best(len(together) if k is None else k)
+    return fuse(together, cosines, bm25, words_share, passages).best(len(together) if k is None else k)
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -108,47 +109,47 @@ def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _in_question(
-    meaning: np.ndarray, words: np.ndarray, unknown: np.ndarray, ceiling: float, words_share: float, k: int | None
+    cosines: np.ndarray, bm25: np.ndarray, unknown: np.ndarray, ceiling: float, words_share: float, k: int | None
 ) -> np.ndarray:
     """Return the rows whose BM25 scores are unknown, `ceiling` at the most, and may decide which are the k best."""
-    if k is None or k >= len(meaning):
+    if k is None or k >= len(cosines):
         return np.flatnonzero(unknown)
-    from_meaning, from_words = _parts(meaning, words, words_share)
+    from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
     kth = np.partition(from_meaning + from_words, -k)[-k]
-    most = words_share * ceiling / words.max()  # which is not 0: the ceiling is a score
+    most = words_share * ceiling / bm25.max()  # which is not 0: the ceiling is a score
     return np.flatnonzero(unknown & (from_meaning + most >= kth - SAME))
 
 
 def fuse(
     numbers: np.ndarray,
-    meaning: np.ndarray,
-    words: np.ndarray,
+    cosines: np.ndarray,
+    bm25: np.ndarray,
     words_share: float,
-    passages: np.ndarray | None = None,
+    word_passages: np.ndarray | None = None,
 ) -> Fused:
     """Rank candidates by both kinds of scores; ties go by number.
 
     >>> fused = fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), words_share=0.5)
-    >>> fused.numbers, fused.meaning, fused.words
+    >>> fused.numbers, fused.from_meaning, fused.from_words
     (array([8, 7, 9]), array([0.25, 0.5 , 0.  ]), array([0.5 , 0.  , 0.25]))
 
     Args:
         numbers: of the documents, of shape (m,).
-        meaning: their cosines, of shape (m,).
-        words: their BM25 scores, 0 where no word is shared, of shape (m,).
+        cosines: of the documents to the query, of shape (m,).
+        bm25: the documents' BM25 scores, 0 where no word is shared, of shape (m,).
         words_share: of words in the sum, from 0 to 1.
-        passages: the numbers of the passages that these are of, of shape (m,); by default all are of whole documents.
+        word_passages: the numbers of the passages that BM25 is of, of shape (m,); by default, of whole documents.
     """
-    from_meaning, from_words = _parts(meaning, words, words_share)
+    from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
     order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
-    passages = np.zeros(len(numbers), np.int64) if passages is None else passages
+    passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
     return Fused(numbers[order], from_meaning[order], from_words[order], passages[order])
 
 
-def _parts(meaning: np.ndarray, words: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scale both kinds of scores to their shares."""
-    from_meaning = (1 - words_share) * _scaled(meaning, meaning.min(initial=1.0))
-    return from_meaning, words_share * _scaled(words, 0.0)
+def _scaled_scores(cosines: np.ndarray, bm25: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scale both kinds of scores to their shares of the sum."""
+    from_meaning = (1 - words_share) * _scaled(cosines, cosines.min(initial=1.0))
+    return from_meaning, words_share * _scaled(bm25, 0.0)
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
@@ -157,7 +158,7 @@ def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
 
 
-def given_by_tokens(scores: np.ndarray, closeness: np.ndarray) -> np.ndarray:
+def given_by_tokens(scores: np.ndarray, similarities: np.ndarray) -> np.ndarray:
     """Return what tokens add to the scores of the first hits, so that they have `TOKENS_SHARE` in their order.
 
     >>> given_by_tokens(np.array([0.9, 0.5, 0.3]), np.array([0.1, 0.4, 0.7])).round(4)
@@ -165,9 +166,9 @@ def given_by_tokens(scores: np.ndarray, closeness: np.ndarray) -> np.ndarray:
 
     Args:
         scores: by meaning and words, of shape (m,).
-        closeness: of the query's tokens to those of each text, of shape (m,); see `hce.encoding.tokens`.
+        similarities: of the query's tokens to those of each text, of shape (m,); see `QueryTokens.max_similarities`.
     """
     if not len(scores):
         return np.zeros(0)
     most = TOKENS_SHARE / (1 - TOKENS_SHARE) * np.ptp(scores)
-    return np.asarray(most * _scaled(closeness, closeness.min()))
+    return np.asarray(most * _scaled(similarities, similarities.min()))

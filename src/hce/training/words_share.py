@@ -36,7 +36,7 @@ def best_words_share(devset: DevSet, encoder: Encoder, vectors: np.ndarray, lang
 
     def measure(share: float) -> float:
         # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.
-        sums = [((1 - share) * each.meaning + share * each.words).round(6) for each in fused]
+        sums = [((1 - share) * each.from_meaning + share * each.from_words).round(6) for each in fused]
         ranked = [each.numbers[np.lexsort((each.numbers, -total))] for each, total in zip(fused, sums, strict=True)]
         return float(ndcg_of_rankings(ranked, queries.answers).mean())
 

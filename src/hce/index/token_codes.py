@@ -23,7 +23,7 @@ from hce.data.corpus import Corpus
 from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
-from hce.index.ranking import Hit, place_in_text, read_passage, read_text
+from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key
 from hce.progress import progress_bar
 from hce.search.fusion import TOKENS_FIRST, given_by_tokens
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hce.encoding.encoder import Encoder, OnTokens
     from hce.encoding.tokens import QueryTokens, TokenSpace
-    from hce.index.encoder import CarriedEncoder
+    from hce.index.carried_encoder import CarriedEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ FOLDER = "tokens"
 SPACE_FILE = "space.safetensors"
 SCHEMA = "CREATE TABLE IF NOT EXISTS codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
 TEXTS_AT_ONCE = 1024
+MOST_ASKED = 4096  # queries whose tokens are remembered between their encoding and their search
 SECONDS_TO_WAIT = 2.0  # for another process; what cannot be read or written then is made again
 
 EncodeTokens = Callable[[Sequence[str], "OnTokens"], object]
@@ -253,10 +254,10 @@ def _key(text: str) -> int:
 def _keys_of(reader: Reader) -> Iterator[int]:
     """Yield the keys of all documents, and of the passages of long ones as they are read."""
     yield from reader.contents()[1].tolist()
-    for number, places in reader.all_places():
+    for number, extents in reader.all_extents():
         for document in reader.documents([number]).values():
-            for place in places.values():
-                yield _key(read_passage(document, place_in_text(document, place)))
+            for extent in extents.values():
+                yield _key(read_passage(document, extent_in_text(document, extent)))
 
 
 def token_folder(index: Path, suffix: str) -> Path:
@@ -290,6 +291,50 @@ class AskedTokens:
         read = [read_text(hit) for hit in hits[:TOKENS_FIRST]]
         found = self.codes.codes_of(read, lambda left, keep: encoder.encode(left, "document", keep))
         return in_order_of_tokens(self.tokens[text], hits, found)
+
+
+class IndexTokens:
+    """The tokens of an index's texts, by the encoder that told of them, and of the last queries.
+
+    Attributes:
+        index: the folder of the index.
+        are_kept: whether there may be any; readers elsewhere would not have them.
+    """
+
+    def __init__(self, index: Path, *, are_kept: bool) -> None:
+        self.index = index
+        self.are_kept = are_kept
+        self._codes: dict[Path, TokenCodes | None] = {}  # by folder, None where there are none
+        self._asked: AskedTokens | None = None
+
+    def codes(self, encoder: CarriedEncoder) -> TokenCodes | None:
+        """Return the codes of the texts that an encoder has read; None where none are kept."""
+        if not self.are_kept:
+            return None
+        folder = token_folder(self.index, encoder.manifest.suffix)
+        if folder not in self._codes:
+            self._codes[folder] = TokenCodes.find(folder)
+        return self._codes[folder]
+
+    def encode_queries(self, encoder: CarriedEncoder, texts: Sequence[str]) -> np.ndarray:
+        """Encode queries to unit vectors of shape (texts, n), and remember their tokens until they are searched for."""
+        codes = self.codes(encoder)
+        if codes is None:
+            return encoder.encode(texts, "query")
+        asked = self._asked
+        if asked is None or asked.codes is not codes or len(asked.tokens) > MOST_ASKED:
+            asked = self._asked = AskedTokens(codes)
+        return encoder.encode(texts, "query", asked.keep)
+
+    def in_order(
+        self, encoder: CarriedEncoder, codes: TokenCodes, texts: Sequence[str], hits: Sequence[Sequence[Hit]]
+    ) -> list[list[Hit]]:
+        """Put the first hits of each query into the order of tokens; the others stay behind them."""
+        asked = self._asked
+        if asked is None or not asked.is_of(codes, texts):
+            asked = AskedTokens(codes)
+            encoder.encode(texts, "query", asked.keep)
+        return [asked.in_order(encoder, text, row) for text, row in zip(texts, hits, strict=True)]
 
 
 def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:

@@ -50,7 +50,7 @@ class Cutter:
         some = [i for i, text in enumerate(texts) if len(text.encode()) > self.window]  # no token is less than a byte
         counts = self._counts([texts[i] for i in some])
         long = [i for i, count in zip(some, counts, strict=True) if count > self.window]
-        return {i: cut_passages(texts[i], self._places(texts[i]), self._room(documents[i])) for i in long}
+        return {i: cut_passages(texts[i], self._offsets(texts[i]), self._room(documents[i])) for i in long}
 
     def texts(self, document: Document, passages: Sequence[Passage]) -> list[str]:
         """Return what is encoded of each passage: before all but the first stands the title, where that is short."""
@@ -68,19 +68,19 @@ class Cutter:
             return [len(PIECES.findall(text)) for text in texts]
         return [len(each.ids) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def _places(self, text: str) -> Sequence[tuple[int, int]]:
+    def _offsets(self, text: str) -> Sequence[tuple[int, int]]:
         if self._tokenizer is None:
             return [match.span() for match in PIECES.finditer(text)]
-        places: Sequence[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return places
+        offsets: Sequence[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return offsets
 
 
 def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
     """Read the passages of the documents above `after` as words are indexed: the title stands before each, if short."""
-    for number, places in reader.all_places(after):
+    for number, extents in reader.all_extents(after):
         for document in reader.documents([number]).values():
             text, title = document.full_text, document.title.strip()
-            for passage, (start, stop) in places.items():
+            for passage, (start, stop) in extents.items():
                 before = f"{title} " if start and title and TITLE_SHARE * len(title) <= stop - start else ""
                 yield PassageText(number, passage, before + text[start:stop])
 

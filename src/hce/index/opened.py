@@ -1,0 +1,126 @@
+"""An index as one process has it open: the manifest in force, and all that belongs to it.
+
+How a search meets what others write meanwhile, other threads and other processes:
+
+- A write is one transaction, and a reader of the store sees one moment, however long it is held.
+- A reindexing puts another encoder in force. `Opened.reading` adopts the manifest that names it, and opens readers
+  until one sees the vectors of that encoder.
+- Vectors of queries that the encoder before has made are then of no use: `Index.search_encoded` raises
+  `ReindexedError`, and who encoded them (`Index.search`, the web server) encodes them again.
+- Engines and words are at one moment at a time. Where another thread has brought them to a later one than a reader
+  sees, using them raises `MomentPassedError`, and `Index.search_encoded` looks again with a new reader.
+- In a collection of Milvus there is no moment but now: where documents go during a search,
+  `ReplicaIndex.search_encoded` takes over what was written, and searches again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hce.index.carried_encoder import CarriedEncoder, check_same
+from hce.index.cutting import Cutter
+from hce.index.derived import Derived
+from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamp
+from hce.index.numbered_tree import NumberedHierarchy, load_tree
+from hce.index.store import Reader, Store
+from hce.index.token_codes import IndexTokens, encode_keeping_tokens
+from hce.search.engine import ELSEWHERE
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
+
+
+class Opened:
+    """The manifest that is in force, and encoders, derived parts, tree and tokens that belong to it.
+
+    Attributes:
+        path: the folder of the index.
+        manifest: the manifest in force.
+        store: the documents.
+        derived: engine, engine of passages and words, all built from the store.
+        for_queries: the encoder of queries.
+        for_documents: the encoder of documents: with its own copy, adding thousands does not keep a search waiting.
+        tokens: of documents and queries, by which first hits are put into order.
+    """
+
+    def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
+        self.path = path
+        self.manifest = Manifest.read(path)
+        if encoder is not None:
+            check_same(encoder, self.manifest, path)
+        self.for_queries = CarriedEncoder(path, self.manifest, encoder)
+        self.for_documents = self.for_queries if encoder else CarriedEncoder(path, self.manifest)
+        self.store = Store(path, self.manifest.dim)
+        self.derived = Derived(self.store, self.manifest)
+        self.tokens = self._tokens_of(self.manifest)
+        self._cutter: Cutter | None = None
+        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
+        self._tree: NumberedHierarchy | None = None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.derived.close()
+        self.store.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Open one moment of the store, at which it has the vectors of the encoder that the manifest names."""
+        while True:
+            with self.store.reading() as reader:
+                if self.keeps_up(reader):
+                    yield reader
+                    return
+
+    def keeps_up(self, reader: Reader) -> bool:
+        """Adopt what another process has written; False where `reader` sees a moment before the last reindexing."""
+        stamp = file_stamp(self.path / MANIFEST_FILE)
+        if stamp != self._stamp:
+            self.adopt(Manifest.read(self.path, reader), stamp)
+        return reader.moment().change >= self.manifest.since
+
+    def adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
+        """Go by another manifest of this index from now on, and by another encoder where it names one."""
+        if manifest.since < self.manifest.since:
+            return  # of an earlier moment than another thread has seen
+        if manifest.encoder_folder != self.manifest.encoder_folder:
+            self.derived.take_up(manifest)
+            self.for_queries, self.for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
+            self._cutter = None
+        if manifest.engine_at != self.manifest.engine_at:
+            self.derived = Derived(self.store, manifest)
+        self.tokens = self._tokens_of(manifest)
+        self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
+        self._stamp = None if manifest.switch else stamp
+
+    def present_encoder(self) -> CarriedEncoder:
+        """Return what encodes queries, as of now."""
+        if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
+            with self.store.reading() as reader:
+                self.keeps_up(reader)
+        return self.for_queries
+
+    def encode_documents(self, texts: list[str]) -> np.ndarray:
+        """Encode documents to unit vectors of shape (texts, n), and keep their tokens where these are kept."""
+        encoder = self.for_documents  # which another thread may replace
+        return encode_keeping_tokens(encoder, self.tokens.codes(encoder), texts)
+
+    @property
+    def tree(self) -> NumberedHierarchy | None:
+        """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
+        if self._tree is None:
+            self._tree = load_tree(self.path)
+        return self._tree
+
+    def cutter(self) -> Cutter | None:
+        """Return what cuts long documents; None in an index of format 1, which an earlier version may open too."""
+        if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
+            self._cutter = Cutter(self.for_documents.text_encoder())
+        return self._cutter
+
+    def _tokens_of(self, manifest: Manifest) -> IndexTokens:
+        return IndexTokens(self.path, are_kept=manifest.engine not in ELSEWHERE)
