@@ -43,7 +43,11 @@ class Kept(NamedTuple):
     @property
     def epoch(self) -> int | None:
         """The epoch whose weights these are, 0 for F0; a mix of two epochs is neither's."""
-        return {0.0: 0, 1.0: self.trained_epoch}.get(self.mix)
+        if self.mix == 0:
+            return 0
+        if self.mix == 1:
+            return self.trained_epoch
+        return None
 
 
 def load_kept(
