@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +20,7 @@ from hce.index.create import create_index, kept_within
 from hce.index.index import Index
 from hce.memory import index_needs, parse_size, require_memory, train_needs
 from hce.search import tree_engine
+from hce.tree import rows as tree_rows
 
 GB = 10**9
 
@@ -133,3 +137,47 @@ def test_leaves_of_very_many_vectors_are_split_node_by_node(monkeypatch, planted
     scores = engine.search(planted_vectors[:50], 3).scores
     exact = np.sort(planted_vectors[:50] @ planted_vectors.T, axis=1)[:, ::-1][:, :3]
     assert np.allclose(scores, exact, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- mapped files
+
+
+def test_what_is_to_be_mapped_is_written_in_small_pieces(tmp_path):
+    """Or the system maps up to 2 MB around each row that is read, and counts all of it as memory."""
+    rows, pieces = np.random.default_rng(0).random((700, 64), np.float32), []
+
+    class File:
+        def write(self, data):
+            pieces.append(bytes(data))
+
+    memory.write_to_be_mapped(File(), rows.T)  # which does not lie in memory as it is written
+    assert max(map(len, pieces)) <= memory.PIECE < rows.nbytes
+    assert b"".join(pieces) == rows.T.tobytes()
+
+
+def of_files() -> int:
+    """Bytes of mapped files that count as memory of this process."""
+    return int(re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="Linux tells what is resident in /proc")
+@pytest.mark.parametrize("of_some", [False, True])
+def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_some):
+    monkeypatch.setattr(tree_rows, "HOLD_BYTES", 0)
+    monkeypatch.setattr(memory, "SECONDS_BETWEEN_RELEASES", 60.0)
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(2**16, 128)).astype(np.float32)  # 32 MB
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with (tmp_path / "vectors").open("wb") as file:
+        memory.write_to_be_mapped(file, vectors)
+    mapped_file = np.memmap(tmp_path / "vectors", np.float32, "r", shape=vectors.shape)
+    order = rng.permutation(len(vectors))
+    with memory.released(mapped_file):
+        rows = tree_rows.unit_rows(mapped_file, torch.device("cpu"))
+        if of_some:
+            rows, vectors, order = rows.subset(order[::2]), vectors[order[::2]], np.arange(len(order) // 2)[::-1].copy()
+        before = of_files()
+        taken, spans = rows.take(order), [rows.span(start, stop) for start, stop in rows.chunks(1)]
+        assert of_files() - before < vectors.nbytes / 4
+    np.testing.assert_allclose(taken.numpy(), vectors[order], atol=1e-6)
+    np.testing.assert_allclose(torch.cat(spans).numpy(), vectors, atol=1e-6)

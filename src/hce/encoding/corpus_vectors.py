@@ -23,6 +23,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
 from hce.files import other_identity, read_json, sync_folder, write_json
+from hce.memory import write_to_be_mapped
 from hce.processes import gather_rows, is_first_process, own_share, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
 
@@ -210,7 +211,7 @@ class VectorFile:
         # Plain writes and not a writable memory map: a full disk is then an error, and not a bus error.
         with self._partial.open("r+b") as file:
             file.seek(self._size(start))
-            file.write(np.ascontiguousarray(chunk, dtype="<f4").tobytes())
+            write_to_be_mapped(file, np.asarray(chunk, dtype="<f4"))
             file.flush()
             os.fsync(file.fileno())
 

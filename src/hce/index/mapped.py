@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hce.index.store import Reader
-from hce.memory import HELD, released
+from hce.memory import HELD, released, write_to_be_mapped
 from hce.progress import progress_bar
 
 ROWS_AT_ONCE = 16_384
@@ -33,7 +33,7 @@ def all_vectors(reader: Reader, folder: Path, dtype: str = "float32") -> Iterato
         with progress_bar("fetching vectors", len(numbers), "vectors") as advance:
             for start in range(0, len(numbers), ROWS_AT_ONCE):
                 some = numbers[start : start + ROWS_AT_ONCE]
-                file.write(reader.vectors_at(some).astype(dtype).data)
+                write_to_be_mapped(file, reader.vectors_at(some).astype(dtype))
                 advance(len(some))
         file.flush()
         vectors = np.memmap(file, dtype=dtype, mode="r", shape=(len(numbers), reader.dim))

@@ -17,6 +17,7 @@ from scipy import sparse
 from threadpoolctl import ThreadpoolController  # scikit-learn brings it
 
 from hce.errors import InputError
+from hce.memory import give_back
 from hce.processes import share_out
 
 # Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.
@@ -28,6 +29,7 @@ HOLD_BYTES = 512 * 2**20
 # Products are made in blocks of this many bytes, one a worker, which stay in the processor's cache.
 _BLOCK_BYTES = 16 * 2**20
 _TILE = 8192  # centroids in a block
+_SCATTERED = 4096  # rows from all over a mapped file, of which the system maps up to 64 KB around each
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,11 +78,23 @@ class _SourceRows(Rows):
         self.shape = (len(source) if index is None else len(index), source.shape[1])
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        picked = slice(start, stop) if self._index is None else self._index[start:stop]
-        return self._made(self._source[picked]).to(self.device)
+        return self._read(slice(start, stop)) if self._index is None else self._scattered(self._index[start:stop])
 
     def take(self, index: np.ndarray) -> torch.Tensor:
-        return self._made(self._source[index if self._index is None else self._index[index]]).to(self.device)
+        return self._scattered(index if self._index is None else self._index[index])
+
+    def _scattered(self, index: np.ndarray) -> torch.Tensor:
+        """Return rows from all over the source, few at a time, as the system maps more than each of them."""
+        found = torch.empty((len(index), self.shape[1]), dtype=torch.float32, device=self.device)
+        for start in range(0, len(index), _SCATTERED):
+            found[start : start + _SCATTERED] = self._read(index[start : start + _SCATTERED])
+        return found
+
+    def _read(self, picked: slice | np.ndarray) -> torch.Tensor:
+        """Return some rows, and have no page of a mapped file counted as memory for longer than that takes."""
+        rows = self._made(self._source[picked]).to(self.device)
+        give_back()
+        return rows
 
     def subset(self, index: np.ndarray) -> Rows:
         if len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:  # several may be at work at once
