@@ -176,6 +176,7 @@ def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_s
         rows = tree_rows.unit_rows(mapped_file, torch.device("cpu"))
         if of_some:
             rows, vectors, order = rows.subset(order[::2]), vectors[order[::2]], np.arange(len(order) // 2)[::-1].copy()
+        memory.give_back()
         before = of_files()
         taken, spans = rows.take(order), [rows.span(start, stop) for start, stop in rows.chunks(1)]
         assert of_files() - before < vectors.nbytes / 4
