@@ -239,3 +239,17 @@ def test_an_index_takes_over_what_labels_told(concept_corpus, static_encoder, tm
 def test_without_labels_nothing_is_told(concept_corpus, static_encoder):
     recipe = Recipe.for_encoder(static=True, epochs=1, batch_size=32, span_lengths=(4,), fit_static=False)
     assert train(concept_corpus, static_encoder, recipe=recipe).words_share is None
+
+
+def test_an_encoder_that_comes_with_companions_is_trained_as_what_it_is(
+    tmp_path, concept_corpus, static_encoder, run_hce
+):
+    """A table with words beside it is a table: not with a transformer's learning rate, whatever is trained."""
+    static_encoder.beside([words(concept_corpus)], [0.7, 0.3]).save(tmp_path / "accompanied")
+    corpus = tmp_path / "docs.jsonl"
+    corpus.write_text("".join(f"{document.to_json()}\n" for document in concept_corpus), encoding="utf-8")
+    options = ["--train", "encoder", "--epochs", "1", "--encoder", str(tmp_path / "accompanied")]
+    run = run_hce("train", str(corpus), "-o", str(tmp_path / "model"), *options)
+    assert run.returncode == 0, run.stderr
+    facts = json.loads((tmp_path / "model" / "hce.json").read_text(encoding="utf-8"))
+    assert facts["recipe"]["learning_rate"] == Recipe.learning_rate

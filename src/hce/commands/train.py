@@ -104,13 +104,14 @@ def train(
             from hce.training.train import improvement
             from hce.training.train import train as run
 
-        start, first = Encoder.load(encoder, device=device), is_first_process()
+        # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
+        given, first = Encoder.load(encoder, device=device).parts[0], is_first_process()
         if recipe == "paper":
             how = Recipe.paper(documents=len(documents), **chosen)
         else:
-            how = Recipe.for_encoder(static=start.is_static, documents=len(documents), **chosen)
+            how = Recipe.for_encoder(static=given.is_static, documents=len(documents), **chosen)
         if bound is not None:
-            needs = train_needs(min(len(documents), how.most_documents or len(documents)), start.dim)
+            needs = train_needs(min(len(documents), how.most_documents or len(documents)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)
         labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
         with _tracked(tracker, how, output.parent) as log:
@@ -121,7 +122,7 @@ def train(
                     err.print(str(epoch), soft_wrap=True)
 
             result = run(
-                documents, start, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
+                documents, given, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
             )
         if first:
             delete_whole(copies_of_parts(output))
