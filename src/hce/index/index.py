@@ -395,8 +395,9 @@ class Index:
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
-        encoder = self._opened.present_encoder()
-        vectors = self._opened.tokens.encode_queries(encoder, texts)
+        encoder, tokens = self._opened.present_encoder(), self._opened.tokens
+        codes = tokens.codes(encoder)  # none beside a static encoder
+        vectors = encoder.encode(texts, "query", None if codes is None else tokens.asked(codes).keep)
         if len(texts) == 1:
             self._last_query = encoder, texts[0], vectors[0].copy()
         return vectors

@@ -316,15 +316,12 @@ class IndexTokens:
             self._codes[folder] = TokenCodes.find(folder)
         return self._codes[folder]
 
-    def encode_queries(self, encoder: CarriedEncoder, texts: Sequence[str]) -> np.ndarray:
-        """Encode queries to unit vectors of shape (texts, n), and remember their tokens until they are searched for."""
-        codes = self.codes(encoder)
-        if codes is None:
-            return encoder.encode(texts, "query")
+    def asked(self, codes: TokenCodes) -> AskedTokens:
+        """Return what remembers the tokens of queries from their encoding until they are searched for."""
         asked = self._asked
         if asked is None or asked.codes is not codes or len(asked.tokens) > MOST_ASKED:
             asked = self._asked = AskedTokens(codes)
-        return encoder.encode(texts, "query", asked.keep)
+        return asked
 
     def in_order(
         self, encoder: CarriedEncoder, codes: TokenCodes, texts: Sequence[str], hits: Sequence[Sequence[Hit]]

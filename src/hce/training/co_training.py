@@ -44,8 +44,9 @@ class TrainResult:
         history: an entry for each epoch, the start included.
         mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
         before: dev measures of the encoder as it was given.
-        after: dev measures of the encoder returned.
-        metric: what the dev measure is, in words.
+        after: dev measures of the encoder returned; where it has the corpus's words beside it, with these learnt
+            without the held-out documents, which would judge themselves otherwise.
+        metric: what the dev measure is, in words; as a number it is `Epoch.metric`.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
         words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
@@ -66,7 +67,7 @@ class TrainResult:
 
 
 class Learnt(NamedTuple):
-    """What came of training an encoder.
+    """A result with the held-out queries behind it, one by one.
 
     Attributes:
         result: what `hce.train` returns, if nothing else is done.

@@ -62,9 +62,9 @@ def with_companions(
     companions, measured = _companions(corpus, encoder, tables, result.held_out, recipe)
     chosen = accompany(encoder, companions, devset, measured=measured, vectors=vectors)
     vectors = _vectors_beside(corpus, chosen.encoder, vectors)
-    share = best_words_share(devset, chosen.encoder, vectors, recipe.language) if devset.is_labelled else None
+    words_share = best_words_share(devset, chosen.encoder, vectors, recipe.language) if devset.is_labelled else None
     if encoder_was_trained and not chosen.share:
-        return learnt._replace(result=replace(result, words_share=share))
+        return learnt._replace(result=replace(result, words_share=words_share))
     ndcg_before = learnt.ndcg_before if encoder_was_trained else chosen.ndcg_before
     stages = result.stages if encoder_was_trained else {}
     result = replace(
@@ -75,7 +75,7 @@ def with_companions(
         before=means(ndcg_before),
         after=means(chosen.ndcg_after),
         metric=devset.metric_name,
-        words_share=share,
+        words_share=words_share,
         stages={**stages, "companions": means(chosen.ndcg_after)} if chosen.share else dict(stages),
     )
     return Learnt(result, devset, ndcg_before, chosen.ndcg_after)

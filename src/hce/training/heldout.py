@@ -38,7 +38,8 @@ class DevQueries:
         texts: the queries.
         answers: for each query, where in the pool its right documents stand.
         variants: for each query the text that is scored in place of its one right document, that document with the
-            query cut out; None for labelled queries, which are scored against the pool's texts.
+            query cut out (of a first sentence, without the title too); None for labelled queries, which are scored
+            against the pool's texts.
     """
 
     kind: str

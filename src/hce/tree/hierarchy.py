@@ -222,12 +222,12 @@ class Hierarchy:
         return np.flatnonzero(self.nodes_at(level) == node)
 
     def sample_siblings(
-        self, documents: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
+        self, positions: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
     ) -> np.ndarray:
         """Draw documents that share a node with each given one: never itself, never one twice.
 
         Args:
-            documents: positions of shape (B,).
+            positions: of these documents, of shape (B,).
             count: how many to draw for each.
             generator: the source of randomness.
             level: draw under the ancestor one level above this one; by default L, that is, under the same parent.
@@ -236,8 +236,8 @@ class Hierarchy:
             Positions of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
         """
         order, start, rank, node = self._documents_by_node(self.depth - 1 if level is None else level - 1)
-        first, others = start[node[documents]], np.diff(start)[node[documents]] - 1  # (B,)
-        drawn = np.full((len(documents), count), -1, dtype=np.int64)
+        first, others = start[node[positions]], np.diff(start)[node[positions]] - 1  # (B,)
+        drawn = np.full((len(positions), count), -1, dtype=np.int64)
         for column in range(min(count, int(others.max(initial=0)))):
             # The column-th draw is a rank among the others not drawn yet; stepping over the ranks drawn before, in
             # rising order, makes it a rank among all.
@@ -246,30 +246,35 @@ class Hierarchy:
                 ranks += ranks >= earlier
             drawn[:, column] = np.where(others > column, ranks, np.iinfo(np.int64).max)
         drawn[(np.arange(count) >= others[:, None])] = -1
-        positions = first[:, None] + drawn + (drawn >= rank[documents][:, None])
-        return np.where(drawn < 0, -1, order[np.minimum(positions, len(order) - 1)])
+        places = first[:, None] + drawn + (drawn >= rank[positions][:, None])
+        return np.where(drawn < 0, -1, order[np.minimum(places, len(order) - 1)])
 
     # ------------------------------------------------------------------------------------------------- the way down
 
-    def walk(self, vectors: np.ndarray, beam: int = 1, documents: np.ndarray | None = None) -> list[np.ndarray]:
+    def walk(self, vectors: np.ndarray, beam: int = 1, document_vectors: np.ndarray | None = None) -> list[np.ndarray]:
         """Walk down from the root, from the nodes kept at a level to the closest of their children.
 
         Args:
             vectors: what walks, each row by itself, of shape (B, n).
             beam: how many nodes of a level each keeps; with 1 the walk is greedy.
-            documents: the documents' vectors, of shape (N, n), where the walk is to end at documents.
+            document_vectors: of all documents, of shape (N, n), where the walk is to end at documents.
 
         Returns:
             For each level from the root to L−1, or to L, the nodes that each row keeps, of shape (B, beam); see
             `closest_children`. The root alone, at level 0, is of shape (B, 1).
         """
         kept = [np.zeros((len(vectors), 1), dtype=np.int64)]
-        for level in range(self.depth if documents is not None else self.depth - 1):
-            kept.append(self.closest_children(level, kept[-1], vectors, beam, documents))
+        for level in range(self.depth if document_vectors is not None else self.depth - 1):
+            kept.append(self.closest_children(level, kept[-1], vectors, beam, document_vectors))
         return kept
 
     def closest_children(
-        self, level: int, nodes: np.ndarray, vectors: np.ndarray, count: int = 1, documents: np.ndarray | None = None
+        self,
+        level: int,
+        nodes: np.ndarray,
+        vectors: np.ndarray,
+        count: int = 1,
+        document_vectors: np.ndarray | None = None,
     ) -> np.ndarray:
         """Choose among the children of some nodes those with the largest inner products: one step of `walk`.
 
@@ -278,12 +283,12 @@ class Hierarchy:
             nodes: the nodes whose children each vector chooses among, of shape (B, any number); −1 is none.
             vectors: of shape (B, n).
             count: how many children each vector chooses.
-            documents: the documents' vectors, of shape (N, n); needed where the children are documents.
+            document_vectors: of all documents, of shape (N, n); needed where the children are documents.
 
         Returns:
             Children of shape (B, count), int64, the closest first, of equals the first; −1 where there are no more.
         """
-        members = [*(below.centroids for below in self.levels), documents][level]
+        members = [*(below.centroids for below in self.levels), document_vectors][level]
         if members is None:
             raise InputError(f"the children at level {level} are documents, whose vectors are needed")
         row, place = np.nonzero(nodes >= 0)
