@@ -29,7 +29,7 @@ HOLD_BYTES = 512 * 2**20
 # Products are made in blocks of this many bytes, one a worker, which stay in the processor's cache.
 _BLOCK_BYTES = 16 * 2**20
 _TILE = 8192  # centroids in a block
-_SCATTERED = 4096  # rows from all over a mapped file, of which the system maps up to 64 KB around each
+_SCATTERED = 1024  # rows from all over a mapped file, of which the system may map up to 2 MB around each
 
 T = TypeVar("T")
 R = TypeVar("R")
