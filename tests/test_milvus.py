@@ -87,20 +87,24 @@ def test_what_is_removed_and_not_deleted_yet_is_not_found():
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return a port that no system gives to those who connect: or one of them takes it while the server is dead."""
+    for port in np.random.default_rng().permutation(np.arange(23_000, 32_000)).tolist():
+        with closing(socket.socket()) as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
-def wait_for(uri: str) -> None:
+def wait_for(uri: str, process: subprocess.Popen, log: Path) -> None:
     end = time.monotonic() + 120
     while True:
+        assert process.poll() is None, f"the server ended with {process.returncode}: {log.read_text()[-2000:]}"
         server = Milvus(Address(uri, "nothing"))
         try:
             server.current()
             return
         except AwayError:
-            assert time.monotonic() < end, "no server came up"
+            assert time.monotonic() < end, f"no server came up: {log.read_text()[-2000:]}"
         finally:
             server.close()
 
@@ -122,7 +126,7 @@ class LiteServer:
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_for(self.uri)
+        wait_for(self.uri, self.process, self.folder / "log")
 
     def kill(self) -> None:
         self.process.kill()
@@ -136,6 +140,7 @@ class RealServer:
         milvus_package = pytest.importorskip("milvus", reason="needs the package milvus, which carries the server")
         self._server = milvus_package.MilvusServer()
         self._server.set_base_dir(str(folder))
+        self._log = folder / "logs" / "milvus-stdout.log"
         self._port = free_port()
 
     @property
@@ -145,7 +150,7 @@ class RealServer:
     def start(self) -> None:
         self._server.listen_port = self._port
         self._server.start()
-        wait_for(self.uri)
+        wait_for(self.uri, self._server.server_proc, self._log)
 
     def kill(self) -> None:
         self._server.server_proc.kill()
