@@ -62,7 +62,7 @@ class PassageText(NamedTuple):
     """What is read of a passage, under the number of its text and its own, from 1 on."""
 
     number: int
-    passage: int
+    passage_number: int
     text: str
 
 
@@ -304,12 +304,12 @@ def _distinct_words(query: str) -> list[str]:
     return list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
 
 
-def _entry(number: int, passage: int, text: str) -> tantivy.Document:
+def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
     """Return what tantivy keeps of a text, or of a passage of it."""
     document = tantivy.Document()
     document.add_text(BODY, spelled_out(text))
     document.add_unsigned(NUMBER, number)
-    document.add_unsigned(PASSAGE, passage)
+    document.add_unsigned(PASSAGE, passage_number)
     return document
 
 
