@@ -34,7 +34,7 @@ BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
 MOST_TOLD = 64  # words of a query that are told to be in a document, the first ones
 SHORT = range(1, 4000)  # characters of a text that is read faster than tantivy is asked
-SPARE = 8  # hits beyond k, so that ties at the last place are settled by number
+SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
 
 
 class Matches(NamedTuple):
@@ -158,9 +158,12 @@ class Words:
             kept = self._each_once(found)
             if allowed is not None:
                 kept = kept.rows(np.isin(kept.numbers, allowed))
-            if len(kept.numbers) >= k or len(found.numbers) < depth:
+            is_past_the_tie = len(kept.numbers) >= k and kept.scores[k - 1] > found.scores[-1]
+            if is_past_the_tie or len(found.numbers) < depth:
                 return kept.rows(slice(k))
-            depth *= 8  # the filter, or the passages of a few documents, have left too few: look further down
+            # The filter, or the passages of a few documents, have left too few; or the last place is shared by documents
+            # that may have lower numbers: look further down.
+            depth *= 8
         return NOTHING
 
     def among(self, query: str, numbers: np.ndarray) -> Matches:
