@@ -161,8 +161,8 @@ class Words:
             is_past_the_tie = len(kept.numbers) >= k and kept.scores[k - 1] > found.scores[-1]
             if is_past_the_tie or len(found.numbers) < depth:
                 return kept.rows(slice(k))
-            # The filter, or the passages of a few documents, have left too few; or the last place is shared by documents
-            # that may have lower numbers: look further down.
+            # The filter, or the passages of a few documents, have left too few, or documents further down may share the
+            # last place: look there.
             depth *= 8
         return NOTHING
 
