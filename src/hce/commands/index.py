@@ -239,7 +239,7 @@ def search(
       hce search my-index "how do plants make sugar" --unique --rerank cross-encoder/ms-marco-MiniLM-L6-v2
       hce search my-index - --json < question.txt
       hce search http://127.0.0.1:8080 "how do plants make sugar"
-      hce search milvus.db#papers "how do plants make sugar"
+      hce search milvus.db "how do plants make sugar"
     """
     from hce.data.records import STDIN, read_lines
     from hce.index.filters import parse_clauses
