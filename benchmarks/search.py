@@ -137,7 +137,7 @@ def of_index(folder: Path) -> tuple[np.ndarray, Engine]:
             for start in range(0, len(numbers), AT_ONCE):
                 rows[start : start + AT_ONCE] = reader.vectors_at(numbers[start : start + AT_ONCE])
             rows.flush()
-        engine = index.derived.engine.use(reader, lambda engine: engine)
+        engine = index.derived.engine_part.use(reader, lambda engine: engine)
         return np.load(target, mmap_mode="r"), engine
 
 

@@ -95,7 +95,7 @@ def test_rows_follow_the_texts_whatever_the_batches(order, budget, static_encode
 
 def test_transformer_rows_do_not_depend_on_batching(bert_folder, monkeypatch):
     encoder = Encoder.load(bert_folder, device="cpu")
-    monkeypatch.setattr(hce.encoding.encoder, "SORT_WINDOW", 4)
+    monkeypatch.setattr(hce.encoding.encoder, "SORTED_AT_ONCE", 4)
     expected = np.concatenate([encoder.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
 

@@ -639,7 +639,7 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     assert index.status().pending == 0
     with index._opened.store.writing() as writer:  # somebody writes: the search goes on without a new snapshot
         writer.delete([1])
-        index.derived.engine._behind = 1000
+        index.derived.engine_part._behind = 1000
         assert len(index.search("star", 300)) == 270
     assert (index.path / "engine").iterdir().__next__() == second
 
@@ -806,7 +806,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
         os.read(go, 1)
         count = index.add([Document("child's", "w180 w181")])
         found = [ids_of(index.search(text, 1, mode="words")) for text in ("w180 w181", "w170 w171")]
-        del index.derived.words._part
+        del index.derived.words_part._part
         return [count, *found]
 
     child, listen = forked(work)
@@ -825,7 +825,11 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
 
 def test_a_process_forked_while_others_search_does_not_wait_for_them(index):
     index.search("star", 1)
-    with index.derived.words._lock.alone(), index.derived.engine._lock.alone(), index._opened.for_queries._lock:
+    with (
+        index.derived.words_part._lock.alone(),
+        index.derived.engine_part._lock.alone(),
+        index._opened.for_queries._lock,
+    ):
         child, listen = forked(lambda: ids_of(index.search("star red", 3)))
         found = answer_of(child, listen)
     assert found == ids_of(index.search("star red", 3))

@@ -111,6 +111,18 @@ def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     assert run("tree", tmp_path / "index").out.startswith("240 documents, 3 levels")
 
 
+def test_the_parts_of_a_score_are_shown_where_meaning_gave_nothing(run, tmp_path, module_static_encoder):
+    """As it does to the candidate with the lowest cosine of every hybrid search."""
+    texts = ("star red w3", "star w40 w41", "star blue w90 w91 w92")
+    documents = [Document(str(number), text) for number, text in enumerate(texts)]
+    Index.create(tmp_path / "index", documents, module_static_encoder).close()
+    lines = run("search", tmp_path / "index", "star").out.splitlines()[::2]
+    assert all(" meaning + " in line for line in lines)
+    assert sum("= 0.00 meaning + " in line for line in lines) == 1
+    for mode in ("dense", "words"):
+        assert "meaning" not in run("search", tmp_path / "index", "star", "--mode", mode).out
+
+
 def test_index_options_and_json(run, corpus_file, model, tmp_path):
     options = ("-m", model, "-o", tmp_path / "index", "--engine", "flat", "--dtype", "float16", "--no-tree", "--json")
     made = run("index", "-", *options, stdin=corpus_file.read_text())

@@ -565,8 +565,9 @@ def test_commands(tmp_path, documents, static_encoder, embedded):
     at = f"{embedded}#commands"
     result = run(hce_command, ["index", docs, "-m", model, "-o", made, "--engine", "milvus", "--at", at])
     assert result.exit_code == 0, result.output
-    result = run(hce_command, ["search", made, "star", "--json"])
-    assert len(json.loads(result.stdout)["hits"]) == 9
+    for index in (made, at):
+        result = run(hce_command, ["search", index, "star", "--json"])
+        assert len(json.loads(result.stdout)["hits"]) == 9
     result = run(hce_command, ["status", at, "--no-drift", "--json"])
     assert (json.loads(result.stdout)["engine"], json.loads(result.stdout)["documents"]) == ("milvus", 9)
     result = run(hce_command, ["rebuild", made, "--engine", "flat", "--json"])

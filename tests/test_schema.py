@@ -12,7 +12,7 @@ from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError
 from hce.index.schema import has_checksums, row_checksum, vector_checksum
-from hce.index.store import STORE_FILE, Passages, Store
+from hce.index.store import STORE_FILE, CutPassages, Store
 
 DIM = 4
 
@@ -22,7 +22,7 @@ def store(tmp_path):
     made = Store.create(tmp_path, DIM)
     with made.writing() as writer:
         documents = [Document("a", "text", "title", {"year": 2}), Document("b", "long " * 9)]
-        long = {1: Passages([Passage(0, 5), Passage(5, 9)], np.ones((2, DIM)))}
+        long = {1: CutPassages([Passage(0, 5), Passage(5, 9)], np.ones((2, DIM)))}
         writer.insert(documents, np.eye(2, DIM), long)
     yield made
     made.close()
@@ -89,7 +89,7 @@ def test_a_file_of_an_earlier_version_gets_checksums_when_asked(store):
     for table in ("documents", "vectors", "passages", "changes"):
         run(store, f"ALTER TABLE {table} DROP COLUMN checksum")
     with store.writing() as writer:
-        writer.insert([Document("c", "new")], np.ones((1, DIM)), {0: Passages([Passage(0, 1)], np.ones((1, DIM)))})
+        writer.insert([Document("c", "new")], np.ones((1, DIM)), {0: CutPassages([Passage(0, 1)], np.ones((1, DIM)))})
         writer.delete([3])
         assert not has_checksums(writer._connection)  # an earlier version may still write to it
     with store.writing() as writer:

@@ -47,6 +47,30 @@ def test_scores_are_those_of_bm25():
         np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
+def test_ties_go_by_number_however_many_there_are():
+    words = Words.new()
+    words.add((number, "red hat") for number in range(30, 0, -1))
+    assert numbers_of(words, "hat", 3) == [1, 2, 3]
+    assert numbers_of(words, "hat", 2, allowed=np.array([17, 25, 29])) == [17, 25]
+    words.add([(31, "a hat, a hat, and a coat of felt")], [PassageText(31, 1, "hat hat")])
+    assert numbers_of(words, "hat", 3) == [31, 1, 2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batches=st.lists(st.lists(st.sampled_from(["red", "red hat", "hat hat"]), min_size=20, max_size=40), max_size=3),
+    k=st.integers(1, 12),
+    seed=st.integers(0, 9),
+)
+def test_the_first_k_are_the_first_of_all(batches, k, seed):
+    words, numbers = Words.new(), np.random.default_rng(seed).permutation(120).tolist()
+    for batch in batches:
+        words.add([(numbers.pop(), text) for text in batch])
+    for query in ("red", "hat", "red hat"):
+        for first, of_all in zip(words.search(query, k), words.search(query, 1000), strict=True):
+            np.testing.assert_array_equal(first, of_all[:k])
+
+
 def test_scores_of_given_documents_are_those_of_the_search():
     words = of(TEXTS)
     found = words.search("red shoes hat", 10)

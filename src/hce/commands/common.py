@@ -60,6 +60,10 @@ EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
 ]
 IndexArgument = Annotated[Path, typer.Argument(help="the folder of the index", show_default=False)]
+ReadIndexArgument = Annotated[
+    Path,
+    typer.Argument(help="the folder of the index, or the address of Milvus that it writes to", show_default=False),
+]
 AtOption = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,7 @@ from hce.commands.common import (
     IndexArgument,
     JsonOption,
     MemoryOption,
+    ReadIndexArgument,
     SeedOption,
     answer,
     copies_of_parts,
@@ -191,7 +192,11 @@ def remove(
 
 def search(
     index: Annotated[
-        str, typer.Argument(help="the folder of the index, or the address of a running hce serve", show_default=False)
+        str,
+        typer.Argument(
+            help="the folder of the index, the Milvus file (.db) it writes to, or the address of a running hce serve",
+            show_default=False,
+        ),
     ],
     text: Annotated[str, typer.Argument(help="what to look for, or - to read it from stdin", show_default=False)],
     k: Annotated[int, typer.Option("-k", help="how many documents to show")] = 10,
@@ -234,6 +239,7 @@ def search(
       hce search my-index "how do plants make sugar" --unique --rerank cross-encoder/ms-marco-MiniLM-L6-v2
       hce search my-index - --json < question.txt
       hce search http://127.0.0.1:8080 "how do plants make sugar"
+      hce search milvus.db "how do plants make sugar"
     """
     from hce.data.records import STDIN, read_lines
     from hce.index.filters import parse_clauses
@@ -262,7 +268,7 @@ def search(
     if good_match is False:
         out.print("nothing here is a good match; the nearest:")
     for hit in hits:
-        out.print(_line(hit, text), soft_wrap=True)
+        out.print(_line(hit, text, mode), soft_wrap=True)
     if not hits:
         reason = "no document shares a word with it" if mode == "words" else "the index is empty"
         out.print("no document fulfils the conditions" if conditions else reason)
@@ -272,7 +278,7 @@ def search(
 
 
 def status(
-    index: IndexArgument,
+    index: ReadIndexArgument,
     drift: Annotated[
         bool, typer.Option("--drift/--no-drift", help="also measure whether it is time to retrain")
     ] = True,
@@ -337,15 +343,16 @@ def _parts(hit: Hit) -> str:
     return " + ".join(parts)
 
 
-def _line(hit: Hit, query: str) -> Text:
+def _line(hit: Hit, query: str, mode: str) -> Text:
     """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
 
-    What a cross-encoder gave has no parts; where the hit stood before stands in their place.
+    The score of a hybrid search has parts; that of the candidate with the lowest cosine has 0 from meaning. What a
+    cross-encoder gave has no parts; where the hit stood before stands in their place.
     """
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
     if hit.first_rank is not None:
         line.append(f"was {hit.first_rank}  ", style="dim")
-    elif hit.from_meaning and (hit.from_words or hit.from_tokens):
+    elif mode == "hybrid" and (hit.from_words or hit.from_tokens):
         line.append(f"= {_parts(hit)}  ", style="dim")
     line.append(hit.id, style="bold")
     if hit.title:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from hce.commands.common import IndexArgument, JsonOption, answer, err
+from hce.commands.common import JsonOption, ReadIndexArgument, answer, err
 
 
 def serve(
-    index: IndexArgument,
+    index: ReadIndexArgument,
     host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets the whole network in")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8080,
     token: Annotated[

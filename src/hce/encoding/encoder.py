@@ -50,8 +50,8 @@ from hce.progress import progress_bar
 
 BUNDLED = {"minilm": load_minilm, "static": load_static}
 
-# Texts are sorted by length within a window this long; longer windows save no more padding and cost memory.
-SORT_WINDOW = 8192
+# Texts that are sorted by length together; more at once would save no more padding, and cost memory.
+SORTED_AT_ONCE = 8192
 # Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 MOST_COUNTED = 1 << 18  # documents whose words are counted: more tell nothing that these do not
@@ -252,7 +252,7 @@ class Encoder:
         Such words still count by their pieces, in the other parts.
         """
         tables = [part.model[0] for part in self.parts if isinstance(part.model[0], WordTable)]
-        return tables[0].rows.unknown_share(texts) if tables else None
+        return tables[0].word_rows.unknown_share(texts) if tables else None
 
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
@@ -287,8 +287,8 @@ class Encoder:
 
     def token_ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield the ids of each text's own tokens, as far as the first part reads it."""
-        for start in range(0, len(texts), SORT_WINDOW):
-            yield from self._tokenized(texts[start : start + SORT_WINDOW])
+        for start in range(0, len(texts), SORTED_AT_ONCE):
+            yield from self._tokenized(texts[start : start + SORTED_AT_ONCE])
 
     def vocabulary_texts(self, count: int, words: int = 16) -> list[str]:
         """Return so many texts, each of some words of the vocabulary, from all over it."""
@@ -448,8 +448,8 @@ class Encoder:
     def _batches(self, texts: Sequence[str], kind: Kind) -> Iterator[np.ndarray]:
         """Yield row numbers, texts of like length together, about the same number of tokens each time."""
         budget = STATIC_TOKENS if self.is_table else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
-        for start in range(0, len(texts), SORT_WINDOW):
-            lengths = self._token_counts(texts[start : start + SORT_WINDOW], kind)
+        for start in range(0, len(texts), SORTED_AT_ONCE):
+            lengths = self._token_counts(texts[start : start + SORTED_AT_ONCE], kind)
             order = np.argsort(-lengths, kind="stable")
             first = 0
             while first < len(order):

@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import InputModule, Norm
 from sentence_transformers.util import load_file_path
 from torch import Tensor, nn
 
-from hce.encoding.tables import CENTRES_FILE, SHARES_FILE, SIDE_BY_SIDE, SIDES, WORD_TABLE, check_sides
+from hce.encoding.tables import CENTRES_FILE, SHARES_FILE, SIDE_BY_SIDE, SIDES, WORD_TABLE, check_parts
 from hce.encoding.word_table import WordTable, hub_options
 from hce.errors import FormatError, one_line
 from hce.files import read_json, read_json_value, write_json
@@ -49,7 +49,7 @@ class SideBySide(InputModule):
     ) -> None:
         super().__init__()
         dims = [int(part.get_embedding_dimension()) for part in parts]
-        check_sides(shares, dims, None if centres is None else tuple(centres.shape))
+        check_parts(shares, dims, None if centres is None else tuple(centres.shape))
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
         self.register_buffer("centres", centres)

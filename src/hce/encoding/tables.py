@@ -33,7 +33,7 @@ Kind = Literal["query", "document"]
 PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
-NO_LIMIT = 10**9  # what tokenizers call a model that reads any length is above
+NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
 TEXTS_AT_ONCE = 4096
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
@@ -188,7 +188,7 @@ def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np
     return as_unit_rows(np.concatenate(scaled, axis=1))
 
 
-def check_sides(shares: Sequence[float], dims: Sequence[int], centres: tuple[int, ...] | None) -> None:
+def check_parts(shares: Sequence[float], dims: Sequence[int], centres: tuple[int, ...] | None) -> None:
     """Refuse shares and centres that do not go with the parts.
 
     Args:
@@ -337,37 +337,37 @@ class Table(NamedTuple):
 
     Attributes:
         vectors: of shape (rows, n), float32.
-        rows: what says which rows a text consists of: a tokenizer, or the words of a corpus.
+        splitter: what says which rows a text consists of: a tokenizer, or the words of a corpus.
         prompts: what is put before queries and documents.
     """
 
     vectors: np.ndarray
-    rows: Tokenizer | WordRows
+    splitter: Tokenizer | WordRows
     prompts: dict[Kind, str]
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, where the rows are tokens."""
-        return None if isinstance(self.rows, WordRows) else self.rows
+        return None if isinstance(self.splitter, WordRows) else self.splitter
 
     @property
     def fingerprint(self) -> str:
         """A sha256 over all that the vectors depend on."""
-        if isinstance(self.rows, WordRows):
-            kind, name = "WordTable", "0.table"
-            settings: dict[str, Any] = {"language": self.rows.language, "words": self.rows.words}
+        if isinstance(self.splitter, WordRows):
+            module_type, name = "WordTable", "0.table"
+            settings: dict[str, Any] = {"language": self.splitter.language, "words": self.splitter.words}
         else:
-            kind, name, settings = "StaticEmbedding", "0.embedding.weight", {}
-        modules = [(kind, settings), ("Normalize", NORMALIZE)]
+            module_type, name, settings = "StaticEmbedding", "0.embedding.weight", {}
+        modules = [(module_type, settings), ("Normalize", NORMALIZE)]
         tokenizer = tokenizer_json(self.tokenizer, own_limit=True)
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
     def encode(self, texts: Sequence[str], prompt: str) -> np.ndarray:
         """Encode texts to unit rows of shape (texts, n), 0 where no row is known; words have no use for a prompt."""
-        if isinstance(self.rows, WordRows):
-            bags = self.rows.bags(texts)
+        if isinstance(self.splitter, WordRows):
+            bags = self.splitter.bags(texts)
         else:
-            encodings = self.rows.encode_batch_fast([prompt + text for text in texts], add_special_tokens=False)
+            encodings = self.splitter.encode_batch_fast([prompt + text for text in texts], add_special_tokens=False)
             bags = token_bags([encoding.ids for encoding in encodings])
         return as_unit_rows(bags.sums(self.vectors))
 
@@ -425,7 +425,7 @@ class Tables:
         if len(tables) < len(parts):
             return None
         centres = load_file(module / CENTRES_FILE)["centres"] if (module / CENTRES_FILE).is_file() else None
-        check_sides(shares, [each.vectors.shape[1] for each in tables], None if centres is None else centres.shape)
+        check_parts(shares, [each.vectors.shape[1] for each in tables], None if centres is None else centres.shape)
         return cls(str(folder), tables, shares, centres, _prompts(folder))
 
     @property
@@ -458,15 +458,17 @@ class Tables:
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some = texts[start : start + TEXTS_AT_ONCE]
             try:
-                rows = [part.encode(some, "" if i else self.prompts[kind]) for i, part in enumerate(self.parts)]
+                vectors_of_parts = [
+                    part.encode(some, "" if i else self.prompts[kind]) for i, part in enumerate(self.parts)
+                ]
             except LookupError as error:
                 raise unfit(self.name, error) from error
-            vectors[start : start + len(some)] = joined_rows(rows, self.shares or (1.0,), centre)
+            vectors[start : start + len(some)] = joined_rows(vectors_of_parts, self.shares or (1.0,), centre)
         return finished(vectors, self.name)
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:
         """Return the share of the texts' words that a table of the corpus's words has no vector for; None without."""
-        words = [part.rows for part in self.parts if isinstance(part.rows, WordRows)]
+        words = [part.splitter for part in self.parts if isinstance(part.splitter, WordRows)]
         return words[0].unknown_share(texts) if words else None
 
 
@@ -475,11 +477,11 @@ def _first_module(folder: Path) -> tuple[str, str] | None:
     entries = read_json_value(folder / MODULES) if (folder / MODULES).is_file() else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return None
-    kinds, paths = ([str(entry.get(key, "")) for entry in entries] for key in ("type", "path"))
+    module_types, paths = ([str(entry.get(key, "")) for entry in entries] for key in ("type", "path"))
     settings = folder / paths[1] / "config.json"
-    is_normalize = kinds[1].startswith("sentence_transformers.") and kinds[1].endswith(".Normalize")
+    is_normalize = module_types[1].startswith("sentence_transformers.") and module_types[1].endswith(".Normalize")
     is_usual = not settings.is_file() or read_json(settings) == NORMALIZE
-    return (kinds[0], paths[0]) if is_normalize and is_usual else None
+    return (module_types[0], paths[0]) if is_normalize and is_usual else None
 
 
 def _read_table(folder: Path) -> Table | None:
@@ -487,13 +489,13 @@ def _read_table(folder: Path) -> Table | None:
     module = _first_module(folder)
     if module is None:
         return None
-    kind, path = module
+    module_type, path = module
     weights = folder / path / TABLE_FILE
-    if kind == WORD_TABLE:
+    if module_type == WORD_TABLE:
         facts, table = read_json(folder / path / WORDS_FILE), load_file(weights)["table"]
         check_word_table(facts["words"], table.shape)
         return Table(table.astype(np.float32), WordRows(facts["words"], facts["language"]), _prompts(folder))
-    is_static = kind.startswith("sentence_transformers.") and kind.endswith(".StaticEmbedding")
+    is_static = module_type.startswith("sentence_transformers.") and module_type.endswith(".StaticEmbedding")
     vectors = load_file(weights).get("embedding.weight") if is_static and weights.is_file() else None
     if vectors is None or vectors.dtype != np.float32:
         return None

@@ -40,7 +40,7 @@ class WordTable(InputModule):
     """One vector for each word of a corpus; a text is the sum over its words, each weighted by 1 + log(occurrences).
 
     Attributes:
-        rows: the words that have a vector, in the order of the table's rows, and their language.
+        word_rows: the words that have a vector, in the order of the table's rows, and their language.
         table: of shape (words, n); a row's length has the word's idf in it.
     """
 
@@ -53,7 +53,7 @@ class WordTable(InputModule):
         check_word_table(words, tuple(table.shape))
         if not table.is_floating_point():
             raise ValueError(f"a table of {table.dtype} is not one of vectors")
-        self.rows = WordRows(words, language)
+        self.word_rows = WordRows(words, language)
         self.register_buffer("table", table)
 
     @classmethod
@@ -98,7 +98,7 @@ class WordTable(InputModule):
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Count the known words of each text; a prompt is not among what a text is about, and is left out."""
-        bags = self.rows.bags(inputs)
+        bags = self.word_rows.bags(inputs)
         features = {"input_ids": bags.rows, "offsets": bags.starts, "weights": bags.weights}
         return {name: torch.from_numpy(values) for name, values in features.items()}
 
@@ -119,7 +119,7 @@ class WordTable(InputModule):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return language and words, which are part of an encoder's fingerprint."""
-        return {"language": self.rows.language, "words": self.rows.words}
+        return {"language": self.word_rows.language, "words": self.word_rows.words}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the words and their vectors into an existing folder."""

@@ -27,7 +27,7 @@ from hce.search.fusion import (
     STATIC_SHARE,
     TOKENS_FIRST,
     TRANSFORMER_SHARE,
-    Fused,
+    Ranked,
     candidates_for,
     given_by_tokens,
     search_both,
@@ -144,8 +144,8 @@ class HybridSearcher:
         )
         return [self._scored(each, asked.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
 
-    def _scored(self, fused: Fused, query: QueryTokens | None) -> list[Scored]:
-        positions, scores = fused.numbers, fused.from_meaning + fused.from_words
+    def _scored(self, ranked: Ranked, query: QueryTokens | None) -> list[Scored]:
+        positions, scores = ranked.numbers, ranked.from_meaning + ranked.from_words
         if self.tokens is not None and query is not None:
             first = positions[:TOKENS_FIRST]
             similarities = query.max_similarities([self.tokens.codes[position] for position in first])
@@ -165,7 +165,7 @@ def fused_search(
     *,
     words_share: float,
     k: int | None = None,
-) -> list[Fused]:
+) -> list[Ranked]:
     """Search by words and, exactly, by meaning, and fuse what both find; see `hce.search.fusion.search_both`.
 
     `asked` are the queries' vectors, of shape (queries, n), `vectors` the documents', of shape (N, n); `words` numbers

@@ -1,8 +1,9 @@
 """Confidence: whether the best hit of a query is a good match, by what the index's own documents find of each other.
 
 Spans of some documents are searched for as if these documents were not there. The best hit is then near the subject of
-the span, as most hits of real queries are. Where the best hit of a query is farther off than `FARTHEST` of those, by
-its cosine and also by the words that it shares with the query, nothing in the index is a good match.
+the span, as most hits of real queries are. Where the best hit of a query is as far off as the
+farthest fifth of those (`FARTHEST`), by its cosine and also by the words that it shares with the query, nothing in the
+index is a good match.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEAST = 60  # spans to judge by
 SECONDS = 10.0  # after which no further spans are searched for
 AT_ONCE = 24  # spans
 DEPTH = 10  # hits, among which there is one that is not near-equal to the span's own document
-FARTHEST = 0.2  # of the hits without the own document; measured in docs/LOG.md
+FARTHEST = 0.2  # the share of those best hits that are too far off; measured in docs/LOG.md
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, 
     Raises:
         MomentPassedError: the words have gone on to a later moment.
     """
-    return derived.words.use(reader, lambda words: _closeness(reader, words, query, vector, hit))
+    return derived.words_part.use(reader, lambda words: _closeness(reader, words, query, vector, hit))
 
 
 def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:

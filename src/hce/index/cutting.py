@@ -21,7 +21,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.passages import Passage, cut_passages
 from hce.encoding.tables import TextEncoder
-from hce.index.store import Passages, Reader
+from hce.index.store import CutPassages, Reader
 from hce.progress import progress_bar
 from hce.search.words import PassageText
 
@@ -80,9 +80,9 @@ def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
     for number, extents in reader.all_extents(after):
         for document in reader.documents([number]).values():
             text, title = document.full_text, document.title.strip()
-            for passage, (start, stop) in extents.items():
+            for passage_number, (start, stop) in extents.items():
                 before = f"{title} " if start and title and TITLE_SHARE * len(title) <= stop - start else ""
-                yield PassageText(number, passage, before + text[start:stop])
+                yield PassageText(number, passage_number, before + text[start:stop])
 
 
 class LongDocuments:
@@ -107,7 +107,7 @@ class LongDocuments:
         rows = len(corpus) + np.cumsum([0, *map(len, self._passages.values())])
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
-    def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, Passages]:
+    def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
         """Return the passages of the long ones among some documents, by place in `positions`, with their vectors.
 
         Args:
@@ -117,7 +117,7 @@ class LongDocuments:
         found = {}
         for position in filter(self._passages.__contains__, positions):
             passages, row = self._passages[position], self._first_row[position]
-            found[position - positions.start] = Passages(passages, vectors[row : row + len(passages)])
+            found[position - positions.start] = CutPassages(passages, vectors[row : row + len(passages)])
         return found
 
 
@@ -126,7 +126,7 @@ class _Rows(Sequence[Document]):
 
     def __init__(self, corpus: Corpus, cutter: Cutter, passages: Mapping[int, list[Passage]]) -> None:
         self._corpus = corpus
-        self._passages = [(position, i) for position, each in passages.items() for i in range(len(each))]
+        self._passages = [(position, place) for position, each in passages.items() for place in range(len(each))]
 
         @lru_cache(maxsize=1)  # rows are read in order, and a long document is not read anew for each of its passages
         def texts(position: int) -> list[str]:
@@ -140,8 +140,8 @@ class _Rows(Sequence[Document]):
     def __getitem__(self, row: int) -> Document:  # type: ignore[override]
         if row < len(self._corpus):
             return self._corpus[row]
-        position, passage = self._passages[row - len(self._corpus)]
-        return Document(str(row), self._texts(position)[passage])
+        position, place = self._passages[row - len(self._corpus)]
+        return Document(str(row), self._texts(position)[place])
 
 
 def _untruncated(tokenizer: Any) -> Tokenizer | None:

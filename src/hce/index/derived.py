@@ -47,12 +47,12 @@ class Builder(Protocol[Part]):
     """How one derived part of an index is made: the engine of its documents, that of its passages, or its words.
 
     Attributes:
-        folder: where its snapshots are, below the index.
+        folder_name: of the folder of its snapshots, below the index.
         in_memory: whether the part is nothing but memory, which a forked process has too.
         identity: what a snapshot must be of to stand in for the part.
     """
 
-    folder: ClassVar[str]
+    folder_name: ClassVar[str]
     in_memory: ClassVar[bool]
 
     @property
@@ -104,7 +104,7 @@ class Live(Generic[Part]):
     @property
     def folder(self) -> Path:
         """The folder of the snapshots."""
-        return self.store.path.parent / f"{self.builder.folder}{self._suffix}"
+        return self.store.path.parent / f"{self.builder.folder_name}{self._suffix}"
 
     def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result:
         """Do some work with the part as of the moment that `reader` sees.
@@ -122,7 +122,7 @@ class Live(Generic[Part]):
                     raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
                 self._catch_up(reader, moment)
 
-    def load(self, reader: Reader) -> None:
+    def prepare(self, reader: Reader) -> None:
         """Do now what the first search would have to wait for."""
         moment = reader.moment()
         with self._lock.alone():
@@ -187,7 +187,7 @@ class Live(Generic[Part]):
         """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
         for folder, moment in self._usable_snapshots(reader):
             try:
-                with progress_bar(f"loading the {self.builder.folder}", None, "snapshots"):
+                with progress_bar(f"loading the {self.builder.folder_name}", None, "snapshots"):
                     part = self._checked(folder, reader, moment)
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
@@ -289,7 +289,7 @@ class Live(Generic[Part]):
         self._behind = 0
 
     def _delete(self, snapshots: list[Path]) -> None:
-        """Take snapshots away at one stroke each, and then what is left of them and of others that never were whole."""
+        """Rename snapshots away, so that each goes at once; then delete these and any unfinished ones."""
         for snapshot in snapshots:
             if snapshot.is_dir():
                 snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
@@ -325,12 +325,12 @@ class VectorsBuilder:
     """What makes an engine of vectors.
 
     Attributes:
-        engine: the name of the engine.
+        engine_name: the name of the engine.
         dtype: what it keeps vectors in.
         dim: the length of a vector.
     """
 
-    engine: str
+    engine_name: str
     dtype: str
     dim: int
     in_memory: ClassVar[bool] = True
@@ -338,7 +338,7 @@ class VectorsBuilder:
     @property
     def identity(self) -> dict[str, Any]:
         """See `Builder`."""
-        return {"engine": self.engine, "dtype": self.dtype, "dim": self.dim, "files": FILES}
+        return {"engine": self.engine_name, "dtype": self.dtype, "dim": self.dim, "files": FILES}
 
 
 @dataclass(frozen=True)
@@ -352,21 +352,21 @@ class EngineBuilder(VectorsBuilder):
 
     index: Path
     suffix: str
-    folder: ClassVar[str] = "engine"
+    folder_name: ClassVar[str] = "engine"
 
     def build(self, reader: Reader) -> Engine:
         """Build the engine of all vectors."""
-        tree = load_tree(self.index, self.suffix) if self.engine == "tree" else None  # flat has no use for it
+        tree = load_tree(self.index, self.suffix) if self.engine_name == "tree" else None  # flat has no use for it
         kept_in = "float32" if self.dtype == "float32" else "float16"
         with all_vectors(reader, self.index, kept_in) as (numbers, vectors):
             hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
             return new_engine(
-                self.engine, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
+                self.engine_name, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
             )
 
     def load(self, folder: Path) -> Engine:
         """Read a snapshot of an engine."""
-        return load_engine(self.engine, folder, self.dim)
+        return load_engine(self.engine_name, folder, self.dim)
 
     def fits(self, part: Engine, numbers: np.ndarray) -> bool:
         """Tell whether the engine has a vector for each of these documents, and no other."""
@@ -383,15 +383,15 @@ class EngineBuilder(VectorsBuilder):
 class PassagesBuilder(VectorsBuilder):
     """Makes the engine of the passages of an index's long documents."""
 
-    folder: ClassVar[str] = "passages"
+    folder_name: ClassVar[str] = "passages"
 
     def build(self, reader: Reader) -> PassageEngine:
         """Build the engine of all passages."""
-        return PassageEngine.build(self.engine, self.dim, *reader.passages(), self.dtype)
+        return PassageEngine.build(self.engine_name, self.dim, *reader.passages(), self.dtype)
 
     def load(self, folder: Path) -> PassageEngine:
         """Read a snapshot of an engine of passages."""
-        return PassageEngine.load(self.engine, folder, self.dim)
+        return PassageEngine.load(self.engine_name, folder, self.dim)
 
     def fits(self, part: PassageEngine, numbers: np.ndarray) -> bool:
         """Tell whether all passages are of these documents."""
@@ -410,7 +410,7 @@ class WordsBuilder:
     """Makes the words of an index, in a language."""
 
     language: str
-    folder: ClassVar[str] = "words"
+    folder_name: ClassVar[str] = "words"
     in_memory: ClassVar[bool] = False
 
     @property
@@ -448,9 +448,9 @@ class Derived:
     """The parts that are derived from a store; what each is made of is lent out by `use`, as of a reader's moment.
 
     Attributes:
-        engine: lends the engine of the vectors of all documents.
-        passages: lends the engine of the passages of long documents; of no use while there are none.
-        words: lends the words of all texts.
+        engine_part: lends the engine of the vectors of all documents.
+        passages_part: lends the engine of the passages of long documents; of no use while there are none.
+        words_part: lends the words of all texts.
         mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
         engine_name: the name of the engine that searches.
     """
@@ -458,18 +458,18 @@ class Derived:
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         self._index = store.path.parent
         self.engine_name = _engine_in_use(store, manifest.engine)
-        engine, passages, words = _builders(self._index, manifest, self.engine_name)
+        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
         self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
-        self.engine: EnginePart
-        self.passages: PassagesPart
+        self.engine_part: EnginePart
+        self.passages_part: PassagesPart
         if self.mirror is not None:
-            self.engine = MirroredPart(self.mirror, document_engine)
-            self.passages = MirroredPart(self.mirror, passage_engine)
+            self.engine_part = MirroredPart(self.mirror, document_engine)
+            self.passages_part = MirroredPart(self.mirror, passage_engine)
         else:
-            self.engine = Live(store, engine, manifest.suffix)
-            self.passages = Live(store, passages, manifest.suffix)
-        self.words: Live[Words] = Live(store, words, manifest.suffix)
-        for part in (self.engine, self.words):
+            self.engine_part = Live(store, engine_builder, manifest.suffix)
+            self.passages_part = Live(store, passages_builder, manifest.suffix)
+        self.words_part: Live[Words] = Live(store, words_builder, manifest.suffix)
+        for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
                     "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
@@ -479,12 +479,12 @@ class Derived:
 
     def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
         """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
-        return [self.engine, *([self.passages] if reader.has_passages() else []), self.words]
+        return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
-    def load(self, reader: Reader) -> None:
-        """Load now what the first search would load."""
+    def prepare(self, reader: Reader) -> None:
+        """Do now what the first search would have to wait for."""
         for part in self.parts(reader):
-            part.load(reader)
+            part.prepare(reader)
 
     def follow(self) -> None:
         """Tell an engine that lives elsewhere of what was just written; one in this process needs no telling."""
@@ -498,10 +498,10 @@ class Derived:
 
     def take_up(self, manifest: Manifest) -> None:
         """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
-        engine, passages, words = _builders(self._index, manifest, self.engine_name)
-        self.engine.take_up(engine, manifest.suffix, manifest.since)
-        self.passages.take_up(passages, manifest.suffix, manifest.since)
-        self.words.take_up(words, manifest.suffix, manifest.since)
+        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        self.engine_part.take_up(engine_builder, manifest.suffix, manifest.since)
+        self.passages_part.take_up(passages_builder, manifest.suffix, manifest.since)
+        self.words_part.take_up(words_builder, manifest.suffix, manifest.since)
 
     def keep(self, reader: Reader) -> None:
         """Have a snapshot of each part."""
@@ -511,11 +511,11 @@ class Derived:
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         """Make all parts anew of the documents there are, as a manifest names them."""
         self.engine_name = manifest.engine
-        engine, passages, words = _builders(self._index, manifest, self.engine_name)
-        self.engine.rebuild(reader, engine)  # elsewhere, along with the passages
+        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        self.engine_part.rebuild(reader, engine_builder)  # elsewhere, along with the passages
         if self.mirror is None and reader.has_passages():
-            self.passages.rebuild(reader, passages)
-        self.words.rebuild(reader, words)
+            self.passages_part.rebuild(reader, passages_builder)
+        self.words_part.rebuild(reader, words_builder)
 
 
 def _engine_in_use(store: Store, named: str) -> str:
@@ -532,9 +532,9 @@ def _engine_in_use(store: Store, named: str) -> str:
     return chosen
 
 
-def _builders(index: Path, manifest: Manifest, engine: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
+def _builders(index: Path, manifest: Manifest, engine_name: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
     return (
-        EngineBuilder(engine, manifest.dtype, manifest.dim, index, manifest.suffix),
-        PassagesBuilder(engine, manifest.dtype, manifest.dim),
+        EngineBuilder(engine_name, manifest.dtype, manifest.dim, index, manifest.suffix),
+        PassagesBuilder(engine_name, manifest.dtype, manifest.dim),
         WordsBuilder(manifest.language),
     )

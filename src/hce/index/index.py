@@ -547,7 +547,7 @@ class Index:
         """Load now what the first search would load: encoder, engine and words."""
         self._opened.present_encoder().text_encoder()
         with self.reading() as reader:
-            self.derived.load(reader)
+            self.derived.prepare(reader)
 
     @property
     def encoder(self) -> Encoder:

@@ -406,7 +406,7 @@ class MirroredPart(Generic[Searched]):
             self.mirror.check_later(moment)
             raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error
 
-    def load(self, reader: Reader) -> None:
+    def prepare(self, reader: Reader) -> None:
         """Do now what the first search would have to wait for."""
         self.mirror.at(reader)
 

@@ -77,7 +77,7 @@ class Opened:
                     return
 
     def keeps_up(self, reader: Reader) -> bool:
-        """Adopt what another process has written; False where `reader` sees a moment before the last reindexing."""
+        """Adopt a manifest that another process wrote; return whether `reader` sees vectors of its encoder."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
             self.adopt(Manifest.read(self.path, reader), stamp)

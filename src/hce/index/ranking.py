@@ -20,7 +20,7 @@ from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart
 from hce.index.store import MomentPassedError, Reader
-from hce.search.fusion import Fused, candidates_for, search_both
+from hce.search.fusion import Ranked, candidates_for, search_both
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
 
@@ -203,28 +203,28 @@ def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[
 def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
     with suppress(MomentPassedError):
-        return derived.words.use(reader, lambda words: _with_matched(words, texts, hits))
+        return derived.words_part.use(reader, lambda words: _with_matched(words, texts, hits))
     return hits
 
 
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-class RankedNumbers(NamedTuple):
+class RankedWithPassages(NamedTuple):
     """Documents, best first, and what each was found by.
 
     Attributes:
-        fused: the documents, their scores, and the passages that words found.
+        ranked: the documents, their scores, and the passages that words found.
         nearest_passages: by document, the number of its nearest passage by meaning; 0 is the document's own vector.
     """
 
-    fused: Fused
+    ranked: Ranked
     nearest_passages: dict[int, int]
 
     def found_by(self) -> dict[int, int]:
         """Return the number of the passage that each document was found by; 0 is the document as a whole."""
         found = {}
-        for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.fused), strict=True):
+        for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.ranked), strict=True):
             by_meaning = self.nearest_passages.get(number, 0)
             found[number] = (by_words or by_meaning) if from_words > from_meaning else (by_meaning or by_words)
         return found
@@ -235,7 +235,7 @@ class NearestToOne(NamedTuple):
 
     Attributes:
         reader: the moment that is searched.
-        engine: the part of the index that brings the engine of documents to a moment, see `hce.index.derived.Live`.
+        engine_part: the live part that lends the engine of documents, see `hce.index.derived.Live`.
         query: the query's vector, of shape (n,).
         numbers: the documents found, best first, of shape (m,).
         cosines: the documents' cosines to the query, of shape (m,).
@@ -243,7 +243,7 @@ class NearestToOne(NamedTuple):
     """
 
     reader: Reader
-    engine: EnginePart
+    engine_part: EnginePart
     query: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
@@ -253,7 +253,7 @@ class NearestToOne(NamedTuple):
     def of(
         cls,
         reader: Reader,
-        engine: EnginePart,
+        engine_part: EnginePart,
         query: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,
@@ -262,15 +262,15 @@ class NearestToOne(NamedTuple):
         """Take one row of what was found, without the places that nothing was found for."""
         there = numbers >= 0
         by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
-        return cls(reader, engine, query, numbers[there], scores[there], by_document)
+        return cls(reader, engine_part, query, numbers[there], scores[there], by_document)
 
-    def alone(self) -> RankedNumbers:
+    def alone(self) -> RankedWithPassages:
         """Rank the documents by meaning alone."""
         nothing = np.zeros(len(self.numbers))
-        fused = Fused(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
-        return RankedNumbers(fused, self.nearest_passages)
+        ranked = Ranked(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
+        return RankedWithPassages(ranked, self.nearest_passages)
 
-    def with_words(self, words: Words, text: str, request: SearchRequest) -> RankedNumbers:
+    def with_words(self, words: Words, text: str, request: SearchRequest) -> RankedWithPassages:
         """Rank the documents together with those that share a word with the query's text."""
         nearest_passages = dict(self.nearest_passages)
 
@@ -279,7 +279,7 @@ class NearestToOne(NamedTuple):
             nearest_passages.update(passages)
             return cosines
 
-        fused = search_both(
+        ranked = search_both(
             *(words, text),
             numbers=self.numbers,
             cosines=self.cosines,
@@ -289,7 +289,7 @@ class NearestToOne(NamedTuple):
             allowed=request.allowed,
             k=request.k,
         )
-        return RankedNumbers(fused, nearest_passages)
+        return RankedWithPassages(ranked, nearest_passages)
 
     def measured(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Measure other documents, a long one by its nearest passage.
@@ -298,7 +298,7 @@ class NearestToOne(NamedTuple):
             The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
         """
         try:
-            cosines = self.engine.use(self.reader, lambda engine: engine.scores(self.query, numbers))
+            cosines = self.engine_part.use(self.reader, lambda engine: engine.scores(self.query, numbers))
         except MomentPassedError:  # the store still knows this one
             cosines = self.reader.vectors_at(numbers) @ self.query
         if not len(numbers) or not self.reader.has_passages():
@@ -306,27 +306,29 @@ class NearestToOne(NamedTuple):
         passages: dict[int, int] = {}
         further = self.reader.passages_of(numbers.tolist())
         nearer = further.vectors @ self.query
-        rows = {number: row for row, number in enumerate(numbers.tolist())}
-        for passage in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
-            document = int(further.documents[passage])
-            if nearer[passage] > cosines[rows[document]]:
-                cosines[rows[document]] = nearer[passage]
-                passages[document] = int(further.numbers[passage])
+        places = {number: place for place, number in enumerate(numbers.tolist())}
+        for row in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
+            document = int(further.documents[row])
+            if nearer[row] > cosines[places[document]]:
+                cosines[places[document]] = nearer[row]
+                passages[document] = int(further.numbers[row])
         return cosines, passages
 
 
-def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedNumbers]:
+def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedWithPassages]:
     """Rank documents for each query."""
     texts, vectors, k, allowed, mode, *_ = request
     if vectors is None or mode == "words":
-        return derived.words.use(reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts])
+        return derived.words_part.use(
+            reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts]
+        )
     found = _nearest(reader, derived, vectors, k if mode == "dense" else candidates_for(k), allowed)
     nearest = [
-        NearestToOne.of(reader, derived.engine, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
+        NearestToOne.of(reader, derived.engine_part, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
     ]
     if mode == "dense":
         return [each.alone() for each in nearest]
-    return derived.words.use(
+    return derived.words_part.use(
         reader,
         lambda words: [each.with_words(words, text, request) for text, each in zip(texts, nearest, strict=True)],
     )
@@ -334,28 +336,28 @@ def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[Ra
 
 def _nearest(reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> Nearest:
     """Find the k nearest documents by meaning."""
-    whole = derived.engine.use(reader, lambda engine: engine.search(vectors, k, allowed))
+    whole = derived.engine_part.use(reader, lambda engine: engine.search(vectors, k, allowed))
     if not reader.has_passages():
         return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
-    return derived.passages.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
+    return derived.passages_part.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
 
 
-def _by_words(found: Matches) -> RankedNumbers:
-    return RankedNumbers(Fused(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
+def _by_words(found: Matches) -> RankedWithPassages:
+    return RankedWithPassages(Ranked(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
 
 
 # ------------------------------------------------------------------------------------------------- hits
 
 
-def _hits(reader: Reader, ranked: list[RankedNumbers]) -> list[list[Hit]]:
+def _hits(reader: Reader, ranked: list[RankedWithPassages]) -> list[list[Hit]]:
     """Turn numbers into the documents that they stand for."""
-    wanted = {number for each in ranked for number in each.fused.numbers.tolist()}
+    wanted = {number for each in ranked for number in each.ranked.numbers.tolist()}
     documents = reader.documents(wanted)
     hits = [
         [
             Hit.of(rank, number, documents[number], from_meaning, from_words)
             for rank, (number, from_meaning, from_words) in enumerate(
-                zip(*map(np.ndarray.tolist, each.fused[:3]), strict=True), 1
+                zip(*map(np.ndarray.tolist, each.ranked[:3]), strict=True), 1
             )
         ]
         for each in ranked

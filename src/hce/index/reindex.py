@@ -33,7 +33,7 @@ from hce.index.cutting import Cutter
 from hce.index.derived import Derived
 from hce.index.manifest import FORMAT, Manifest, StandbyEncoder, delete_other_folders
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_tree
-from hce.index.store import Passages, Reader, Store, Writer
+from hce.index.store import CutPassages, Reader, Store, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folder
 from hce.index.writing import Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
@@ -191,7 +191,7 @@ class _Encoded(NamedTuple):
 
     numbers: list[int]
     vectors: np.ndarray
-    passages: dict[int, Passages]
+    passages: dict[int, CutPassages]
 
 
 class _CatchUp:

@@ -102,8 +102,8 @@ class FacetCount(NamedTuple):
     documents: int
 
 
-class Passages(NamedTuple):
-    """The passages of a long document.
+class CutPassages(NamedTuple):
+    """The passages of a long document, as they were cut: what is written.
 
     Attributes:
         extents: where each stands in the document's `full_text`, in order.
@@ -499,7 +499,7 @@ class Writer(Reader):
         self._has_checksums = has_checksums(connection)  # of an earlier version's file, not before it is rebuilt
 
     def insert(
-        self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, Passages] | None = None
+        self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, CutPassages] | None = None
     ) -> None:
         """Add documents with their vectors, of shape (B, n), and the passages of the long ones by their position.
 
@@ -519,13 +519,13 @@ class Writer(Reader):
         self._documents += len(documents)
         self._touched |= bool(documents)
 
-    def insert_passages(self, number: int, passages: Passages) -> None:
+    def insert_passages(self, number: int, passages: CutPassages) -> None:
         """Add the passages of a document that has none yet."""
         make_passages(self._connection)
         self._insert_passages("passages", number, passages)
         self._touched = True
 
-    def _insert_passages(self, table: str, number: int, passages: Passages) -> None:
+    def _insert_passages(self, table: str, number: int, passages: CutPassages) -> None:
         blobs = _blobs(passages.vectors)
         rows = [(number, *extent, blob) for extent, blob in zip(passages.extents, blobs, strict=True)]
         self._insert(table, rows, row_checksum)
@@ -586,7 +586,7 @@ class Writer(Reader):
         """Make room for vectors of another encoder beside those in force; any that are there are dropped."""
         make_beside(self._connection)
 
-    def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, Passages]) -> None:
+    def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
         """Insert another encoder's vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
         rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)

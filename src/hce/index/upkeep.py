@@ -23,7 +23,7 @@ def status_of(opened: Opened) -> IndexStatus:
     with opened.reading() as reader:
         manifest, tree, other = opened.manifest, opened.tree, opened.manifest.other()
         moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
-        pending = opened.derived.engine.pending(reader)
+        pending = opened.derived.engine_part.pending(reader)
     return IndexStatus(
         path=str(opened.path),
         documents=moment.documents,

@@ -14,7 +14,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
 from hce.index.cutting import Cutter
-from hce.index.store import Passages, Writer, content_key
+from hce.index.store import CutPassages, Writer, content_key
 from hce.progress import Advance
 
 DOCUMENTS_AT_ONCE = 2048
@@ -173,7 +173,7 @@ def insert_documents(
             inserting.result()
 
 
-def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter | None) -> dict[int, Passages]:
+def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter | None) -> dict[int, CutPassages]:
     """Cut the long ones among some documents into passages, and encode these; by position."""
     cut = cutter.cut(documents) if cutter else {}
     if cutter is None or not cut:
@@ -182,7 +182,7 @@ def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter 
     vectors = shared_vectors(list(chain.from_iterable(texts)), {}, encode)
     stops = np.cumsum([len(extents) for extents in cut.values()]).tolist()
     return {
-        position: Passages(extents, vectors[stop - len(extents) : stop])
+        position: CutPassages(extents, vectors[stop - len(extents) : stop])
         for (position, extents), stop in zip(cut.items(), stops, strict=True)
     }
 

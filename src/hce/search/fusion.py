@@ -25,13 +25,15 @@ TOKENS_FIRST = 50  # hits that tokens put into another order; 30 and 100 were as
 TOKENS_SHARE = 0.4  # of tokens in that order; .3 and .5 were nearly as good
 
 
-class Fused(NamedTuple):
+class Ranked(NamedTuple):
     """Candidates of a query in order, best first; the score of each is the sum of what meaning and words gave.
 
     Attributes:
         numbers: of the documents, of shape (m,), int64.
-        from_meaning: what the cosine gave, scaled to the share of meaning, of shape (m,).
-        from_words: what BM25 gave, scaled to the share of words, of shape (m,).
+        from_meaning: what the cosine gave, scaled to the share of meaning, of shape (m,); in a search by meaning alone,
+            the cosine itself; in one by words alone, 0.
+        from_words: what BM25 gave, scaled to the share of words, of shape (m,); in a search by words alone, BM25
+            itself; in one by meaning alone, 0.
         word_passages: the number of the passage that BM25 is of, of shape (m,); 0 where it is of the whole document.
     """
 
@@ -40,9 +42,9 @@ class Fused(NamedTuple):
     from_words: np.ndarray
     word_passages: np.ndarray
 
-    def best(self, k: int) -> Fused:
+    def best(self, k: int) -> Ranked:
         """Return the first k candidates."""
-        return Fused(*(column[:k] for column in self))
+        return Ranked(*(column[:k] for column in self))
 
 
 def candidates_for(k: int) -> int:
@@ -61,7 +63,7 @@ def search_both(
     words_share: float,
     allowed: np.ndarray | None = None,
     k: int | None = None,
-) -> Fused:
+) -> Ranked:
     """Fuse what meaning found with what words find.
 
     A document that words found gets its cosine; one that meaning alone found gets its BM25 score if that could bring it
@@ -111,7 +113,7 @@ def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nda
 def _in_question(
     cosines: np.ndarray, bm25: np.ndarray, unknown: np.ndarray, ceiling: float, words_share: float, k: int | None
 ) -> np.ndarray:
-    """Return the rows whose BM25 scores are unknown, `ceiling` at the most, and may decide which are the k best."""
+    """Return the rows whose BM25 score is unknown (at most `ceiling`) and could still bring them among the k best."""
     if k is None or k >= len(cosines):
         return np.flatnonzero(unknown)
     from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
@@ -126,7 +128,7 @@ def fuse(
     bm25: np.ndarray,
     words_share: float,
     word_passages: np.ndarray | None = None,
-) -> Fused:
+) -> Ranked:
     """Rank candidates by both kinds of scores; ties go by number.
 
     >>> fused = fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), words_share=0.5)
@@ -143,7 +145,7 @@ def fuse(
     from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
     order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
     passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
-    return Fused(numbers[order], from_meaning[order], from_words[order], passages[order])
+    return Ranked(numbers[order], from_meaning[order], from_words[order], passages[order])
 
 
 def _scaled_scores(cosines: np.ndarray, bm25: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:

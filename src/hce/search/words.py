@@ -34,7 +34,7 @@ BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
 MOST_TOLD = 64  # words of a query that are told to be in a document, the first ones
 SHORT = range(1, 4000)  # characters of a text that is read faster than tantivy is asked
-SPARE = 8  # hits beyond k, so that ties at the last place are settled by number
+SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
 
 
 class Matches(NamedTuple):
@@ -62,7 +62,7 @@ class PassageText(NamedTuple):
     """What is read of a passage, under the number of its text and its own, from 1 on."""
 
     number: int
-    passage: int
+    passage_number: int
     text: str
 
 
@@ -158,9 +158,12 @@ class Words:
             kept = self._each_once(found)
             if allowed is not None:
                 kept = kept.rows(np.isin(kept.numbers, allowed))
-            if len(kept.numbers) >= k or len(found.numbers) < depth:
+            is_past_the_tie = len(kept.numbers) >= k and kept.scores[k - 1] > found.scores[-1]
+            if is_past_the_tie or len(found.numbers) < depth:
                 return kept.rows(slice(k))
-            depth *= 8  # the filter, or the passages of a few documents, have left too few: look further down
+            # The filter, or the passages of a few documents, have left too few, or documents further down may share the
+            # last place: look there.
+            depth *= 8
         return NOTHING
 
     def among(self, query: str, numbers: np.ndarray) -> Matches:
@@ -304,12 +307,12 @@ def _distinct_words(query: str) -> list[str]:
     return list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
 
 
-def _entry(number: int, passage: int, text: str) -> tantivy.Document:
+def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
     """Return what tantivy keeps of a text, or of a passage of it."""
     document = tantivy.Document()
     document.add_text(BODY, spelled_out(text))
     document.add_unsigned(NUMBER, number)
-    document.add_unsigned(PASSAGE, passage)
+    document.add_unsigned(PASSAGE, passage_number)
     return document
 
 
