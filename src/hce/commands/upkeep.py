@@ -20,6 +20,7 @@ from hce.commands.common import (
 )
 from hce.errors import InputError
 from hce.memory import parse_size
+from hce.progress import progress_bar
 
 if TYPE_CHECKING:
     from hce.index.check import Checkup, Finding
@@ -55,9 +56,10 @@ def rebuild(
 
     bound = None if memory is None else parse_size(memory)
     with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
-        if bound is not None:
+        with progress_bar("loading", None, "modules"):
             from hce.index.create import kept_within  # with torch, which takes seconds to import
 
+        if bound is not None:
             known = opened.manifest
             named = engine or opened.derived.engine_name
             dtype = kept_within(bound, len(opened), known.dim, named, dtype or known.dtype)
