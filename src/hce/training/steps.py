@@ -157,7 +157,7 @@ class Trainer:
         return HCELoss(
             self.encoder.model,
             tree,
-            levels=loss_levels,
+            loss_levels=loss_levels,
             temperature=recipe.temperature,
             level_temperature=recipe.level_temperature,
             level_target=recipe.level_target,
@@ -291,12 +291,16 @@ def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], floa
 
 
 def _values(found: list[HCETerms]) -> dict[str, float]:
-    """Return a step's terms as floats for the history: levels of the first source with some, documents of the first."""
-    with_levels = next((terms for terms in found if terms.levels), found[0])
-    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(with_levels.levels, start=1)}
-    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(with_levels.accuracies, start=1)}
-    values = {**losses, "document": float(found[0].document.detach())}
-    taught = next((terms.neighbour_loss for terms in found if terms.neighbour_loss is not None), None)
-    if taught is not None:
-        values["neighbours"] = float(taught.detach())
+    """Return a step's losses and accuracies by name, as floats for the history.
+
+    Of several sources, each kind of value is of the first that has it: all have a document loss, and all have level
+    losses or none has; only pseudo-queries have a neighbour loss.
+    """
+    first = found[0]
+    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(first.level_losses, start=1)}
+    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(first.accuracies, start=1)}
+    values = {**losses, "document": float(first.document_loss.detach())}
+    neighbour_loss = next((terms.neighbour_loss for terms in found if terms.neighbour_loss is not None), None)
+    if neighbour_loss is not None:
+        values["neighbours"] = float(neighbour_loss.detach())
     return {**values, **accuracies}
