@@ -487,7 +487,9 @@ def test_level_losses_count_by_their_weight_and_may_follow_documents():
     swapped = torch.tensor([2, 0, 1])  # where each query's document stands
     moved = documents[swapped.argsort()]
     paired = InBatch(own_row=swapped)
-    torch.testing.assert_close(terms_of(queries, moved, level_target="document", pairing=paired).level_losses, followed.level_losses)
+    torch.testing.assert_close(
+        terms_of(queries, moved, level_target="document", pairing=paired).level_losses, followed.level_losses
+    )
 
 
 def test_queries_in_float64_meet_centroids_in_float32():

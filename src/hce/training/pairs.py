@@ -165,13 +165,13 @@ class LabelledPairs:
         return Batch([self.texts[query] for query in queries.tolist()], documents, positions, padded)
 
 
-def batch_count(pairs: int, size: int) -> int:
+def batch_count(pair_count: int, size: int) -> int:
     """Count the batches of a turn, each of exactly `size` pairs, or of all where there are fewer.
 
     The pairs that are left over wait for another turn, which has another order: a small last batch would have few
     negatives, and batches made a little smaller would not be what was asked for.
     """
-    return max(1, pairs // size)
+    return max(1, pair_count // size)
 
 
 def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:

@@ -19,7 +19,7 @@ from transformers.optimization import Adafactor
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Kind
-from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
+from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
 from hce.training.losses import HCETerms, Taught
 from hce.training.negatives import Negatives, way_of_choosing
 from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
@@ -185,12 +185,12 @@ class Trainer:
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
             ]
-            values, pairs = self._step(batches), len(batches[0].batch.queries) * process_count()
+            values, pair_count = self._step(batches), len(batches[0].batch.queries) * process_count()
             if not np.isfinite(values["total"]):
-                yield values, pairs
+                yield values, pair_count
                 return
             counters.record(values)
-            yield values, pairs
+            yield values, pair_count
 
     def _step(self, batches: list[_SourceBatch]) -> dict[str, float]:
         columns = [column for each in batches for column in self._columns(each)]
@@ -239,13 +239,13 @@ class Trainer:
         return vectors
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
+        """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
         drawn = self.negatives.draw(batch, seed)
-        own = own_share(len(batch.positions))
-        share, taught = batch.rows(own), None
+        own = own_rows(len(batch.positions))
+        part, taught = batch.rows(own), None
         if source is self.pseudo and self.teacher is not None and self.neighbours is not None:
-            taught = taught_by(self.teacher, share, self.neighbours, self.vectors, self.encoder.device)
-        return _SourceBatch(weight, share, drawn[own], taught)
+            taught = taught_by(self.teacher, part, self.neighbours, self.vectors, self.encoder.device)
+        return _SourceBatch(weight, part, drawn[own], taught)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded anew, negatives."""

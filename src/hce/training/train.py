@@ -165,19 +165,30 @@ class _Plan(NamedTuple):
         if self.run_folder is not None:
             checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.labels, recipe))
         with _at_work(start, recipe):
-            result = co_train(
+            trained = co_train(
                 *(corpus, start, sources, devset, recipe),
                 checkpoints=checkpoints,
                 progress=self.progress,
                 on_epoch=self.on_epoch,
             )
-            was_fitted, was_trained = start is not given, result.mix > 0
-            ndcg_after = devset.ndcg(result.encoder) if was_fitted or was_trained else ndcg_before
-        stages = {"fitting": result.before} if was_fitted else {}
+            was_fitted, was_trained = start is not given, trained.mix > 0
+            ndcg_after = devset.ndcg(trained.encoder) if was_fitted or was_trained else ndcg_before
+        stages = {"fitting": trained.history[0].dev} if was_fitted else {}
         if was_trained:
             stages["training"] = means(ndcg_after)
-        result = replace(result, before=means(ndcg_before), after=means(ndcg_after), stages=stages)
-        return Learnt(result, devset, ndcg_before, ndcg_after)
+        result = TrainResult(
+            encoder=trained.encoder,
+            hierarchy=trained.hierarchy,
+            history=trained.history,
+            mix=trained.mix,
+            before=means(ndcg_before),
+            after=means(ndcg_after),
+            metric=devset.metric_name,
+            recipe=recipe,
+            held_out=sources.held_out,
+            stages=stages,
+        )
+        return Learnt(result, sources.measured, devset, ndcg_before, ndcg_after)
 
 
 def start_encoder(
@@ -299,7 +310,7 @@ def _identity(corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Re
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": labels.pairs and labels.pairs.digest,
+        "set of labelled pairs": labels.labelled and labels.labelled.digest,
         "set of generated queries": labels.generated and labels.generated.digest,
         "set of dev queries": labels.dev and labels.dev.digest,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},

@@ -140,7 +140,7 @@ class Hierarchy:
                 def tell(number: int, objective: float) -> None:
                     advance(len(vectors))
 
-                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, progress=tell)
+                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=tell)
 
             levels, document_parent = METHODS[method](vectors, b, seed, cluster)
             advance(rounds * len(vectors))  # or rather fewer rounds than expected
