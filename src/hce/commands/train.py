@@ -109,7 +109,7 @@ def train(
         if recipe == "paper":
             how = Recipe.paper(documents=len(documents), **chosen)
         else:
-            how = Recipe.for_encoder(static=given.is_static, documents=len(documents), **chosen)
+            how = Recipe.for_encoder(static=given.begins_with_table, documents=len(documents), **chosen)
         if bound is not None:
             needs = train_needs(min(len(documents), how.most_documents or len(documents)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)

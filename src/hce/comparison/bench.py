@@ -114,7 +114,7 @@ class Bench:
         datasets = {split: Dataset.load(folder, split) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)
-        static, document_count = fresh.parts[0].is_static, len(corpus)  # companions are not trained
+        static, document_count = fresh.parts[0].begins_with_table, len(corpus)  # companions are not trained
         defaults = Recipe.for_encoder(static=static, documents=document_count, **(settings or {}))
         recipe = Recipe.for_encoder(static=static, documents=document_count, **{"train": "encoder", **(settings or {})})
         for each in (recipe, defaults):

@@ -58,7 +58,7 @@ def with_companions(
     encoder_was_trained = recipe.train != "companion"
     devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
     encoded = run_folder and run_folder / "encoded"
-    vectors = encode_corpus(encoder, corpus, encoded, progress=progress and not encoder.is_static)
+    vectors = encode_corpus(encoder, corpus, encoded, progress=progress and not encoder.begins_with_table)
     companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
     chosen = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
     vectors = _vectors_beside(corpus, chosen.encoder, vectors)

@@ -171,7 +171,7 @@ class Trainer:
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, count it, and yield its losses and how many pairs it had.
 
-        A step whose loss is no number changes no weights, is not counted, and is the last.
+        A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
         """
         self.encoder.model.train()
         streams = [
@@ -203,10 +203,10 @@ class Trainer:
             return torch.stack([each.weight * terms.total for each, terms in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        average_gradients(parameters)
+        average_gradients(_parameters(self.optimizer))  # those of centroids are averaged already
         values = average_values({"total": float(loss.detach()), **_values(found)}, self.encoder.device)
-        norms = [parameter.grad.norm() for parameter in parameters if parameter.grad is not None]
+        moved = [parameter for optimizer in self._rates for parameter in _parameters(optimizer)]
+        norms = [parameter.grad.norm() for parameter in moved if parameter.grad is not None]
         if not torch.stack(norms).isfinite().all():
             values["total"] = float("nan")
         if np.isfinite(values["total"]):  # a broken step must not reach the weights
@@ -288,6 +288,10 @@ def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], floa
         # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
         return torch.optim.AdamW(given, weight_decay=0.0, fused=True)
     return Adafactor(given, relative_step=False, scale_parameter=False)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _values(found: list[HCETerms]) -> dict[str, float]:
