@@ -66,7 +66,6 @@ class WordTeacher:
     """
 
     def __init__(self, corpus: Corpus, language: str) -> None:
-        self.corpus = corpus
         self.language = language
         self.column: dict[str, int] = {}
         with progress_bar("words of neighbours", len(corpus), "documents") as advance:

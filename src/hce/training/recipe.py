@@ -87,7 +87,7 @@ class Recipe:
     level_temperature: float = _positive(0.15, "τ_h of the level losses; softer than τ measured better")
     tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
-    branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
+    branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes a tree of depth 3")
     levels: int = _option(-1, "levels with a level loss, M; -1 or all: all above the documents, L − 1")
     level_target: LevelTarget = _option(
         "document",
