@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hce import cli
-from hce.commands.train import LabelFiles, _labels
+from hce.commands.train import LabelFiles, _label_sets
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
@@ -184,7 +184,7 @@ def test_pairs_of_documents_that_are_gone_are_left_out_and_counted(tmp_path, cap
     files[1].write_text("q0\td0\t1\nq0\tgone\t1\nq1\tgone\t1\n")
     files[2].write_text("q1\td1\t1\n")
     files[3].write_text('{"document": "d0", "query": "sun"}\n{"document": "gone", "query": "sea"}\n')
-    labels = _labels(tmp_path, corpus, LabelFiles(*files), "joint", strict=False)
+    labels = _label_sets(tmp_path, corpus, LabelFiles(*files), "joint", strict=False)
     assert list(labels["pairs"].qrels.judgments()) == [("q0", "d0", 1)]
     assert list(labels["dev"].qrels.judgments()) == [("q1", "d1", 1)]
     assert [judgment.document_id for judgment in labels["generated"].qrels.judgments()] == ["d0"]
@@ -192,9 +192,9 @@ def test_pairs_of_documents_that_are_gone_are_left_out_and_counted(tmp_path, cap
     assert f"{files[1]}: 2 of 3 pairs name documents that are not in the corpus ('gone' …) and are left out" in said
     assert f"{files[3]}: 1 of 2 pairs" in said
     with pytest.raises(InputError, match=r"generated\.jsonl: 1 of 2 pairs name documents that are not in the corpus"):
-        _labels(tmp_path, corpus, LabelFiles(*files), "joint", strict=True)
+        _label_sets(tmp_path, corpus, LabelFiles(*files), "joint", strict=True)
     with pytest.raises(InputError, match="line 2: document 'gone' is not in the corpus"):
-        _labels(tmp_path, corpus, LabelFiles(*files[:3], None), "joint", strict=True)
+        _label_sets(tmp_path, corpus, LabelFiles(*files[:3], None), "joint", strict=True)
 
 
 def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from hce.index.index import Index
 from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, word_table_of
 from hce.training.heldout import labelled_devset, means, pseudo_devset
 from hce.training.history import mean_over_kinds
-from hce.training.recipe import Recipe
+from hce.training.recipe import TRANSFORMER, Recipe
+from hce.training.sources import LabelledData, sources_and_devset
 from hce.training.train import improvement, train
 from hce.training.words_share import WORDS_SHARES, best_words_share
 
@@ -91,6 +93,32 @@ def test_a_static_encoder_is_trained_and_gets_the_words(concept_corpus, static_e
     again = Encoder.load(tmp_path / "model")
     texts = list(concept_corpus.texts())[:9]
     np.testing.assert_allclose(again.encode(texts), result.encoder.encode(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize("hold_out", [True, False])
+def test_words_that_choose_the_share_do_not_know_the_documents_that_dev_queries_are_made_of(
+    concept_corpus, static_encoder, monkeypatch, hold_out
+):
+    left_out = []
+
+    def noted(corpus, encoder, *, without, **options):
+        left_out.append(without.tolist())
+        return word_table_of(corpus, encoder, without=without, **options)
+
+    monkeypatch.setattr("hce.training.companion.word_table_of", noted)
+    recipe = replace(QUICK, hold_out=hold_out)
+    result = train(concept_corpus, static_encoder, recipe=recipe)
+    assert [len(each) for each in left_out] == [0, 24]
+    sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelledData(), recipe)
+    assert left_out[1] == sources.measured.tolist()
+    assert result.held_out.tolist() == (sources.measured.tolist() if hold_out else [])
+
+
+@pytest.mark.usefixtures("tables_are_at_hand")
+def test_a_transformer_is_measured_by_few_queries_whatever_is_trained_on(concept_corpus, bert_folder, monkeypatch):
+    monkeypatch.setitem(TRANSFORMER, "dev_queries", 8)
+    recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, span_lengths=(4,), hold_out=False)
+    assert "of 8 held-out documents" in train(concept_corpus, Encoder.load(bert_folder), recipe=recipe).metric
 
 
 def test_the_tree_is_of_the_vectors_that_are_returned(concept_corpus, static_encoder):

@@ -13,12 +13,15 @@ from conftest import real_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 import hce.encoding.bundled
 import hce.encoding.encoder
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import FormatError, InputError
+from hce.training.recipe import Recipe
+from hce.training.train import train
 
 TEXTS = ["star red w1", "cell", "w5 w6 w7 " * 30, "law law blue w9", "ship green w100 w101", "star"]
 
@@ -221,6 +224,30 @@ def test_save_refuses_a_full_folder(static_encoder, tmp_path):
     with pytest.raises(InputError, match="not an empty folder"):
         static_encoder.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_fitted_table_keeps_its_prompts(static_encoder, planted_corpus):
+    static_encoder.model.prompts.update({"query": "query : ", "search": "passage : "})
+    static_encoder.model.default_prompt_name = "search"
+    model = static_encoder.fitted_to(planted_corpus).model
+    assert model.prompts == static_encoder.model.prompts and model.default_prompt_name == "search"
+    np.testing.assert_array_equal(model.encode("star red"), model.encode("passage : star red", prompt=""))
+
+
+def test_a_table_with_more_behind_it_is_trained_as_a_table_and_not_fitted(static_encoder, concept_corpus):
+    torch.manual_seed(0)
+    dense = Dense(32, 8, bias=False, activation_function=torch.nn.Identity())
+    model = SentenceTransformer(modules=[static_encoder.model[0], dense, Normalize()], device="cpu")
+    encoder = Encoder(model, "with a projection", device=torch.device("cpu"), dtype=torch.float32)
+    assert static_encoder.is_static and not encoder.is_static
+    assert encoder.begins_with_table and encoder.is_table
+    with encoder.remembering_tokens():
+        assert encoder.encode(["w1 w2"]).shape == (1, 8)
+    with pytest.raises(InputError, match="is not a static encoder"):
+        encoder.fitted_to(concept_corpus)
+    recipe = Recipe.for_encoder(static=True, epochs=1, batch_size=32, span_lengths=(4,))
+    result = train(concept_corpus, encoder, recipe=recipe)
+    assert result.recipe.train == "both" and result.encoder.parts[0].dim == 8
 
 
 def test_only_a_static_encoder_can_be_fitted(bert_folder, planted_corpus):

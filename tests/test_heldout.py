@@ -22,7 +22,7 @@ def test_labelled_measure_is_ndcg(static_encoder, planted_corpus):
         for step in range(1 + int(name) % 3)
         if int(name) + step < 240
     )
-    dev = labelled_devset(planted_corpus, queries, judged, pool=240, seed=0)
+    dev = labelled_devset(planted_corpus, queries, judged, pool_size=240, seed=0)
     vectors = static_encoder.encode(list(planted_corpus.texts()))
     expected = evaluate(DenseSearcher(static_encoder, planted_corpus.ids, vectors), queries, judged, ["nDCG@10"])
     assert dev.measure(static_encoder)["labelled"] == pytest.approx(expected.means["nDCG@10"], abs=1e-6)
@@ -61,7 +61,7 @@ def stories(count: int) -> Corpus:
 def test_panel_has_four_kinds_cut_out_of_their_documents():
     corpus = stories(60)
     held_out = np.arange(0, 60, 2)
-    dev = pseudo_devset(corpus, held_out, pool=50, seed=0)
+    dev = pseudo_devset(corpus, held_out, pool_size=50, seed=0)
     assert [queries.kind for queries in dev.panel] == ["titles", "first sentences", "short spans", "long spans"]
     assert len(dev.pool) == 50
     assert set(held_out) <= set(dev.pool.tolist())
@@ -74,14 +74,14 @@ def test_panel_has_four_kinds_cut_out_of_their_documents():
 
 def test_documents_without_titles_have_no_title_kind():
     corpus = Corpus.from_documents(Document(f"d{i}", " ".join(f"w{i + j}" for j in range(50))) for i in range(40))
-    kinds = [queries.kind for queries in pseudo_devset(corpus, np.arange(30), pool=40, seed=0).panel]
+    kinds = [queries.kind for queries in pseudo_devset(corpus, np.arange(30), pool_size=40, seed=0).panel]
     assert kinds == ["short spans", "long spans"]
 
 
 def test_one_word_documents_cannot_be_measured():
     corpus = Corpus.from_documents(Document(f"d{i}", f"w{i}") for i in range(40))
     with pytest.raises(InputError, match="too short to make held-out queries"):
-        pseudo_devset(corpus, np.arange(30), pool=40, seed=0)
+        pseudo_devset(corpus, np.arange(30), pool_size=40, seed=0)
 
 
 def test_no_answer_in_the_corpus_is_one_line(planted_corpus):
@@ -90,7 +90,7 @@ def test_no_answer_in_the_corpus_is_one_line(planted_corpus):
 
 
 def test_a_better_encoder_measures_better(static_encoder, planted_corpus):
-    dev = pseudo_devset(planted_corpus, np.arange(0, 240, 3), pool=240, seed=0)
+    dev = pseudo_devset(planted_corpus, np.arange(0, 240, 3), pool_size=240, seed=0)
     assert isinstance(dev, DevSet)
     fitted = static_encoder.fitted_to(planted_corpus)
     noise = np.random.default_rng(0)

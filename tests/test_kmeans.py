@@ -466,7 +466,7 @@ def test_memory_mapped_file_is_read_in_chunks_and_left_alone(length, mode, tmp_p
 def test_progress_sees_every_round():
     vectors, _ = planted(20, 10, noise=0.3)
     seen = []
-    result = spherical_kmeans(vectors, 25, mode="exact", progress=lambda *step: seen.append(step))
+    result = spherical_kmeans(vectors, 25, mode="exact", on_round=lambda *step: seen.append(step))
     assert seen == list(enumerate(result.objective, start=1))
 
 

@@ -133,7 +133,7 @@ def test_processes_together_have_the_loss_of_the_whole_batch():
             documents,
             sampled[mine],
             temperature=0.1,
-            positive=mine,
+            own_row=mine,
             all_queries=queries,
             forbidden_batch=forbidden[mine],
             forbidden_queries=forbidden.T[mine],
@@ -148,9 +148,9 @@ def test_processes_together_have_the_loss_of_the_whole_batch():
 def test_more_documents_than_queries():
     # Rows 0 and 2 of the documents are positives, row 1 is nobody's: in q→d it is a negative, in d→q it is absent.
     queries, documents = unit(2, 4, seed=1), unit(3, 4, seed=2)
-    positive = torch.tensor([0, 2])
-    loss = bidirectional(queries, documents, temperature=0.1, positive=positive)
-    own = documents[positive]
+    own_row = torch.tensor([0, 2])
+    loss = bidirectional(queries, documents, temperature=0.1, own_row=own_row)
+    own = documents[own_row]
     expected = bidirectional(queries, own, documents[1].expand(2, 1, 4), temperature=0.1)
     torch.testing.assert_close(loss, expected)
 
@@ -453,7 +453,7 @@ def test_hce_is_the_sum_of_its_terms():
         samples,
         temperature=0.1,
         level_temperature=0.3,
-        batch=InBatch(forbidden_batch=forbidden),
+        pairing=InBatch(forbidden_batch=forbidden),
     )
     levels = [loop_level(queries, level.centroids, level.node, level.siblings.parent, 0.3) for level in two_levels()]
     nothing = torch.empty(3, 0, 4, dtype=torch.float64), torch.empty(3, 0, dtype=torch.bool)
@@ -462,9 +462,9 @@ def test_hce_is_the_sum_of_its_terms():
         loop_bidirectional(queries, documents, vectors, 0.1, forbidden, mask)
         for vectors, mask in [(samples[0].vectors, samples[0].forbidden), nothing, last]
     )
-    torch.testing.assert_close(torch.stack(terms.levels), torch.stack([loss for loss, _ in levels]))
+    torch.testing.assert_close(torch.stack(terms.level_losses), torch.stack([loss for loss, _ in levels]))
     assert [accuracy.item() for accuracy in terms.accuracies] == pytest.approx([right for _, right in levels])
-    torch.testing.assert_close(terms.document, document)
+    torch.testing.assert_close(terms.document_loss, document)
     torch.testing.assert_close(terms.total, levels[0][0] + levels[1][0] + document)
 
 
@@ -475,19 +475,21 @@ def test_level_losses_count_by_their_weight_and_may_follow_documents():
         return hce_loss(queries, documents, two_levels(), temperature=0.1, level_temperature=0.3, **settings)
 
     full, fifth, none = (terms_of(queries, documents, level_weight=weight) for weight in (1.0, 0.2, 0.0))
-    torch.testing.assert_close(fifth.levels, full.levels)
-    torch.testing.assert_close(fifth.total, 0.2 * sum(full.levels) + full.document)
-    torch.testing.assert_close(none.total, none.document)
+    torch.testing.assert_close(fifth.level_losses, full.level_losses)
+    torch.testing.assert_close(fifth.total, 0.2 * sum(full.level_losses) + full.document_loss)
+    torch.testing.assert_close(none.total, none.document_loss)
     followed = terms_of(queries, documents, level_target="document")
-    for level, loss in zip(two_levels(), followed.levels, strict=True):
+    for level, loss in zip(two_levels(), followed.level_losses, strict=True):
         expected = level_loss(
             queries, level.centroids, level.node, level.siblings, temperature=0.3, documents=documents
         )
         torch.testing.assert_close(loss, expected.loss)
     swapped = torch.tensor([2, 0, 1])  # where each query's document stands
     moved = documents[swapped.argsort()]
-    paired = InBatch(positive=swapped)
-    torch.testing.assert_close(terms_of(queries, moved, level_target="document", batch=paired).levels, followed.levels)
+    paired = InBatch(own_row=swapped)
+    torch.testing.assert_close(
+        terms_of(queries, moved, level_target="document", pairing=paired).level_losses, followed.level_losses
+    )
 
 
 def test_queries_in_float64_meet_centroids_in_float32():
@@ -505,13 +507,13 @@ def test_one_temperature_unless_told_otherwise():
     softer = hce_loss(queries, documents, two_levels(), temperature=0.1, level_temperature=0.3)
     assert plain.total == same_tau.total
     assert plain.total != softer.total
-    assert plain.document == softer.document
+    assert plain.document_loss == softer.document_loss
 
 
 def test_without_levels_it_is_the_document_loss():
     queries, documents = unit(3, 4, seed=1), unit(3, 4, seed=2)
     terms = hce_loss(queries, documents, [], temperature=0.1)
-    assert terms.levels == ()
+    assert terms.level_losses == ()
     torch.testing.assert_close(terms.total, bidirectional(queries, documents, temperature=0.1))
 
 

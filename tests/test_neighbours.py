@@ -66,7 +66,7 @@ def bm25(texts: list[str], query: str, document: str) -> float:
 def test_the_teachers_scores_are_bm25s_without_what_was_cut_out(documents, data):
     texts = [" ".join(words) for words in documents]
     corpus = corpus_of(texts)
-    queries, left, positions = [], [], []
+    queries, left, positions, cut = [], [], [], []
     for position, words in enumerate(documents):
         start = data.draw(st.integers(0, len(words) - 1))
         end = data.draw(st.integers(start + 1, len(words)))
@@ -74,12 +74,26 @@ def test_the_teachers_scores_are_bm25s_without_what_was_cut_out(documents, data)
         queries.append(" ".join(words[start:end]))
         left.append(" ".join(words[:start] + words[end:]) if is_cut else texts[position])
         positions.append(position)
-    batch = Batch(queries, left, np.array(positions), np.array(positions)[:, None])
+        cut.append(is_cut)
+    batch = Batch(queries, left, np.array(positions), np.array(positions)[:, None], np.array(cut))
     candidates = np.array([[(position + 1) % len(texts), 0] for position in positions])
     found = WordTeacher(corpus, "english").scores(batch, candidates)
     for row, query in enumerate(queries):
         others = [bm25(texts, query, texts[candidate]) for candidate in candidates[row]]
         np.testing.assert_allclose(found[row], [bm25(texts, query, left[row]), *others], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cut_share", [0.0, 1.0])
+def test_of_a_document_that_is_read_in_part_only_a_query_that_was_cut_out_is_taken_off(cut_share):
+    texts = ["xq zk mj vp hw qd", "zk zk vp vp mj mj", "xq hw"]
+    source = InverseCloze(corpus_of(texts), lengths=(2,), cut_share=cut_share, window=4)
+    batch = next(source.batches(0, 3))
+    found = WordTeacher(source.corpus, "english").scores(batch, np.empty((3, 0), dtype=np.int64))
+    for position, query, score in zip(batch.positions.tolist(), batch.queries, found[:, 0], strict=True):
+        assert query in texts[position]
+        left = texts[position].replace(query, "", 1) if cut_share else texts[position]
+        assert score == pytest.approx(bm25(texts, query, left), rel=1e-4)
+    assert batch.cut.tolist() == [bool(cut_share)] * 3 and batch.rows(slice(1, 3)).cut.tolist() == [bool(cut_share)] * 2
 
 
 def test_words_that_no_document_has_teach_nothing():
@@ -95,7 +109,7 @@ def test_words_that_no_document_has_teach_nothing():
 def test_a_lesson_by_hand():
     """Of "xq zk" cut out of "xq zk mj", nothing is left there; its neighbour has one of the two words."""
     texts = ["xq zk mj", "xq vp hw", "mj vp hw"]
-    batch = Batch(["xq zk"], ["mj"], np.array([0]), np.array([[0]]))
+    batch = Batch(["xq zk"], ["mj"], np.array([0]), np.array([[0]]), np.array([True]))
     vectors = np.eye(3, dtype=np.float32)
     lesson = taught_by(
         WordTeacher(corpus_of(texts), "english"), batch, np.array([[1, 2]] * 3), vectors, torch.device("cpu")

@@ -78,16 +78,16 @@ def terms_of(loss, encoder, ids, labels, negatives=()):
 def test_labels_mask_what_they_name(encoder, hierarchy):
     loss = HCELoss(encoder, hierarchy, temperature=0.1)
     ids, negatives = [0, 3, 4], [[1, 2, 5]]
-    unmasked = terms_of(loss, encoder, ids, torch.tensor(ids), negatives).document
+    unmasked = terms_of(loss, encoder, ids, torch.tensor(ids), negatives).document_loss
     # Query 0 also has document 1 as a known positive: its sample is masked as if it had none.
-    masked = terms_of(loss, encoder, ids, torch.tensor([[0, 1, 1], [3, 2, -1], [4, 5, -1]]), negatives).document
+    masked = terms_of(loss, encoder, ids, torch.tensor([[0, 1, 1], [3, 2, -1], [4, 5, -1]]), negatives).document_loss
     queries, documents, sampled = vectors(encoder, *([TEXTS[i] for i in each] for each in (ids, ids, negatives[0])))
     everywhere = torch.zeros(3, 3, dtype=torch.bool)
     expected = loop_bidirectional(queries, documents, sampled[:, None], 0.1, everywhere, bools([[1], [0], [0]]))
     torch.testing.assert_close(masked.detach(), expected)
     assert masked < unmasked
     # The position alone, a row without known positives, and one with only padding say the same.
-    again = terms_of(loss, encoder, ids, torch.tensor([[0, 1, -1], [3, 2, -1], [4, 5, -1]]), negatives).document
+    again = terms_of(loss, encoder, ids, torch.tensor([[0, 1, -1], [3, 2, -1], [4, 5, -1]]), negatives).document_loss
     torch.testing.assert_close(again, unmasked)
 
 
@@ -105,16 +105,16 @@ def test_groups_and_margin_mask_in_the_batch(encoder, hierarchy):
     groups = np.arange(6)
     groups[ids[list(pair)]] = 7
     grouped = HCELoss(encoder, hierarchy, temperature=0.1, groups=groups)
-    torch.testing.assert_close(terms_of(grouped, encoder, ids, ids).document.detach(), expected)
+    torch.testing.assert_close(terms_of(grouped, encoder, ids, ids).document_loss.detach(), expected)
     apart = HCELoss(encoder, hierarchy, temperature=0.1, margin=(nearest + second) / 2)
-    torch.testing.assert_close(terms_of(apart, encoder, ids, ids).document.detach(), expected)
+    torch.testing.assert_close(terms_of(apart, encoder, ids, ids).document_loss.detach(), expected)
     plain = HCELoss(encoder, hierarchy, temperature=0.1)
-    assert terms_of(plain, encoder, ids, ids).document > expected + 1e-3
+    assert terms_of(plain, encoder, ids, ids).document_loss > expected + 1e-3
 
 
 def test_fewer_levels_more_document_terms(encoder, hierarchy):
     ids = torch.tensor([0, 3, 4])
-    loss = HCELoss(encoder, hierarchy, levels=1, temperature=0.1)
+    loss = HCELoss(encoder, hierarchy, loss_levels=1, temperature=0.1)
     named = loss(
         columns(encoder, *([TEXTS[i] for i in each] for each in ([0, 3, 4], [0, 3, 4], [1, 2, 5], [2, 1, 0]))), ids
     )
@@ -134,7 +134,7 @@ def test_fewer_levels_more_document_terms(encoder, hierarchy):
 def test_no_levels_is_the_document_loss_over_the_depth(encoder, hierarchy):
     ids = torch.tensor([0, 3, 4])
     queries, documents = vectors(encoder, *([TEXTS[i] for i in ids],) * 2)
-    terms = terms_of(HCELoss(encoder, hierarchy, levels=0, temperature=0.1), encoder, ids, ids)
+    terms = terms_of(HCELoss(encoder, hierarchy, loss_levels=0, temperature=0.1), encoder, ids, ids)
     torch.testing.assert_close(terms.total.detach(), 3 * bidirectional(queries, documents, temperature=0.1))
 
 
@@ -174,16 +174,16 @@ def test_errors_say_what_to_do(encoder, hierarchy):
         loss(features[:1], torch.tensor([0, 1]))
     with pytest.raises(InputError, match="2 positions a row for one document and 2 sampled"):
         loss(columns(encoder, *[TEXTS[:2]] * 4), torch.tensor([[0, 1], [1, 0]]))
-    with pytest.raises(InputError, match="levels=3: a hierarchy of depth 3 has 0 to 2"):
-        HCELoss(encoder, hierarchy, levels=3)
+    with pytest.raises(InputError, match="loss_levels=3: a tree of depth 3 has 2 levels"):
+        HCELoss(encoder, hierarchy, loss_levels=3)
     with pytest.raises(InputError, match="groups has 2 entries for 6"):
         HCELoss(encoder, hierarchy, groups=np.array([0, 1]))
 
 
 def test_config_is_for_the_model_card(encoder, hierarchy):
-    config = HCELoss(encoder, hierarchy, levels=1, temperature=0.02, margin=0.9).get_config_dict()
+    config = HCELoss(encoder, hierarchy, loss_levels=1, temperature=0.02, margin=0.9).get_config_dict()
     assert json.loads(json.dumps(config)) == {
-        "levels": 1,
+        "loss_levels": 1,
         "temperature": 0.02,
         "level_temperature": 0.15,
         "level_target": "node",

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as arrays
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.processes import _packed, _unpacked, own_share, share_out, working_together
+from hce.processes import _packed, _unpacked, own_rows, share_out, working_together
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import InverseCloze
 from hce.training.recipe import Recipe
@@ -187,12 +187,12 @@ def test_shares_are_disjoint_and_equal(monkeypatch):
     shares = []
     for rank in range(3):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        shares.append(list(range(11))[own_share(11)])
+        shares.append(list(range(11))[own_rows(11)])
     assert shares == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 def test_alone_a_share_is_everything():
-    assert list(range(11))[own_share(11)] == list(range(11))
+    assert list(range(11))[own_rows(11)] == list(range(11))
 
 
 def test_a_launcher_starts_two_processes(folder):

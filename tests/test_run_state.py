@@ -7,7 +7,7 @@ import torch
 
 from hce.errors import FormatError, InputError
 from hce.files import read_json, write_json
-from hce.training.state import Checkpoint, CheckpointFolder, resume
+from hce.training.state import Checkpoint, CheckpointFolder, unfinished_run
 
 ONE_LINE = r"^[^\n]*run: the state of the run is damaged \([^\n]+\); delete this folder and train from the start$"
 
@@ -24,14 +24,14 @@ def run(tmp_path):
 def test_a_damaged_file_is_one_line(run, name, content):
     (run.folder / name).write_bytes(content)
     with pytest.raises(FormatError, match=ONE_LINE):
-        resume(None, run)
+        unfinished_run(None, run)
 
 
 @pytest.mark.parametrize("name", ["state-0/facts.json", "state-0/tensors.safetensors"])
 def test_a_missing_file_is_one_line(run, name):
     (run.folder / name).unlink()
     with pytest.raises(FormatError, match=ONE_LINE):
-        resume(None, run)
+        unfinished_run(None, run)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "state-0", 7, None])
@@ -44,9 +44,9 @@ def test_another_run_is_not_a_damaged_one(run):
     facts = run.folder / "state-0" / "facts.json"
     write_json(facts, {**read_json(facts), "identity": {"corpus": "b"}})
     with pytest.raises(InputError, match="another corpus; give the same, or delete it"):
-        resume(None, run)
+        unfinished_run(None, run)
 
 
 def test_nothing_to_resume(tmp_path):
-    assert resume(None, None) is None
-    assert resume(None, CheckpointFolder(tmp_path / "none", {})) is None
+    assert unfinished_run(None, None) is None
+    assert unfinished_run(None, CheckpointFolder(tmp_path / "none", {})) is None

@@ -312,6 +312,20 @@ def test_centroids_move_by_the_encoders_optimizer_and_schedule(concept_corpus, s
         assert (old - new).abs().max() > 0.01
 
 
+def test_a_broken_gradient_of_centroids_reaches_no_weights(concept_corpus, static_encoder):
+    vectors = static_encoder.encode(list(concept_corpus.texts()))
+    recipe = replace(SMALL, centroid_learning_rate=0.5)
+    trainer = Trainer(concept_corpus, static_encoder, Sources(None, InverseCloze(concept_corpus)), recipe)
+    trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
+    trainer.centroids[-1].register_hook(lambda gradient: gradient * torch.inf)
+    before = [*trainer.centroids, *static_encoder.model.parameters()]
+    copies = [tensor.detach().clone() for tensor in before]
+    counters = Counters()
+    losses = [losses["total"] for losses, _ in trainer.steps(counters)]
+    assert len(losses) == 1 and np.isnan(losses[0]) and counters.step == 0
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(before, copies, strict=True))
+
+
 def test_cached_gradients_train_the_same_weights(concept_corpus, static_encoder):
     other = copy.deepcopy(static_encoder)
     plain = train(concept_corpus, copy.deepcopy(static_encoder), recipe=replace(SMALL, epochs=1, keep="last"))

@@ -133,7 +133,7 @@ def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
     return gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 
 
-def own_share(count: int) -> slice:
+def own_rows(count: int) -> slice:
     """Return this process's part of `count` rows; all parts are of one size, and up to (processes − 1) rows in none."""
     each = count // process_count()
     return slice(process_rank() * each, (process_rank() + 1) * each)

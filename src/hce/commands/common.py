@@ -54,7 +54,8 @@ out = PlainConsole()
 err = PlainConsole(stderr=True)
 
 CorpusArgument = Annotated[
-    Path, typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, or -")
+    Path,
+    typer.Argument(metavar="corpus", help="the documents: a BEIR folder, a file, a folder of texts or parts, or -"),
 ]
 EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")

@@ -57,7 +57,7 @@ class LabelFiles(NamedTuple):
 
 @with_reading
 def train(
-    corpus: CorpusArgument,
+    source: CorpusArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
     encoder: EncoderOption = "static",
     queries: Annotated[Path | None, typer.Option(help="queries of labelled pairs (JSONL or TSV)")] = None,
@@ -65,8 +65,9 @@ def train(
     dev_qrels: Annotated[Path | None, typer.Option(help="judgments to measure by, of the same queries")] = None,
     generated: Annotated[Path | None, typer.Option(help="generated queries: records of document and query")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the unfinished run of this output")] = False,
-    recipe: Annotated[
-        RecipeName, typer.Option(help="where settings that are not given come from: measured best, or the paper")
+    recipe_name: Annotated[
+        RecipeName,
+        typer.Option("--recipe", help="where settings that are not given come from: measured best, or the paper"),
     ] = "measured",
     tracker: Annotated[str | None, typer.Option(help="also log to this accelerate tracker, e.g. tensorboard")] = None,
     strict: Annotated[
@@ -95,7 +96,7 @@ def train(
     bound = None if memory is None else parse_size(memory)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
     with interruptible(GO_ON), together(f"{GO_ON}, with as many processes as there are then") as device:
-        documents = shared_corpus(corpus, reading, output)
+        corpus = shared_corpus(source, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         with progress_bar("loading", None, "modules"):
@@ -106,15 +107,16 @@ def train(
 
         # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
         given, first = Encoder.load(encoder, device=device).parts[0], is_first_process()
-        if recipe == "paper":
-            how = Recipe.paper(documents=len(documents), **chosen)
+        if recipe_name == "paper":
+            recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
-            how = Recipe.for_encoder(static=given.is_static, documents=len(documents), **chosen)
+            recipe = Recipe.for_encoder(static=given.begins_with_table, documents=len(corpus), **chosen)
         if bound is not None:
-            needs = train_needs(min(len(documents), how.most_documents or len(documents)), given.dim)
+            needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)
-        labels = _labels(corpus, documents, LabelFiles(queries, qrels, dev_qrels, generated), how.mode, strict=strict)
-        with _tracked(tracker, how, output.parent) as log:
+        files = LabelFiles(queries, qrels, dev_qrels, generated)
+        label_sets = _label_sets(source, corpus, files, recipe.mode, strict=strict)
+        with _tracked(tracker, recipe, output.parent) as log:
 
             def on_epoch(epoch: Epoch) -> None:
                 log(epoch)
@@ -122,7 +124,14 @@ def train(
                     err.print(str(epoch), soft_wrap=True)
 
             result = run(
-                documents, given, **labels, recipe=how, output=output, resume=resume, progress=first, on_epoch=on_epoch
+                corpus,
+                given,
+                **label_sets,
+                recipe=recipe,
+                output=output,
+                resume=resume,
+                progress=first,
+                on_epoch=on_epoch,
             )
         if first:
             delete_whole(copies_of_parts(output))
@@ -238,11 +247,13 @@ def _read(name: str, value: Any) -> Any:
     return Recipe.parsed(name, value) if isinstance(value, str) else value
 
 
-def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str, *, strict: bool) -> dict[str, Labels | None]:
-    """Read what `train` takes as pairs, generated and dev: from the options, or from a BEIR folder's own splits."""
+def _label_sets(
+    source: Path, corpus: Corpus, files: LabelFiles, mode: str, *, strict: bool
+) -> dict[str, Labels | None]:
+    """Read what `train` takes as pairs, generated and dev: from files, or from a BEIR folder's own splits."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
-    queries, qrels, dev_qrels, generated = options
+    queries, qrels, dev_qrels, generated = files
     if mode == "unsupervised" and (qrels or generated):
         raise InputError("--mode unsupervised trains on no queries; leave out --qrels and --generated")
     if bool(qrels or dev_qrels) != bool(queries):
@@ -250,21 +261,21 @@ def _labels(source: Path, corpus: Corpus, options: LabelFiles, mode: str, *, str
     if not queries and mode != "unsupervised" and "train" in splits(source):
         queries, qrels = find_queries(source), find_split(source, "train")
         dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
-    labels: dict[str, Labels | None] = {"generated": None}
+    label_sets: dict[str, Labels | None] = {"generated": None}
     if not (queries or generated):
-        return labels
+        return label_sets
     known = corpus.left_out.union(corpus.ids)
     if generated:
-        labels["generated"] = _of_known_documents(read_generated(generated), known, generated, strict)
+        label_sets["generated"] = _of_known_documents(read_generated(generated), known, generated, strict)
     if queries:
         asked = read_queries(queries)
         for name, path in (("pairs", qrels), ("dev", dev_qrels)):
             if path:
                 judged = Qrels.read(path, queries=asked, documents=known if strict else None)
-                labels[name] = _of_known_documents(Labels(asked, judged), known, path, strict)
+                label_sets[name] = _of_known_documents(Labels(asked, judged), known, path, strict)
             else:
-                labels[name] = None
-    return labels
+                label_sets[name] = None
+    return label_sets
 
 
 def _of_known_documents(labels: Labels, known: Collection[str], path: Path, strict: bool) -> Labels:

@@ -29,7 +29,7 @@ def tree(
         Path, typer.Argument(help="a model, an index or a saved tree, or a corpus to grow one from", show_default=False)
     ],
     encoder: EncoderOption = "static",
-    branching: Annotated[int, typer.Option("--branching", "-b", help="children of a node; 0 chooses for 3 levels")] = 0,
+    branching: Annotated[int, typer.Option("--branching", "-b", help="children of a node; 0 chooses for depth 3")] = 0,
     levels: Annotated[int, typer.Option("--levels", help="how many levels to show")] = 2,
     most: Annotated[int, typer.Option("--most", help="how many children of a node to show")] = 8,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="also save the tree to this new folder")] = None,

@@ -114,9 +114,9 @@ class Bench:
         datasets = {split: Dataset.load(folder, split) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)
-        static, documents = fresh.parts[0].is_static, len(corpus)  # companions are not trained
-        defaults = Recipe.for_encoder(static=static, documents=documents, **(settings or {}))
-        recipe = Recipe.for_encoder(static=static, documents=documents, **{"train": "encoder", **(settings or {})})
+        static, document_count = fresh.parts[0].begins_with_table, len(corpus)  # companions are not trained
+        defaults = Recipe.for_encoder(static=static, documents=document_count, **(settings or {}))
+        recipe = Recipe.for_encoder(static=static, documents=document_count, **{"train": "encoder", **(settings or {})})
         for each in (recipe, defaults):
             each.require_documents(len(corpus))
         labels = {split: dataset.labels for split, dataset in datasets.items()}

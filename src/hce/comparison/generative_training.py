@@ -332,8 +332,8 @@ class Prepared:
     @property
     def budget(self) -> Budget:
         """What every trained system may spend."""
-        pairs = self.recipe.epoch_pairs or len(self.task.corpus)
-        return Budget(self.recipe.epochs, batch_count(pairs, self.recipe.batch_size))
+        pair_count = self.recipe.epoch_pairs or len(self.task.corpus)
+        return Budget(self.recipe.epochs, batch_count(pair_count, self.recipe.batch_size))
 
     def network(self, alphabet: Alphabet, kind: type[IdNetwork] = IdNetwork) -> IdNetwork:
         """Make a network that reads with the task's encoder."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hce.comparison.task import Built, Task, trained_encoder
+from hce.comparison.task import Built, Task, trained_system
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
 from hce.training.heldout import labelled_devset
@@ -63,5 +63,6 @@ def build_tas_b(task: Task) -> Built:
     encoder = task.start_encoder(devset)
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
     with encoder.remembering_tokens():
-        result = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
-    return trained_encoder(result, task.corpus)
+        trained = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
+    facts = {"metric": devset.metric_name, "before": trained.history[0].dev, "after": trained.dev}
+    return trained_system(trained, task.corpus, {"mode": recipe.mode, **facts, "words_share": None})

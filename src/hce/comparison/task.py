@@ -22,7 +22,7 @@ from hce.evaluation.evaluate import DenseSearcher, Searcher
 from hce.evaluation.runs import Scored
 from hce.generation.generator import BUNDLED
 from hce.search.exact import best_first
-from hce.training.co_training import TrainResult
+from hce.training.co_training import CoTrained, TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
@@ -176,18 +176,26 @@ def searched_by_vectors(
 
 
 def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
-    """Build the system that training gave, with what training did.
-
-    The seconds are those of the epochs, clustering and measuring included: those of a run that was continued add up.
-    """
+    """Build the system that `hce.train` gave, with what training did."""
     facts = {
         "mode": result.recipe.mode,
-        "epochs": len(result.history) - 1,
-        "mix": result.mix,
-        "trained": bool(result.mix) or len(result.encoder.shares) > 1,
         "metric": result.metric,
         "before": result.before,
         "after": result.after,
         "words_share": result.words_share,
     }
-    return searched_by_vectors(result.encoder, corpus, sum(epoch.seconds for epoch in result.history), facts)
+    return trained_system(result, corpus, facts)
+
+
+def trained_system(trained: TrainResult | CoTrained, corpus: Corpus, facts: Mapping[str, Any]) -> Built:
+    """Build a system that is a trained encoder, with these facts and how it was trained.
+
+    The seconds are those of the epochs, clustering and measuring included: those of a run that was continued add up.
+    """
+    how = {
+        "epochs": len(trained.history) - 1,
+        "mix": trained.mix,
+        "trained": bool(trained.mix) or len(trained.encoder.shares) > 1,
+    }
+    seconds = sum(epoch.seconds for epoch in trained.history)
+    return searched_by_vectors(trained.encoder, corpus, seconds, {**facts, **how})

@@ -1,4 +1,4 @@
-"""What a text is, and what training, held-out queries and the drift of an index cut of it: words and marks, spans."""
+"""Words and marks of a text, and spans cut out of it, for training, held-out queries and drift."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def word_offsets(text: str) -> Offsets:
 
 
 def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
-    """Take `length` words and marks out of a text, the first `place` (0 … 1) of the way to the last possible start.
+    """Cut out `length` words and marks; `place` says where: 0 at the beginning, 1 at the last possible start.
 
     A text of fewer than 2·`length` of them gives up half, so that something is left to be found. With `offsets`, what
     is taken are the pieces that these tell of.

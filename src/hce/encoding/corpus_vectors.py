@@ -24,7 +24,7 @@ from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
 from hce.files import other_identity, read_json, sync_folder, write_json
 from hce.memory import write_to_be_mapped
-from hce.processes import gather_rows, is_first_process, own_share, process_count, process_rank, wait_for_all
+from hce.processes import gather_rows, is_first_process, own_rows, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def encode_corpus(
     progress: bool | None = False,
     on_tokens: OnTokens | None = None,
 ) -> np.ndarray:
-    """Encode all documents, in order; processes that work together encode a share each.
+    """Encode all documents, in order; processes that work together encode a part each.
 
     Args:
         encoder: what encodes.
@@ -68,7 +68,7 @@ def encode_corpus(
     encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
     if folder is None:
         show = progress if is_first_process() else False
-        own = partial(encode_in_shares, at_once=TEXTS_AT_ONCE if encoder.is_table else FEW_AT_ONCE)
+        own = partial(encode_among_processes, at_once=TEXTS_AT_ONCE if encoder.is_table else FEW_AT_ONCE)
         return own(corpus, lambda _, texts: encode(texts), encoder.dim, encoder.device, progress=show)
     if chunk_size is None:
         chunk_size = ROWS_AT_ONCE if encoder.is_table else FEW_AT_ONCE
@@ -103,7 +103,7 @@ def _encode_to_file(
     file.finish()
 
 
-def encode_in_shares(
+def encode_among_processes(
     corpus: Corpus,
     encode: Callable[[np.ndarray, list[str]], np.ndarray],
     dim: int,
@@ -112,7 +112,7 @@ def encode_in_shares(
     at_once: int = TEXTS_AT_ONCE,
     progress: bool | None = False,
 ) -> np.ndarray:
-    """Encode a share of the documents to memory, and gather those of all processes; all shares are of one size.
+    """Encode this process's part of the documents to memory, and gather those of all; all parts are of one size.
 
     Args:
         corpus: the documents.
@@ -123,7 +123,7 @@ def encode_in_shares(
         progress: as in `encode_corpus`.
     """
     padded = -(-len(corpus) // process_count()) * process_count()
-    rows = np.minimum(np.arange(padded)[own_share(padded)], len(corpus) - 1)  # the last one fills the last share up
+    rows = np.minimum(np.arange(padded)[own_rows(padded)], len(corpus) - 1)  # the last one fills the last part up
     vectors = np.empty((len(rows), dim), dtype=np.float32)
     with progress_bar("encoding", len(rows), "documents", show=progress) as advance:
         for start in range(0, len(rows), at_once):

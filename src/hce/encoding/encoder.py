@@ -137,6 +137,11 @@ class Encoder:
     @property
     def is_static(self) -> bool:
         """Whether the encoder is one token table and nothing else: what can be fitted to a corpus."""
+        return self.begins_with_table and all(isinstance(module, Normalize) for module in list(self.model)[1:])
+
+    @property
+    def begins_with_table(self) -> bool:
+        """Whether the encoder looks tokens up in a table, whatever it does after that: what is trained as a table."""
         return isinstance(self.model[0], StaticEmbedding)
 
     @property
@@ -263,7 +268,7 @@ class Encoder:
 
     def tokenize(self, texts: Sequence[str], kind: Kind) -> dict[str, Any]:
         """Turn texts into the model's input tensors, on its device."""
-        if self.is_static:
+        if self.begins_with_table:
             features = self._token_bags([(self.prompt(kind) or "") + text for text in texts])
         else:
             features = self.model.preprocess(list(texts), prompt=self.prompt(kind), task=kind)
@@ -349,14 +354,15 @@ class Encoder:
             counts, total = document_frequencies(module.tokenizer, some.texts(), len(table), advance)
         fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
         model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
+        model.default_prompt_name = self.model.default_prompt_name
         encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
         encoder._token_memo = self._token_memo
         return encoder
 
     @contextmanager
     def remembering_tokens(self) -> Iterator[None]:
-        """Have a static encoder tokenise each word once in this block: for a corpus that is read again and again."""
-        if self.is_static and self._token_memo is None:
+        """Have a token table tokenise each word once in this block: for a corpus that is read again and again."""
+        if self.begins_with_table and self._token_memo is None:
             self._token_memo = TokenMemo.of(self.model[0].tokenizer)
         try:
             yield

@@ -24,7 +24,7 @@ from hce.training.heldout import DevSet
 from hce.training.history import Epoch, best_epoch
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
-from hce.training.state import CheckpointFolder, TrainingRun, resume
+from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
 from hce.training.weights import load_kept, weights_of
 from hce.tree.hierarchy import Hierarchy
@@ -66,17 +66,37 @@ class TrainResult:
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
+class CoTrained(NamedTuple):
+    """What came of Alg. 3, which knows F0 and nothing of the encoder as it was given.
+
+    Attributes:
+        encoder: F0 with the weights that were chosen.
+        hierarchy: the tree of the documents by this encoder.
+        history: an entry for each epoch; the first is of F0.
+        mix: λ, how much of the trained weights is in the encoder.
+        dev: dev measures of this encoder.
+    """
+
+    encoder: Encoder
+    hierarchy: Hierarchy
+    history: list[Epoch]
+    mix: float
+    dev: dict[str, float]
+
+
 class Learnt(NamedTuple):
     """A result with the held-out queries behind it, one by one.
 
     Attributes:
         result: what `hce.train` returns, if nothing else is done.
+        measured: positions of the documents that these queries are made of; none where they are labelled.
         devset: the held-out queries that it was measured by.
         ndcg_before: NDCG@10 of each of them, by kind, by the encoder as it was given.
         ndcg_after: the same, by the encoder of the result.
     """
 
     result: TrainResult
+    measured: np.ndarray
     devset: DevSet
     ndcg_before: dict[str, np.ndarray]
     ndcg_after: dict[str, np.ndarray]
@@ -92,7 +112,7 @@ def co_train(
     checkpoints: CheckpointFolder | None = None,
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
-) -> TrainResult:
+) -> CoTrained:
     """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
 
     Args:
@@ -107,7 +127,7 @@ def co_train(
     """
     start_weights = weights_of(encoder)
     trainer = Trainer(corpus, encoder, sources, recipe)
-    run = resume(trainer, checkpoints)
+    run = unfinished_run(trainer, checkpoints)
     if run is None:
         run = _begin(trainer, devset, checkpoints)
         run.save()
@@ -129,15 +149,23 @@ def co_train(
     return _finish(run, start_weights, devset)
 
 
-def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch: int) -> Hierarchy:
-    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone."""
+def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, round_number: int) -> Hierarchy:
+    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone.
+
+    Args:
+        vectors: the documents' vectors, of shape (N, n).
+        recipe: the settings.
+        encoder: whose device computes.
+        round_number: which clustering of the run this is; each draws its own random numbers. That after an epoch has
+            the epoch's number, the first one 0, and that of the weights to return one more than there are epochs.
+    """
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
     with working_together():
         return Hierarchy.build(
             vectors,
             recipe.branching or "auto",
-            seed=recipe.seed + epoch,
+            seed=recipe.seed + round_number,
             mode="exact" if recipe.clustering == "uniform" else recipe.clustering,
             init="random" if recipe.clustering == "uniform" else "points",
             device=encoder.device,
@@ -148,7 +176,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, epoch:
 def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
     """Encode, cluster, measure."""
     began = time.perf_counter()
-    vectors, tree = _encode_and_cluster(trainer, checkpoints, epoch=0)
+    vectors, tree = _encode_and_cluster(trainer, checkpoints, round_number=0)
     trainer.use_tree(tree, vectors)
     epoch = Epoch(0, _measure(devset, trainer.encoder, vectors), seconds=round(time.perf_counter() - began, 3))
     best = weights_of(trainer.encoder)
@@ -159,9 +187,9 @@ def _optimise(run: TrainingRun, progress: bool) -> bool:
     """Take the rest of an epoch's steps; return False when the loss is no number any more, which ends training."""
     saved = time.monotonic()
     trainer, counters = run.trainer, run.counters
-    title, pairs = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
-    with progress_bar(title, pairs, "pairs", show=progress) as advance:
-        advance(min(pairs, counters.batch * trainer.recipe.batch_size))
+    title, pair_count = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
+    with progress_bar(title, pair_count, "pairs", show=progress) as advance:
+        advance(min(pair_count, counters.batch * trainer.recipe.batch_size))
         for losses, count in trainer.steps(counters):
             if not np.isfinite(losses["total"]):
                 logger.warning(
@@ -188,8 +216,8 @@ def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
 
 def _finish(
     run: TrainingRun, start_weights: dict[str, Tensor], devset: DevSet, *, is_broken: bool = False
-) -> TrainResult:
-    """Choose the weights to return, of which broken ones are none, and grow the tree that belongs to them."""
+) -> CoTrained:
+    """Choose the weights to return, never broken ones (NaN), and grow their tree."""
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
     if is_broken:  # the best epoch then counts as the last one
         encoder.model.load_state_dict(run.best)
@@ -198,26 +226,19 @@ def _finish(
     tree = run.tree
     if run.tree_epoch != kept.epoch:  # the present tree is of other weights
         _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
-    return TrainResult(
-        encoder=encoder,
-        hierarchy=tree,
-        history=run.history,
-        mix=kept.mix,
-        before=run.history[0].dev,  # of F0; `hce.train` knows those of the encoder as it was given
-        after=kept.dev,
-        metric=devset.metric_name,
-        recipe=recipe,
-        held_out=run.trainer.held_out,
-    )
+    return CoTrained(encoder, tree, run.history, kept.mix, kept.dev)
 
 
 def _encode_and_cluster(
-    trainer: Trainer, checkpoints: CheckpointFolder | None, epoch: int
+    trainer: Trainer, checkpoints: CheckpointFolder | None, round_number: int
 ) -> tuple[np.ndarray, Hierarchy]:
-    """Return the vectors and the tree of the corpus by the encoder's present weights; `epoch` seeds the clustering."""
-    place = None if checkpoints is None else checkpoints.vectors(epoch)
+    """Return the vectors and the tree of the corpus by the encoder's present weights.
+
+    `round_number` is that of `cluster_corpus`, and names the folder of the vectors too.
+    """
+    place = None if checkpoints is None else checkpoints.vectors(round_number)
     vectors = encode_corpus(trainer.encoder, trainer.corpus, place, progress=None)
-    return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, epoch)
+    return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, round_number)
 
 
 def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:

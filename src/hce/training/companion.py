@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.encoding.corpus_vectors import encode_corpus, encode_in_shares
+from hce.encoding.corpus_vectors import encode_among_processes, encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import WordTable
@@ -56,11 +56,11 @@ def with_companions(
     """
     result, recipe = learnt.result, learnt.result.recipe
     encoder_was_trained = recipe.train != "companion"
-    devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, result.held_out, recipe)
+    devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
     encoded = run_folder and run_folder / "encoded"
-    vectors = encode_corpus(encoder, corpus, encoded, progress=progress and not encoder.is_static)
-    companions, measured = _companions(corpus, encoder, tables, result.held_out, recipe)
-    chosen = accompany(encoder, companions, devset, measured=measured, vectors=vectors)
+    vectors = encode_corpus(encoder, corpus, encoded, progress=progress and not encoder.begins_with_table)
+    companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
+    chosen = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
     vectors = _vectors_beside(corpus, chosen.encoder, vectors)
     words_share = best_words_share(devset, chosen.encoder, vectors, recipe.language) if devset.is_labelled else None
     if encoder_was_trained and not chosen.share:
@@ -78,19 +78,23 @@ def with_companions(
         words_share=words_share,
         stages={**stages, "companions": means(chosen.ndcg_after)} if chosen.share else dict(stages),
     )
-    return Learnt(result, devset, ndcg_before, chosen.ndcg_after)
+    return Learnt(result, learnt.measured, devset, ndcg_before, chosen.ndcg_after)
 
 
 def _companions(
-    corpus: Corpus, encoder: Encoder, tables: list[Encoder], held_out: np.ndarray, recipe: Recipe
+    corpus: Corpus, encoder: Encoder, tables: list[Encoder], measured: np.ndarray, recipe: Recipe
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """Return the companions to use, and those to measure, whose words were learnt without the held-out documents."""
+    """Return the companions to use, and those to choose their share by, whose words do not know the measured documents.
+
+    That goes for words in every case, also where training leaves no document out: words that know a document find the
+    queries that are made of it.
+    """
 
     def word_table(without: np.ndarray) -> list[Encoder]:
         return word_table_of(corpus, encoder, language=recipe.language, without=without, seed=recipe.seed)
 
     of_all = word_table(np.empty(0, dtype=np.int64))
-    of_others = word_table(held_out) if len(held_out) else of_all
+    of_others = word_table(measured) if len(measured) else of_all
     if len(of_all) != len(of_others):  # so few documents that some may not be left out
         return tables, tables
     return [*tables, *of_all], [*tables, *of_others]
@@ -117,7 +121,7 @@ def accompany(
     companions: Sequence[Encoder],
     devset: DevSet,
     *,
-    measured: Sequence[Encoder] | None = None,
+    chosen_by: Sequence[Encoder] | None = None,
     vectors: np.ndarray | None = None,
 ) -> Accompanied:
     """Put companions beside an encoder, with the share that is best on held-out queries.
@@ -128,8 +132,8 @@ def accompany(
         encoder: stays as it is.
         companions: a token table, the words of the corpus, or both in that order; none gives the encoder alone.
         devset: what decides.
-        measured: the companions fitted without the held-out documents, by which the share is chosen; by default
-            `companions`, which are what is used.
+        chosen_by: the companions by which the share is chosen, fitted without the documents that held-out queries are
+            made of; by default `companions`, which are what is used.
         vectors: the vectors of the whole corpus by the encoder, if someone has them already.
     """
     own = devset.encode(encoder, vectors)
@@ -137,7 +141,7 @@ def accompany(
     chosen = 0.0
     centres = None if encoder.is_table else _centres(own, vectors)
     if companions:
-        parts = [own, *(devset.encode(each, zeros=True) for each in (companions if measured is None else measured))]
+        parts = [own, *(devset.encode(each, zeros=True) for each in (companions if chosen_by is None else chosen_by))]
         for share in SHARES:
             if share > MOST_WITHOUT_LABELS and not devset.is_labelled:
                 break
@@ -160,7 +164,7 @@ def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
     if sum(map(len, own.queries)) < LEAST_TO_CENTRE:
         return None
     query = np.mean([kind.mean(axis=0) for kind in own.queries], axis=0)
-    return np.stack([query, (own.pool if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
+    return np.stack([query, (own.pool_vectors if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
@@ -191,16 +195,16 @@ def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np
         others = [each.encode(texts, zeros=True) for each in companions]
         return joined_rows([vectors[rows], *others], encoder.shares, centre)
 
-    return encode_in_shares(corpus, encode, encoder.dim, encoder.device)
+    return encode_among_processes(corpus, encode, encoder.dim, encoder.device)
 
 
-def _few_queries(devset: DevSet, held_out: np.ndarray, recipe: Recipe) -> DevSet:
+def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
     """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
     # A recipe does not tell a number that was asked for from the default, so whoever asks for the default gets few too.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
-    if devset.is_labelled or len(held_out) <= few:
+    if devset.is_labelled or len(measured) <= few:
         return devset
-    some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(held_out, few, replace=False))
+    some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(measured, few, replace=False))
     return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed)
 
 

@@ -52,12 +52,12 @@ class DevVectors(NamedTuple):
     """A dev set as an encoder sees it.
 
     Attributes:
-        pool: the pool's documents, of shape (pool, n).
+        pool_vectors: of the pool's documents, of shape (pool, n).
         queries: for each kind, of shape (queries, n).
         variants: for each kind the vectors of `DevQueries.variants`, of shape (queries, n), or None.
     """
 
-    pool: np.ndarray
+    pool_vectors: np.ndarray
     queries: list[np.ndarray]
     variants: list[np.ndarray | None]
 
@@ -74,7 +74,8 @@ def joined_dev_vectors(
         else joined_rows([array for array in kind if array is not None], shares, document_centre)
         for kind in zip(*(part.variants for part in parts), strict=True)
     ]
-    return DevVectors(joined_rows([part.pool for part in parts], shares, document_centre), queries, variants)
+    pool_vectors = joined_rows([part.pool_vectors for part in parts], shares, document_centre)
+    return DevVectors(pool_vectors, queries, variants)
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,20 @@ class DevSet:
     def encode(self, encoder: Encoder, vectors: np.ndarray | None = None, *, zeros: bool = False) -> DevVectors:
         """Encode the pool and the queries; the arguments are those of `ndcg` and of `Encoder.encode`."""
         if vectors is None:
-            pool = encoder.encode([self.corpus[position].full_text for position in self.pool.tolist()], zeros=zeros)
+            texts = [self.corpus[position].full_text for position in self.pool.tolist()]
+            pool_vectors = encoder.encode(texts, zeros=zeros)
         else:
-            pool = np.asarray(vectors[self.pool])
-        queries = [encoder.encode(queries.texts, "query", zeros=zeros) for queries in self.panel]
+            pool_vectors = np.asarray(vectors[self.pool])
+        queries = [encoder.encode(each.texts, "query", zeros=zeros) for each in self.panel]
         variants = [
             None if each.variants is None else encoder.encode(each.variants, zeros=zeros) for each in self.panel
         ]
-        return DevVectors(pool, queries, variants)
+        return DevVectors(pool_vectors, queries, variants)
 
     def ndcg_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
         """Measure NDCG@10 for each query of each kind, of shape (queries,), by vectors that `encode` gave."""
-        each = zip(self.panel, encoded.queries, encoded.variants, strict=True)
-        return {queries.kind: _ndcg(encoded.pool, queries, asked, variants) for queries, asked, variants in each}
+        kinds = zip(self.panel, encoded.queries, encoded.variants, strict=True)
+        return {each.kind: _ndcg(encoded.pool_vectors, each, asked, variants) for each, asked, variants in kinds}
 
 
 def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -134,7 +136,7 @@ def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {kind: float(values.mean()) for kind, values in ndcg.items()}
 
 
-def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool: int, seed: int) -> DevSet:
+def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
     """Ask labelled queries of a pool of their answers and a random part of the rest of the corpus.
 
     Raises:
@@ -149,25 +151,31 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
             answers.append(np.array(right))
     if not texts:
         raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
-    chosen = _pool(len(corpus), np.unique(np.concatenate(answers)), pool, seed)
-    panel = DevQueries(LABELLED, texts, [np.searchsorted(chosen, right) for right in answers])
-    return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, chosen, (panel,))
+    pool = _drawn_pool(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
+    labelled = DevQueries(LABELLED, texts, [np.searchsorted(pool, right) for right in answers])
+    return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, pool, (labelled,))
 
 
-def pseudo_devset(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) -> DevSet:
-    """Make queries of held-out documents, in several ways; documents with a double are passed over.
+def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int) -> DevSet:
+    """Make queries of some documents, in several ways; documents with a double are passed over.
+
+    Args:
+        corpus: the documents.
+        measured: positions of those that queries are made of.
+        pool_size: how many documents are searched, those that queries are made of among them; 0: all.
+        seed: same seed, same pool and same spans.
 
     Raises:
         InputError: the documents are too short, or all of them have doubles.
     """
     groups = corpus.text_groups
-    held_out = held_out[np.bincount(groups)[groups[held_out]] == 1]
-    if not len(held_out):
+    measured = measured[np.bincount(groups)[groups[measured]] == 1]
+    if not len(measured):
         raise InputError(
             f"{corpus.name}: each document held out to measure by has the text of another one; "
             "remove doubles, or give labelled dev queries"
         )
-    chosen = _pool(len(corpus), held_out, pool, seed)
+    pool = _drawn_pool(len(corpus), measured, pool_size, seed)
     rng = np.random.default_rng([seed, 1])
     kinds: dict[str, Callable[[Document], Span | None]] = {
         "titles": _title,
@@ -175,27 +183,26 @@ def pseudo_devset(corpus: Corpus, held_out: np.ndarray, pool: int, seed: int) ->
         "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
         "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
     }
-    documents = [corpus[position] for position in held_out.tolist()]
-    answers = np.searchsorted(chosen, held_out)[:, None]  # (documents, 1)
+    documents = [corpus[position] for position in measured.tolist()]
+    answers = np.searchsorted(pool, measured)[:, None]  # (documents, 1)
     panel = []
     for kind, make in kinds.items():
         spans = zip(answers, map(make, documents), strict=True)
         made = [(answer, span) for answer, span in spans if span and span.inside != span.outside]
-        if len(made) >= min(LEAST_QUERIES, len(held_out)):
+        if len(made) >= min(LEAST_QUERIES, len(measured)):
             texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
             panel.append(DevQueries(kind, texts, [answer for answer, _ in made], variants))
     if not panel:
         raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
-    names = ", ".join(queries.kind for queries in panel)
-    return DevSet(
-        f"mean NDCG@10 on pseudo-queries of {len(held_out)} held-out documents ({names})", corpus, chosen, tuple(panel)
-    )
+    names = ", ".join(each.kind for each in panel)
+    metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} held-out documents ({names})"
+    return DevSet(metric_name, corpus, pool, tuple(panel))
 
 
-def _ndcg(pool: np.ndarray, queries: DevQueries, asked: np.ndarray, variants: np.ndarray | None) -> np.ndarray:
+def _ndcg(pool_vectors: np.ndarray, queries: DevQueries, asked: np.ndarray, variants: np.ndarray | None) -> np.ndarray:
     if variants is not None:
-        return _ndcg_of_variants(asked, variants, pool, np.concatenate(queries.answers))
-    ranked, _ = nearest(asked, pool, CUTOFF)
+        return _ndcg_of_variants(asked, variants, pool_vectors, np.concatenate(queries.answers))
+    ranked, _ = nearest(asked, pool_vectors, CUTOFF)
     return ndcg_of_rankings(ranked, queries.answers)
 
 
@@ -209,16 +216,18 @@ def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]
     return np.array(gains)
 
 
-def _ndcg_of_variants(asked: np.ndarray, variants: np.ndarray, pool: np.ndarray, answers: np.ndarray) -> np.ndarray:
+def _ndcg_of_variants(
+    asked: np.ndarray, variants: np.ndarray, pool_vectors: np.ndarray, answers: np.ndarray
+) -> np.ndarray:
     own = np.einsum("ij,ij->i", asked, variants)
     better = np.zeros(len(asked), dtype=np.int64)
-    for rows, scores in score_blocks(asked, pool):
+    for rows, scores in score_blocks(asked, pool_vectors):
         scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its whole text; the variant stands in for it
         better[rows] = (scores >= own[rows, None]).sum(axis=1)
     return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
 
 
-def _pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:
+def _drawn_pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Draw random others to go with the wanted documents, `size` in all (or all the wanted ones), in order; 0: all."""
     others = np.setdiff1d(np.arange(count), wanted)
     extra = min(len(others), max(0, (size or count) - len(wanted)))

@@ -80,7 +80,7 @@ def bidirectional(
     sampled: Tensor | None = None,
     *,
     temperature: float,
-    positive: Tensor | None = None,
+    own_row: Tensor | None = None,
     all_queries: Tensor | None = None,
     forbidden_batch: Tensor | None = None,
     forbidden_queries: Tensor | None = None,
@@ -100,11 +100,11 @@ def bidirectional(
         documents: The documents of the batch, of shape (G, n).
         sampled: Each query's own sampled negatives, of shape (B, S, n).
         temperature: τ.
-        positive: The row of each query's document in `documents`, of shape (B,); by default 0, 1, …, B−1.
+        own_row: The row of each query's document in `documents`, of shape (B,); by default 0, 1, …, B−1.
         all_queries: The queries of all processes, row for row the partners of `documents`, of shape (G, n); by default
             `queries`.
         forbidden_batch: True where document g must not be a negative of query b, of shape (B, G). The entry of the
-            positive itself does not matter.
+            query's own document does not matter.
         forbidden_queries: True where query g must not be a negative of query b's document, of shape (B, G). By default
             `forbidden_batch` read the other way round: a document that is right for another query as well must not be
             pushed away from it. Has to be given along with `all_queries` if `forbidden_batch` is.
@@ -115,38 +115,41 @@ def bidirectional(
         The loss, a scalar.
     """
     rows = torch.arange(len(queries), device=queries.device)  # (B,)
-    if positive is None:
+    if own_row is None:
         if len(documents) != len(queries):
-            raise InputError(f"{len(queries)} queries and {len(documents)} documents: pass `positive` to pair them.")
-        positive = rows
+            raise InputError(f"{len(queries)} queries and {len(documents)} documents: pass `own_row` to pair them.")
+        own_row = rows
     to_documents = scores_of(queries, documents, temperature)  # (B, G)
     if all_queries is None:
         partner = rows
-        to_queries = to_documents[:, positive].T  # (B, B)
+        to_queries = to_documents[:, own_row].T  # (B, B)
         if forbidden_queries is None and forbidden_batch is not None:
-            forbidden_queries = forbidden_batch[:, positive].T  # (B, B)
+            forbidden_queries = forbidden_batch[:, own_row].T  # (B, B)
     else:
         if forbidden_batch is not None and forbidden_queries is None:
             raise InputError("forbidden_batch without forbidden_queries: with all_queries, both masks are needed.")
-        partner = positive
-        to_queries = scores_of(documents[positive], all_queries, temperature)  # (B, G)
+        partner = own_row
+        to_queries = scores_of(documents[own_row], all_queries, temperature)  # (B, G)
 
-    score = to_documents[rows, positive]  # (B,)
-    negatives, forbidden = to_documents, _and_own(forbidden_batch, to_documents, positive)
+    positive = to_documents[rows, own_row]  # (B,)
+    negatives, forbidden = to_documents, _and_own(forbidden_batch, to_documents, own_row)
     if sampled is not None:
         to_sampled = scores_of(queries, sampled, temperature)  # (B, S)
         if forbidden_sampled is None:
             forbidden_sampled = torch.zeros_like(to_sampled, dtype=torch.bool)
         negatives = torch.cat([negatives, to_sampled], dim=1)  # (B, G + S)
         forbidden = torch.cat([forbidden, forbidden_sampled], dim=1)
-    query_to_document = contrastive(score, negatives, forbidden)  # (B,)
-    document_to_query = contrastive(score, to_queries, _and_own(forbidden_queries, to_queries, partner))  # (B,)
+    query_to_document = contrastive(positive, negatives, forbidden)  # (B,)
+    document_to_query = contrastive(positive, to_queries, _and_own(forbidden_queries, to_queries, partner))  # (B,)
     return (query_to_document + document_to_query).mean()
 
 
-def _and_own(forbidden: Tensor | None, scores: Tensor, own: Tensor) -> Tensor:
-    """Forbid each row's own positive along with `forbidden` (B, G): it is in the softmax already."""
-    mine = torch.arange(scores.shape[1], device=scores.device) == own[:, None]  # (B, G)
+def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Tensor:
+    """Mark the column of each row's own partner besides those of `forbidden`, both of shape (B, G).
+
+    `contrastive` takes the partner's score by itself, so that among the negatives it would count twice.
+    """
+    mine = torch.arange(scores.shape[1], device=scores.device) == own_column[:, None]  # (B, G)
     return mine if forbidden is None else mine | forbidden
 
 
@@ -273,12 +276,12 @@ def divergence(given: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
     return (wanted.exp() * differences).sum(dim=1)  # (B,)
 
 
-def _cheaper_route(batch: int, nodes: int, dim: int, width: int) -> Route:
+def _cheaper_route(batch_size: int, nodes: int, dim: int, width: int) -> Route:
     """Go by time, unless the gathered siblings (B, width, n) would be both huge and larger than the scores (B, K)."""
-    gathered = batch * width * dim
-    if gathered > _GATHER_LIMIT and gathered > batch * nodes:
+    gathered = batch_size * width * dim
+    if gathered > _GATHER_LIMIT and gathered > batch_size * nodes:
         return "full"
-    return "gather" if _GATHERED_COST * batch * width < (batch + _TABLE_COST) * nodes else "full"
+    return "gather" if _GATHERED_COST * batch_size * width < (batch_size + _TABLE_COST) * nodes else "full"
 
 
 class _Family(NamedTuple):
@@ -373,7 +376,7 @@ class Taught:
 class InBatch:
     """How the batch's documents and queries are paired and masked, under the names of :func:`bidirectional`."""
 
-    positive: Tensor | None = None
+    own_row: Tensor | None = None
     all_queries: Tensor | None = None
     forbidden_batch: Tensor | None = None
     forbidden_queries: Tensor | None = None
@@ -385,16 +388,16 @@ class HCETerms:
 
     Attributes:
         total: What to call backward on.
-        levels: The losses of the levels 1 … M.
+        level_losses: Those of the levels 1 … M, each unweighted.
         accuracies: The share of queries that would descend correctly at each of them.
-        document: The sum of the document losses, levels M + 1 … L.
+        document_loss: The sum of the document losses, of the levels M + 1 … L.
         neighbour_loss: How far the ranking of neighbours is from the teacher's; None without a teacher.
     """
 
     total: Tensor
-    levels: tuple[Tensor, ...]
+    level_losses: tuple[Tensor, ...]
     accuracies: tuple[Tensor, ...]
-    document: Tensor
+    document_loss: Tensor
     neighbour_loss: Tensor | None = None
 
 
@@ -408,7 +411,7 @@ def hce_loss(
     level_temperature: float | None = None,
     level_target: LevelTarget = "node",
     level_weight: float = 1.0,
-    batch: InBatch | None = None,
+    pairing: InBatch | None = None,
     taught: Taught | None = None,
 ) -> HCETerms:
     """Compute L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
@@ -418,7 +421,7 @@ def hce_loss(
 
     Args:
         queries: Unit vectors, of shape (B, n).
-        documents: Unit vectors, of shape (G, n); query b belongs to document b unless `batch` says otherwise.
+        documents: Unit vectors, of shape (G, n); query b belongs to document b unless `pairing` says otherwise.
         levels: The first M levels, from the one below the root downwards; may be empty.
         sampled: One entry for each of the levels M + 1 … L; None for in-batch negatives only.
         temperature: τ, of the documents.
@@ -426,14 +429,14 @@ def hce_loss(
             in our measurements.
         level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `divergence`.
         level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
-        batch: Masks and, across processes, pairing.
+        pairing: Which query belongs to which document, across processes, and the masks.
         taught: Neighbours to be ranked as a teacher ranks them, which the paper does not have; counts once.
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
     tau = temperature if level_temperature is None else level_temperature
-    pairing = batch or InBatch()
-    own = documents if pairing.positive is None else documents[pairing.positive]  # (B, n)
+    pairing = pairing or InBatch()
+    own = documents if pairing.own_row is None else documents[pairing.own_row]  # (B, n)
     followed = own if level_target == "document" else None
     terms = [
         level_loss(
@@ -441,7 +444,7 @@ def hce_loss(
         )
         for each in levels
     ]
-    document = torch.stack(
+    document_loss = torch.stack(
         [
             bidirectional(
                 queries,
@@ -454,12 +457,12 @@ def hce_loss(
             for each in sampled
         ]
     ).sum()
-    losses = tuple(term.loss for term in terms)
-    total = torch.stack([*(level_weight * loss for loss in losses), document]).sum()
+    level_losses = tuple(term.loss for term in terms)
+    total = torch.stack([*(level_weight * loss for loss in level_losses), document_loss]).sum()
     neighbour_loss = None
     if taught is not None:
         candidates = torch.cat([own[:, None], taught.vectors.to(own.dtype)], dim=1)  # (B, 1 + S, n)
         scores = scores_of(queries, candidates, temperature)
         neighbour_loss = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
         total = total + neighbour_loss
-    return HCETerms(total, losses, tuple(term.accuracy for term in terms), document, neighbour_loss)
+    return HCETerms(total, level_losses, tuple(term.accuracy for term in terms), document_loss, neighbour_loss)

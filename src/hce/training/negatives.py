@@ -72,7 +72,13 @@ class SiblingNegatives(Negatives):
     """Documents under the same node, by the vectors that clustering computed: they cost next to nothing."""
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw for each document loss from under its own prefix of the path; without a tree there are no siblings."""
+        """Draw documents that share a node with each query's document, for each document loss; none without a tree.
+
+        The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 that the document is
+        under: documents of the same leaf for the last one, of wider nodes for those above. The columns are those of
+        level M + 1 first. The query's own document stands where there are too few others, and where a held-out
+        document was drawn.
+        """
         if not self.recipe.tree:
             return super().draw(batch, seed)
         rng, own = np.random.default_rng(seed), batch.positions

@@ -66,7 +66,6 @@ class WordTeacher:
     """
 
     def __init__(self, corpus: Corpus, language: str) -> None:
-        self.corpus = corpus
         self.language = language
         self.column: dict[str, int] = {}
         with progress_bar("words of neighbours", len(corpus), "documents") as advance:
@@ -91,18 +90,26 @@ class WordTeacher:
             Scores of shape (B, 1 + S): of each query's own document, then of its candidates.
         """
         queries = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
-        cut = [
-            text != self.corpus[position].full_text
-            for text, position in zip(batch.documents, batch.positions.tolist(), strict=True)
-        ]
-        without = np.array(cut, dtype=np.float32)  # (B,)
-        own = self._bm25(queries, np.arange(len(cut)), batch.positions, without)
-        rows = np.repeat(np.arange(len(cut)), candidates.shape[1])
+        count = len(batch.queries)
+        cut = np.zeros(count, dtype=bool) if batch.cut is None else batch.cut  # (B,)
+        own = self._bm25(queries, np.arange(count), batch.positions, cut.astype(np.float32))
+        rows = np.repeat(np.arange(count), candidates.shape[1])
         others = self._bm25(queries, rows, candidates.ravel(), np.zeros(len(rows), dtype=np.float32))
         return np.concatenate([own[:, None], others.reshape(candidates.shape)], axis=1)
 
     def _bm25(self, queries: WordCounts, rows: np.ndarray, positions: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        """Score documents by queries, pair by pair, less the query itself where `cut` is 1; of shape (pairs,)."""
+        """Score documents by queries, pair by pair; where `cut` is 1, as if the document had not the query's words.
+
+        Args:
+            queries: the words of the queries.
+            rows: which query each pair has, of shape (pairs,).
+            positions: which document each pair has, of shape (pairs,).
+            cut: 1 where the query's words are taken off the document's, once each time that the query has them; 0
+                where the document counts as it is; of shape (pairs,).
+
+        Returns:
+            Scores of shape (pairs,).
+        """
         asked = queries.counts[rows]  # (pairs, words)
         shared = self.documents.counts[positions].multiply(asked > 0).tocsr()
         taken = shared.multiply(asked).tocsr()  # both have the same pattern, and this the query's counts times theirs

@@ -117,7 +117,7 @@ class HCELoss(nn.Module):
     of further known positives of the query; −1 stands for "unknown" and for padding. Positions serve to mask false
     negatives: with the document's alone, only those within the batch are recognised.
 
-    With M < L − 1 levels there are L − M document terms; the columns of negatives are then dealt out to them evenly,
+    With M < L − 1 there are L − M document losses; the columns of negatives are then dealt out to them evenly,
     those of level M + 1 first.
 
     Vectors are normalised here, so the encoder need not do it.
@@ -130,7 +130,7 @@ class HCELoss(nn.Module):
     Args:
         model: The encoder, a `SentenceTransformer`.
         hierarchy: The tree of the corpus.
-        levels: M, from 0 (no tree) to L − 1, the default.
+        loss_levels: M, how many levels have a loss, from 0 (no tree) to L − 1, the default.
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels.
         level_target: "node", Eq. 5, or "document": a query goes the way of its document.
@@ -150,7 +150,7 @@ class HCELoss(nn.Module):
         model: nn.Module,
         hierarchy: Hierarchy,
         *,
-        levels: int | None = None,
+        loss_levels: int | None = None,
         temperature: float = 0.05,
         level_temperature: float = 0.15,
         level_target: LevelTarget = "node",
@@ -162,9 +162,9 @@ class HCELoss(nn.Module):
     ) -> None:
         super().__init__()
         count, depth = hierarchy.paths.shape
-        levels = depth - 1 if levels is None else levels
-        if not 0 <= levels < depth:
-            raise InputError(f"levels={levels}: a hierarchy of depth {depth} has 0 to {depth - 1} levels of centroids.")
+        loss_levels = depth - 1 if loss_levels is None else loss_levels
+        if not 0 <= loss_levels < depth:
+            raise InputError(f"loss_levels={loss_levels}: a tree of depth {depth} has {depth - 1} levels of centroids.")
         if groups is not None and len(groups) != count:
             raise InputError(f"groups has {len(groups)} entries for {count} documents.")
         self.model = model
@@ -176,12 +176,12 @@ class HCELoss(nn.Module):
         self.mask = mask
         self.margin = margin
         self.gather_across_devices = gather_across_devices
-        used = hierarchy.levels[:levels]
+        used = hierarchy.levels[:loss_levels]
         self.centroids = nn.ParameterList(nn.Parameter(_float_copy(level.centroids)) for level in used)
         for t, level in enumerate(used):
             for name, values in Siblings.of(_integers(level.parent))._asdict().items():
                 self.register_buffer(f"level_{t}_{name}", values, persistent=False)
-        self.register_buffer("paths", _integers(hierarchy.paths[:, :levels]), persistent=False)
+        self.register_buffer("paths", _integers(hierarchy.paths[:, :loss_levels]), persistent=False)
         groups = np.full(count, -1) if groups is None or not mask else groups
         self.register_buffer("groups", _integers(groups), persistent=False)
 
@@ -189,8 +189,8 @@ class HCELoss(nn.Module):
         """Return the terms of the loss by name; the trainer backpropagates their sum and logs each."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         terms = self.terms(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
-        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(terms.levels, start=1)}
-        return {**named, "document": terms.document}
+        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(terms.level_losses, start=1)}
+        return {**named, "document": terms.document_loss}
 
     def terms(self, embeddings: Sequence[Tensor], positions: Positions, taught: Taught | None = None) -> HCETerms:
         """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
@@ -214,7 +214,7 @@ class HCELoss(nn.Module):
             level_temperature=self.level_temperature,
             level_target=self.level_target,
             level_weight=self.level_weight,
-            batch=self._in_batch(queries, documents, own, known),
+            pairing=self._in_batch(queries, documents, own, known),
             taught=taught,
         )
 
@@ -268,7 +268,7 @@ class HCELoss(nn.Module):
             return [None] * terms
         if len(columns) % terms:
             raise InputError(
-                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {terms} levels."
+                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {terms} document losses."
             )
         vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
         forbidden = false_negatives(own, self._documents(positions, vectors), known=known, margin=self.margin)  # (B, S)
@@ -281,7 +281,7 @@ class HCELoss(nn.Module):
         everyones = self._documents(gather(own.positions), gather(documents.detach()))  # (G,)
         offset = dist.get_rank() * len(queries)
         return InBatch(
-            positive=torch.arange(offset, offset + len(queries), device=queries.device),
+            own_row=torch.arange(offset, offset + len(queries), device=queries.device),
             all_queries=gather(queries),
             forbidden_batch=false_negatives(own, everyones, known=known, margin=self.margin),  # (B, G)
             forbidden_queries=false_negatives(everyones, own, known=gather(known), margin=self.margin).T,  # (B, G)
@@ -291,7 +291,7 @@ class HCELoss(nn.Module):
         """Return the settings, for the model card."""
         names = ("temperature", "level_temperature", "level_target", "level_weight", "mask", "margin")
         settings = {name: getattr(self, name) for name in (*names, "gather_across_devices")}
-        return {"levels": len(self.centroids), **settings}
+        return {"loss_levels": len(self.centroids), **settings}
 
 
 def _float_copy(values: np.ndarray) -> Tensor:

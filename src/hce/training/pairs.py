@@ -26,16 +26,24 @@ class Batch(NamedTuple):
         documents: the text of each query's document; it may lack the query where that was cut out of it.
         positions: where each document stands in the corpus, of shape (B,).
         known: positions of all documents known to be right for each query, padded with −1, of shape (B, P).
+        cut: whether each query was cut out of its document, of shape (B,), bool; None: none was.
     """
 
     queries: list[str]
     documents: list[str]
     positions: np.ndarray
     known: np.ndarray
+    cut: np.ndarray | None = None
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the pairs as a smaller batch."""
-        return Batch(self.queries[chosen], self.documents[chosen], self.positions[chosen], self.known[chosen])
+        return Batch(
+            self.queries[chosen],
+            self.documents[chosen],
+            self.positions[chosen],
+            self.known[chosen],
+            None if self.cut is None else self.cut[chosen],
+        )
 
 
 class PairSource(Protocol):
@@ -93,14 +101,16 @@ class InverseCloze:
         for index, chosen in _shuffled(self.positions, self.seed, turn, size, first):
             rng = np.random.default_rng([self.seed, turn, index])
             lengths, places = rng.choice(self.lengths, size=len(chosen)), rng.random(len(chosen))
-            cut = rng.random(len(chosen)) < self.cut_share
+            to_cut = rng.random(len(chosen)) < self.cut_share
             texts = [self.corpus[position].full_text for position in chosen.tolist()]
             if self.window:
                 texts = [first_words(text, self.window) for text in texts]
             drawn = zip(texts, lengths.tolist(), places.tolist(), map(self.offsets, texts), strict=True)
             spans = [cut_span(*draw) for draw in drawn]
-            documents = [span.outside if out else text for span, text, out in zip(spans, texts, cut, strict=True)]
-            yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None])
+            documents = [span.outside if out else text for span, text, out in zip(spans, texts, to_cut, strict=True)]
+            # Of a text of a single word nothing can be cut out.
+            cut = np.array([document != text for document, text in zip(documents, texts, strict=True)])
+            yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None], cut)
 
 
 class DropoutTwins(InverseCloze):
@@ -165,13 +175,13 @@ class LabelledPairs:
         return Batch([self.texts[query] for query in queries.tolist()], documents, positions, padded)
 
 
-def batch_count(pairs: int, size: int) -> int:
+def batch_count(pair_count: int, size: int) -> int:
     """Count the batches of a turn, each of exactly `size` pairs, or of all where there are fewer.
 
     The pairs that are left over wait for another turn, which has another order: a small last batch would have few
     negatives, and batches made a little smaller would not be what was asked for.
     """
-    return max(1, pairs // size)
+    return max(1, pair_count // size)
 
 
 def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:

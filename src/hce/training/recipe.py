@@ -87,7 +87,7 @@ class Recipe:
     level_temperature: float = _positive(0.15, "τ_h of the level losses; softer than τ measured better")
     tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
-    branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes three levels")
+    branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes a tree of depth 3")
     levels: int = _option(-1, "levels with a level loss, M; -1 or all: all above the documents, L − 1")
     level_target: LevelTarget = _option(
         "document",
@@ -184,15 +184,15 @@ class Recipe:
         return cls._of(PAPER, documents, settings)
 
     @classmethod
-    def _of(cls, defaults: dict[str, Any], documents: int | None, settings: dict[str, Any]) -> Recipe:
+    def _of(cls, defaults: dict[str, Any], document_count: int | None, settings: dict[str, Any]) -> Recipe:
         unknown = set(settings) - {each.name for each in fields(cls)}
         if unknown:
             known = ", ".join(each.name for each in fields(cls))
             raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
         recipe = cls(**{**defaults, **settings})
-        if documents is None or "batch_size" in settings:
+        if document_count is None or "batch_size" in settings:
             return recipe
-        return replace(recipe, batch_size=min(recipe.batch_size, max(2, documents // 4)))
+        return replace(recipe, batch_size=min(recipe.batch_size, max(2, document_count // 4)))
 
     @classmethod
     def parsed(cls, name: str, text: str) -> Any:
@@ -259,10 +259,10 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-def recipe_of_table(recipe: Recipe, documents: int) -> Recipe:
+def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
     """Return how a token table is trained beside a transformer that is trained too: measured by the same documents."""
     settings = {name: getattr(recipe, name) for name in ("mode", "seed", "dev_queries", "language")}
-    return Recipe.for_encoder(static=True, documents=documents, train="encoder", precision="float32", **settings)
+    return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
 
 
 def _shown(value: Any) -> str:

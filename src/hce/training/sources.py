@@ -27,7 +27,7 @@ LEAST_DEV_QUERIES = 20
 class LabelledData(NamedTuple):
     """The labelled queries of a run: to train on, generated to train on, to measure by."""
 
-    pairs: Labels | None = None
+    labelled: Labels | None = None
     generated: Labels | None = None
     dev: Labels | None = None
 
@@ -40,11 +40,14 @@ class Sources:
         supervised: pairs of labelled and generated queries.
         unsupervised: pairs made of the documents themselves.
         held_out: positions of documents kept for measuring; no pairs are made of them, and they are no negatives.
+        measured: positions of the documents that dev queries are made of; none where these are labelled. They are the
+            held-out ones, unless the recipe trains on all.
     """
 
     supervised: PairSource | None = None
     unsupervised: PairSource | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    measured: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
@@ -72,34 +75,34 @@ def sources_and_devset(
     corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
     """Return the pairs to train on and the held-out queries to measure by."""
-    pairs, generated, dev = labels
+    labelled, generated, dev = labels
     if recipe.mode == "unsupervised":
-        pairs = generated = None
-    if pairs is not None:
-        pairs, dev = split_labels(pairs, recipe) if dev is None else (_without_dev(pairs, dev), dev)
-    held_out = np.empty(0, dtype=np.int64)
+        labelled = generated = None
+    if labelled is not None:
+        labelled, dev = split_labels(labelled, recipe) if dev is None else (_without_dev(labelled, dev), dev)
+    measured = np.empty(0, dtype=np.int64)
     if dev is None:
-        held_out = _held_out_documents(len(corpus), recipe)
-        devset = pseudo_devset(corpus, held_out, recipe.dev_pool, recipe.seed)
-        held_out = held_out if recipe.hold_out else held_out[:0]
+        measured = _measured_documents(len(corpus), recipe)
+        devset = pseudo_devset(corpus, measured, recipe.dev_pool, recipe.seed)
     else:
         devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
+    held_out = measured if recipe.hold_out else measured[:0]
     supervised = unsupervised = None
-    learnable = pairs.joined(generated) if pairs and generated else pairs or generated
+    learnable = labelled.joined(generated) if labelled and generated else labelled or generated
     if learnable is not None:
         supervised = LabelledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
-    return Sources(supervised, unsupervised, held_out), devset
+    return Sources(supervised, unsupervised, held_out, measured), devset
 
 
-def split_labels(pairs: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
+def split_labels(labelled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     """Hold a tenth of the labelled queries out, whole queries at a time.
 
     Raises:
         InputError: there are too few.
     """
-    query_ids = list(pairs.qrels)
+    query_ids = list(labelled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
             f"{len(query_ids)} labelled queries are too few to hold some out to measure by; "
@@ -107,21 +110,21 @@ def split_labels(pairs: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
         )
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(query_ids) // 10))
     rng = np.random.default_rng([recipe.seed, 7])
-    held = pairs.only(query_ids[index] for index in np.sort(rng.choice(len(query_ids), count, replace=False)))
-    return pairs.without(held.qrels), held
+    held = labelled.only(query_ids[index] for index in np.sort(rng.choice(len(query_ids), count, replace=False)))
+    return labelled.without(held.qrels), held
 
 
-def _without_dev(pairs: Labels, dev: Labels) -> Labels:
-    kept = pairs.without(dev.qrels)
-    if len(kept.qrels) < len(pairs.qrels):
-        logger.warning("%d dev queries are among the pairs too; not trained on", len(pairs.qrels) - len(kept.qrels))
+def _without_dev(labelled: Labels, dev: Labels) -> Labels:
+    kept = labelled.without(dev.qrels)
+    if len(kept.qrels) < len(labelled.qrels):
+        logger.warning("%d dev queries are among the pairs too; not trained on", len(labelled.qrels) - len(kept.qrels))
     return kept
 
 
-def _held_out_documents(documents: int, recipe: Recipe) -> np.ndarray:
-    """Draw the documents that held-out pseudo-queries are made of, at most a tenth of all."""
-    count = min(recipe.dev_queries, max(1, documents // 10))
-    return np.sort(np.random.default_rng([recipe.seed, 7]).choice(documents, count, replace=False))
+def _measured_documents(document_count: int, recipe: Recipe) -> np.ndarray:
+    """Draw the documents that dev queries are made of, at most a tenth of all."""
+    count = min(recipe.dev_queries, max(1, document_count // 10))
+    return np.sort(np.random.default_rng([recipe.seed, 7]).choice(document_count, count, replace=False))
 
 
 def _pseudo_pairs(corpus: Corpus, positions: np.ndarray, encoder: Encoder, recipe: Recipe) -> PairSource:

@@ -94,7 +94,7 @@ class TrainingRun:
         return Checkpoint(tensors, facts)
 
 
-def resume(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
+def unfinished_run(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
     """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state.
 
     Raises:
@@ -141,9 +141,9 @@ class CheckpointFolder:
         self.folder = Path(folder)
         self.identity = identity
 
-    def vectors(self, epoch: int) -> Path:
-        """Name the folder for the documents' vectors by an epoch's weights."""
-        return self.folder / f"vectors-{epoch}"
+    def vectors(self, round_number: int) -> Path:
+        """Name the folder for the documents' vectors of a round of clustering, see `cluster_corpus`."""
+        return self.folder / f"vectors-{round_number}"
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; when this returns, it survives a crash.

@@ -19,7 +19,7 @@ from transformers.optimization import Adafactor
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Kind
-from hce.processes import average_gradients, average_values, own_share, process_count, seed_step
+from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
 from hce.training.losses import HCETerms, Taught
 from hce.training.negatives import Negatives, way_of_choosing
 from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
@@ -157,7 +157,7 @@ class Trainer:
         return HCELoss(
             self.encoder.model,
             tree,
-            levels=loss_levels,
+            loss_levels=loss_levels,
             temperature=recipe.temperature,
             level_temperature=recipe.level_temperature,
             level_target=recipe.level_target,
@@ -171,7 +171,7 @@ class Trainer:
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, count it, and yield its losses and how many pairs it had.
 
-        A step whose loss is no number changes no weights, is not counted, and is the last.
+        A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
         """
         self.encoder.model.train()
         streams = [
@@ -185,12 +185,12 @@ class Trainer:
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
             ]
-            values, pairs = self._step(batches), len(batches[0].batch.queries) * process_count()
+            values, pair_count = self._step(batches), len(batches[0].batch.queries) * process_count()
             if not np.isfinite(values["total"]):
-                yield values, pairs
+                yield values, pair_count
                 return
             counters.record(values)
-            yield values, pairs
+            yield values, pair_count
 
     def _step(self, batches: list[_SourceBatch]) -> dict[str, float]:
         columns = [column for each in batches for column in self._columns(each)]
@@ -203,10 +203,10 @@ class Trainer:
             return torch.stack([each.weight * terms.total for each, terms in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        average_gradients(parameters)
+        average_gradients(_parameters(self.optimizer))  # those of centroids are averaged already
         values = average_values({"total": float(loss.detach()), **_values(found)}, self.encoder.device)
-        norms = [parameter.grad.norm() for parameter in parameters if parameter.grad is not None]
+        moved = [parameter for optimizer in self._rates for parameter in _parameters(optimizer)]
+        norms = [parameter.grad.norm() for parameter in moved if parameter.grad is not None]
         if not torch.stack(norms).isfinite().all():
             values["total"] = float("nan")
         if np.isfinite(values["total"]):  # a broken step must not reach the weights
@@ -239,13 +239,13 @@ class Trainer:
         return vectors
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's share of a batch; negatives are drawn for the whole batch, so that all shares fit."""
+        """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
         drawn = self.negatives.draw(batch, seed)
-        own = own_share(len(batch.positions))
-        share, taught = batch.rows(own), None
+        own = own_rows(len(batch.positions))
+        part, taught = batch.rows(own), None
         if source is self.pseudo and self.teacher is not None and self.neighbours is not None:
-            taught = taught_by(self.teacher, share, self.neighbours, self.vectors, self.encoder.device)
-        return _SourceBatch(weight, share, drawn[own], taught)
+            taught = taught_by(self.teacher, part, self.neighbours, self.vectors, self.encoder.device)
+        return _SourceBatch(weight, part, drawn[own], taught)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded anew, negatives."""
@@ -290,13 +290,21 @@ def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], floa
     return Adafactor(given, relative_step=False, scale_parameter=False)
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _values(found: list[HCETerms]) -> dict[str, float]:
-    """Return a step's terms as floats for the history: levels of the first source with some, documents of the first."""
-    with_levels = next((terms for terms in found if terms.levels), found[0])
-    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(with_levels.levels, start=1)}
-    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(with_levels.accuracies, start=1)}
-    values = {**losses, "document": float(found[0].document.detach())}
-    taught = next((terms.neighbour_loss for terms in found if terms.neighbour_loss is not None), None)
-    if taught is not None:
-        values["neighbours"] = float(taught.detach())
+    """Return a step's losses and accuracies by name, as floats for the history.
+
+    Of several sources, each kind of value is of the first that has it: all have a document loss, and all have level
+    losses or none has; only pseudo-queries have a neighbour loss.
+    """
+    first = found[0]
+    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(first.level_losses, start=1)}
+    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(first.accuracies, start=1)}
+    values = {**losses, "document": float(first.document_loss.detach())}
+    neighbour_loss = next((terms.neighbour_loss for terms in found if terms.neighbour_loss is not None), None)
+    if neighbour_loss is not None:
+        values["neighbours"] = float(neighbour_loss.detach())
     return {**values, **accuracies}

@@ -128,15 +128,15 @@ class _Plan(NamedTuple):
             return self._learn(self.given)
         if self.recipe.train == "companion":
             return self._companion()
-        return self._static_encoder_and_words() if self.given.is_static else self._transformer_and_companion()
+        return self._table_and_words() if self.given.begins_with_table else self._transformer_and_companion()
 
     def _companion(self) -> Learnt:
         """Train a transformer's token table in its place, and put it beside the transformer as it is."""
         learnt = self._learn(self.given.token_table())
         return self._accompanied(self.given, learnt, [learnt.result.encoder])
 
-    def _static_encoder_and_words(self) -> Learnt:
-        """Train a static encoder, whose only companion is the corpus's words."""
+    def _table_and_words(self) -> Learnt:
+        """Train a token table, whose only companion is the corpus's words."""
         learnt = self._learn(self.given)
         return self._accompanied(learnt.result.encoder, learnt, [])
 
@@ -165,19 +165,30 @@ class _Plan(NamedTuple):
         if self.run_folder is not None:
             checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.labels, recipe))
         with _at_work(start, recipe):
-            result = co_train(
+            trained = co_train(
                 *(corpus, start, sources, devset, recipe),
                 checkpoints=checkpoints,
                 progress=self.progress,
                 on_epoch=self.on_epoch,
             )
-            was_fitted, was_trained = start is not given, result.mix > 0
-            ndcg_after = devset.ndcg(result.encoder) if was_fitted or was_trained else ndcg_before
-        stages = {"fitting": result.before} if was_fitted else {}
+            was_fitted, was_trained = start is not given, trained.mix > 0
+            ndcg_after = devset.ndcg(trained.encoder) if was_fitted or was_trained else ndcg_before
+        stages = {"fitting": trained.history[0].dev} if was_fitted else {}
         if was_trained:
             stages["training"] = means(ndcg_after)
-        result = replace(result, before=means(ndcg_before), after=means(ndcg_after), stages=stages)
-        return Learnt(result, devset, ndcg_before, ndcg_after)
+        result = TrainResult(
+            encoder=trained.encoder,
+            hierarchy=trained.hierarchy,
+            history=trained.history,
+            mix=trained.mix,
+            before=means(ndcg_before),
+            after=means(ndcg_after),
+            metric=devset.metric_name,
+            recipe=recipe,
+            held_out=sources.held_out,
+            stages=stages,
+        )
+        return Learnt(result, sources.measured, devset, ndcg_before, ndcg_after)
 
 
 def start_encoder(
@@ -228,7 +239,7 @@ def _require_free(output: str | Path, resume: bool) -> None:
 
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
     """Return the recipe with everything decided that was left open."""
-    recipe = recipe or Recipe.for_encoder(static=encoder.is_static, documents=len(corpus))
+    recipe = recipe or Recipe.for_encoder(static=encoder.begins_with_table, documents=len(corpus))
     return replace(
         recipe,
         mode=_supervision(recipe, labels),
@@ -238,10 +249,10 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _what_is_trained(recipe: Recipe, encoder: Encoder) -> WhatIsTrained:
-    if recipe.train == "companion" and encoder.is_static:
+    if recipe.train == "companion" and encoder.begins_with_table:
         raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
     if recipe.train == "auto":
-        return "both" if encoder.is_static else "companion"
+        return "both" if encoder.begins_with_table else "companion"
     return recipe.train
 
 
@@ -257,7 +268,7 @@ def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
     """Choose what to compute in; a token table has no products that would be faster in bfloat16."""
     if recipe.precision != "auto":
         return recipe.precision
-    is_table = encoder.is_static or recipe.train in ("auto", "companion")
+    is_table = encoder.begins_with_table or recipe.train in ("auto", "companion")
     is_fast = not is_table and fast_dtype(encoder.device) == torch.bfloat16
     return "bfloat16" if is_fast else "float32"
 
@@ -299,7 +310,7 @@ def _identity(corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Re
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": labels.pairs and labels.pairs.digest,
+        "set of labelled pairs": labels.labelled and labels.labelled.digest,
         "set of generated queries": labels.generated and labels.generated.digest,
         "set of dev queries": labels.dev and labels.dev.digest,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},

@@ -28,11 +28,11 @@ def best_words_share(devset: DevSet, encoder: Encoder, vectors: np.ndarray, lang
         language: whose endings are cut off.
     """
     queries = devset.panel[0]
-    pool = np.asarray(vectors[devset.pool])
+    pool_vectors = np.asarray(vectors[devset.pool])
     words = Words.new(language)
     words.add((place, devset.corpus[position].full_text) for place, position in enumerate(devset.pool.tolist()))
     asked = encoder.encode(queries.texts, "query")
-    fused = fused_search(queries.texts, asked, pool, words, CANDIDATES, words_share=0.5)
+    fused = fused_search(queries.texts, asked, pool_vectors, words, CANDIDATES, words_share=0.5)
 
     def measure(share: float) -> float:
         # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.

@@ -113,9 +113,9 @@ class Hierarchy:
 
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
-            branching: expected number of children b, or "auto": the smallest power of two with which `depth` levels
-                suffice (for some small N they then number one fewer).
-            depth: the number of levels that "auto" aims at; a given `branching` decides the depth by itself.
+            branching: expected number of children b, or "auto": the smallest power of two with which the tree need be
+                no deeper than `depth` (for some small N its depth is then one less).
+            depth: L that "auto" aims at, the documents' level included; a given `branching` decides it by itself.
             method: "agglomerative", bottom-up, is the paper's Alg. 1; "divisive", top-down, takes less time and memory
                 for small b and many vectors, and makes looser leaves (docs/LOG.md, "Clustering").
             seed: same seed, same tree.
@@ -140,7 +140,7 @@ class Hierarchy:
                 def tell(number: int, objective: float) -> None:
                     advance(len(vectors))
 
-                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, progress=tell)
+                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=tell)
 
             levels, document_parent = METHODS[method](vectors, b, seed, cluster)
             advance(rounds * len(vectors))  # or rather fewer rounds than expected
@@ -230,7 +230,8 @@ class Hierarchy:
             positions: of these documents, of shape (B,).
             count: how many to draw for each.
             generator: the source of randomness.
-            level: draw under the ancestor one level above this one; by default L, that is, under the same parent.
+            level: t, from 1 to L; drawn are documents under the node at level t − 1 that the given document is under
+                too. By default L, that is, documents of the same leaf; with 1, any documents.
 
         Returns:
             Positions of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
@@ -347,8 +348,8 @@ class Hierarchy:
     def churn(self, other: Hierarchy) -> float:
         """Return the share of documents whose parent changed from this tree to `other`.
 
-        A node of one tree is none of another, so a parent counts as kept where most of its documents went; and
-        so that neither a merge nor a split looks like rest, the larger of the shares in the two directions is taken.
+        Nodes of two trees have no common names. A document stays if it goes where most of its leaf goes; this is
+        counted from both trees, and the larger churn is returned.
 
         Raises:
             InputError: the trees are of different numbers of documents.

@@ -47,7 +47,7 @@ def spherical_kmeans(
     init: Init = "points",
     max_rounds: int = 256,
     device: torch.device | str | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    on_round: Callable[[int, float], None] | None = None,
 ) -> KMeansResult:
     """Cluster the directions of `vectors` into k non-empty clusters; the same seed gives the same result.
 
@@ -64,7 +64,7 @@ def spherical_kmeans(
             0.9863 at the least, 0.606 against 0.563 at the most) in fewer rounds (11 to 16 against 14 to 22).
         max_rounds: rounds before giving up on convergence; the paper saw fewer than 256.
         device: where products are computed; by default the tensor's own device, or the CPU for an array.
-        progress: called after each round with the round's number and its objective.
+        on_round: called after each round with the round's number and its objective.
 
     Fewer distinct directions than k is no error: equal rows are then split over clusters with equal centroids.
     """
@@ -73,7 +73,7 @@ def spherical_kmeans(
     _check(array, k, mode, init, max_rounds)
     rows = unit_rows(array, device)
     rng = np.random.default_rng(seed)
-    report = progress or (lambda number, objective: None)
+    report = on_round or (lambda number, objective: None)
     if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
         result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, report))
     else:
