@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -210,6 +211,14 @@ def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):
     assert "--resume goes on" in rest
     assert "Traceback" not in rest
     assert [path.name for path in tmp_path.iterdir()] == ["m.unfinished"]
+
+
+def test_ctrl_c_before_training_has_nothing_to_continue(run_hce, concepts_file, encoder_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("hce.encoding.encoder.Encoder.load", Mock(side_effect=KeyboardInterrupt))
+    run = run_hce("train", str(concepts_file), "-o", str(tmp_path / "m"), "--encoder", encoder_folder)
+    assert run.returncode == 130
+    assert "stopped; training had not begun; the same command starts over" in run.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

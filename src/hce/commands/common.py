@@ -169,10 +169,11 @@ def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
 
 
 @contextmanager
-def interruptible(how_to_go_on: str) -> Iterator[None]:
-    """Turn Ctrl-C into a line that says how to go on; what is on disk is whole at any moment."""
+def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C into a line that says how to go on, or asks then; what is on disk is whole at any moment."""
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"stopped; {how_to_go_on}", soft_wrap=True)
+        told = how_to_go_on if isinstance(how_to_go_on, str) else how_to_go_on()
+        err.print(f"stopped; {told}", soft_wrap=True)
         raise typer.Exit(130) from None

@@ -30,7 +30,7 @@ from hce.commands.common import (
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import delete_whole
+from hce.files import delete_whole, unfinished
 from hce.hosts import together
 from hce.memory import parse_size, require_memory, train_needs
 from hce.progress import progress_bar
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 RecipeName = Literal["measured", "paper"]
 GO_ON = "the same command with --resume goes on from the last checkpoint"
+NOT_BEGUN = "training had not begun; the same command starts over"
 
 
 class LabelFiles(NamedTuple):
@@ -95,7 +96,11 @@ def train(
     require_parent(output)
     bound = None if memory is None else parse_size(memory)
     chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
-    with interruptible(GO_ON), together(f"{GO_ON}, with as many processes as there are then") as device:
+
+    def going_on() -> str:
+        return GO_ON if unfinished(output).exists() else NOT_BEGUN
+
+    with interruptible(going_on), together(f"{GO_ON}, with as many processes as there are then") as device:
         corpus = shared_corpus(source, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
