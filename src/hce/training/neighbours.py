@@ -36,7 +36,7 @@ def neighbours_of(
 ) -> np.ndarray:
     """Find the documents nearest to each document through the tree.
 
-    Doubles are left out: BM25 would prefer a double, which has the whole text, to the document that a span was cut from.
+    Doubles are left out: BM25 would prefer a double, which has the whole text, to the document that lacks the span.
 
     Args:
         tree: the tree of all documents.
