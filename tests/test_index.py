@@ -942,6 +942,25 @@ def test_words_that_another_process_has_replaced_meanwhile_are_read_anew(index, 
         assert len(other.search("star", 300)) == 242
 
 
+def test_words_that_can_never_be_added_are_told_of_and_not_tried_for_ever(index, monkeypatch):
+    tries = []
+
+    def fail(*_: object) -> int:
+        tries.append(1)
+        if len(tries) > 20:
+            pytest.fail("it is tried again and again")
+        raise FormatError("the index of words is damaged")
+
+    index.search("star", 1)
+    index.add([Document("x", "w170 w171")])
+    with monkeypatch.context() as patched:
+        patched.setattr(derived.WordsBuilder, "add", fail)
+        with pytest.raises(FormatError, match="the index of words is damaged"):
+            index.search("w170", 1, mode="words")
+    assert len(tries) == 2  # with what was held, and with what is on disk
+    assert ids_of(index.search("w170", 1, mode="words")) == ["x"]  # nobody waits for a lock
+
+
 def test_a_rebuild_forgets_what_nobody_needs(index, encoder):
     for number in range(20):
         index.update([Document("changing", f"w{number}")])

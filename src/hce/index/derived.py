@@ -158,9 +158,14 @@ class Live(Generic[Part]):
         return reader.moment().documents
 
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
-        """Bring the part to `moment`; an interruption leaves none rather than half of one."""
+        """Bring the part to `moment`; an interruption leaves none rather than half of one.
+
+        Raises:
+            FormatError: what has to be added cannot be read in the store, or not be added.
+        """
         part, known = self._part, self._moment
         self._part = self._moment = None
+        failed: set[Moment] = set()
         while True:
             # A rebuild forgets what was removed before it, and what the store was like then.
             if part is None or known is None or reader.moment_at(known.change, known.token) is None:
@@ -168,8 +173,11 @@ class Live(Generic[Part]):
             try:
                 self._follow(part, reader, known, moment)
                 break
-            except FormatError:  # another process has replaced the snapshot that this part still read from
-                part = None
+            except FormatError:
+                if known in failed:  # also as it is on disk now
+                    raise
+                failed.add(known)
+                part = None  # another process may have replaced the snapshot that this one still read from
         self._part, self._moment = part, moment
         if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(part)):
             self._try_to_save()
