@@ -270,8 +270,7 @@ def search(
     for hit in hits:
         out.print(_line(hit, text, mode), soft_wrap=True)
     if not hits:
-        reason = "no document shares a word with it" if mode == "words" else "the index is empty"
-        out.print("no document fulfils the conditions" if conditions else reason)
+        out.print(_why_nothing(mode, has_conditions=bool(conditions)))
     for field, counts in facets.items():
         values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
         out.print(f"{field}: {values or 'no values'}", soft_wrap=True)
@@ -333,6 +332,13 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
         return shared_corpus(path, reading, output)
     with Index.open(path) as opened:
         return Corpus.from_documents(opened, name=path.absolute().name)
+
+
+def _why_nothing(mode: str, *, has_conditions: bool) -> str:
+    """Say why a search found nothing: by meaning every document is found that it may look at, by words not."""
+    if mode == "words":
+        return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
+    return "no document fulfils the conditions" if has_conditions else "the index is empty"
 
 
 def _parts(hit: Hit) -> str:
