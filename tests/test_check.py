@@ -222,9 +222,15 @@ def test_what_cannot_be_read_is_one_line(index, change):
     assert is_told(index)
 
 
-@pytest.mark.parametrize("part", ["vectors", "passages"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE vectors SET vector = x'00' WHERE number = (SELECT max(number) FROM vectors)",
+        "UPDATE passages SET vector = x'00' WHERE number = (SELECT max(number) FROM passages)",
+    ],
+)
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_a_damaged_vector_that_no_snapshot_has_yet_is_one_line(index, monkeypatch, part, is_loaded):
+def test_a_damaged_vector_that_no_snapshot_has_yet_is_one_line(index, monkeypatch, change, is_loaded):
     loads, loaded = [], Live._loaded
 
     def counted(live: Live, reader: Reader) -> object:
@@ -239,11 +245,7 @@ def test_a_damaged_vector_that_no_snapshot_has_yet_is_one_line(index, monkeypatc
         if is_loaded:
             opened.search_vectors(asked, 300)
         opened.add([Document("late", LONG.text)])
-        run(
-            index,
-            "PRAGMA ignore_check_constraints = ON",
-            f"UPDATE {part} SET vector = x'00' WHERE number = (SELECT max(number) FROM {part})",
-        )
+        run(index, "PRAGMA ignore_check_constraints = ON", change)
         for _ in range(2):
             with pytest.raises(FormatError, match="a vector is damaged; 'hce check' tells"):
                 opened.search_vectors(asked, 300)

@@ -806,7 +806,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
         os.read(go, 1)
         count = index.add([Document("child's", "w180 w181")])
         found = [ids_of(index.search(text, 1, mode="words")) for text in ("w180 w181", "w170 w171")]
-        del index.derived.words_part._part
+        del index.derived.words_part._held
         return [count, *found]
 
     child, listen = forked(work)
