@@ -163,7 +163,7 @@ def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
     """
     if sum(map(len, own.queries)) < LEAST_TO_CENTRE:
         return None
-    query = np.mean([kind.mean(axis=0) for kind in own.queries], axis=0)
+    query = np.mean([vectors_of_kind.mean(axis=0) for vectors_of_kind in own.queries], axis=0)
     return np.stack([query, (own.pool_vectors if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
 
 

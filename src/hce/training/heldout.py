@@ -67,12 +67,14 @@ def joined_dev_vectors(
 ) -> DevVectors:
     """Put the vectors of several encoders side by side, as `Encoder.beside` does."""
     query_centre, document_centre = (None, None) if centres is None else centres
-    queries = [joined_rows(kind, shares, query_centre) for kind in zip(*(part.queries for part in parts), strict=True)]
+    queries = [
+        joined_rows(arrays, shares, query_centre) for arrays in zip(*(part.queries for part in parts), strict=True)
+    ]
     variants = [
         None
-        if kind[0] is None
-        else joined_rows([array for array in kind if array is not None], shares, document_centre)
-        for kind in zip(*(part.variants for part in parts), strict=True)
+        if arrays[0] is None
+        else joined_rows([array for array in arrays if array is not None], shares, document_centre)
+        for arrays in zip(*(part.variants for part in parts), strict=True)
     ]
     pool_vectors = joined_rows([part.pool_vectors for part in parts], shares, document_centre)
     return DevVectors(pool_vectors, queries, variants)
