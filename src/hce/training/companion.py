@@ -205,7 +205,7 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
     if devset.is_labelled or len(measured) <= few:
         return devset
     some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(measured, few, replace=False))
-    return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed)
+    return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
 
 
 def _shares(share: float, companions: int) -> list[float]:

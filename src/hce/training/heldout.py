@@ -158,7 +158,9 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
     return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, pool, (labelled,))
 
 
-def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int) -> DevSet:
+def pseudo_devset(
+    corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
+) -> DevSet:
     """Make queries of some documents, in several ways; documents with a double are passed over.
 
     Args:
@@ -166,6 +168,7 @@ def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: in
         measured: positions of those that queries are made of.
         pool_size: how many documents are searched, those that queries are made of among them; 0: all.
         seed: same seed, same pool and same spans.
+        are_held_out: whether those documents are not trained on; the name of the metric tells.
 
     Raises:
         InputError: the documents are too short, or all of them have doubles.
@@ -197,7 +200,8 @@ def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: in
     if not panel:
         raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
     names = ", ".join(each.kind for each in panel)
-    metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} held-out documents ({names})"
+    which = "held-out documents" if are_held_out else "documents that are not held out"
+    metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} {which} ({names})"
     return DevSet(metric_name, corpus, pool, tuple(panel))
 
 
