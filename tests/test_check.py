@@ -22,8 +22,10 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
 from hce.index import before
 from hce.index.check import check
+from hce.index.derived import Live
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.store import Reader
 from hce.search.engine import load_engine, new_engine
 from hce.search.words import Words
 
@@ -217,6 +219,36 @@ def test_what_cannot_be_read_is_one_line(index, change):
             list(opened.entries())
         with pytest.raises(FormatError, match="is damaged; 'hce check' tells"):
             opened.search_vectors(np.eye(1, opened.manifest.dim, dtype=np.float32), 300)
+    assert is_told(index)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE vectors SET vector = x'00' WHERE number = (SELECT max(number) FROM vectors)",
+        "UPDATE passages SET vector = x'00' WHERE number = (SELECT max(number) FROM passages)",
+    ],
+)
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_damaged_vector_that_no_snapshot_has_yet_is_one_line(index, monkeypatch, change, is_loaded):
+    loads, loaded = [], Live._loaded
+
+    def counted(live: Live, reader: Reader) -> object:
+        loads.append(1)
+        if len(loads) > 20:
+            pytest.fail("a snapshot is loaded again and again")
+        return loaded(live, reader)
+
+    monkeypatch.setattr(Live, "_loaded", counted)
+    with Index.open(index) as opened:
+        asked = np.eye(1, opened.manifest.dim, dtype=np.float32)
+        if is_loaded:
+            opened.search_vectors(asked, 300)
+        opened.add([Document("late", LONG.text)])
+        run(index, "PRAGMA ignore_check_constraints = ON", change)
+        for _ in range(2):
+            with pytest.raises(FormatError, match="a vector is damaged; 'hce check' tells"):
+                opened.search_vectors(asked, 300)
     assert is_told(index)
 
 

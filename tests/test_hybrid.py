@@ -135,7 +135,7 @@ def test_the_best_are_the_same_where_only_those_in_question_are_scored(k, words_
     words.among = lambda text, numbers: looked_for.append(len(numbers)) or among(text, numbers)
     for query in range(25):
         found = nearest(vectors[query : query + 1], vectors, 40)
-        options = {"numbers": found[0][0], "cosines": found[1][0], "candidates": 40, "words_share": words_share}
+        options = {"numbers": found[0][0], "cosines": found[1][0], "candidate_count": 40, "words_share": words_share}
         options["cosines_at"] = lambda others, query=query: vectors[others] @ vectors[query]
         everything = search_both(words, f"w1 w2 w3 {texts[-query]}", **options)
         some = search_both(words, f"w1 w2 w3 {texts[-query]}", **options, k=k)

@@ -806,7 +806,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
         os.read(go, 1)
         count = index.add([Document("child's", "w180 w181")])
         found = [ids_of(index.search(text, 1, mode="words")) for text in ("w180 w181", "w170 w171")]
-        del index.derived.words_part._part
+        del index.derived.words_part._held
         return [count, *found]
 
     child, listen = forked(work)
@@ -940,6 +940,25 @@ def test_words_that_another_process_has_replaced_meanwhile_are_read_anew(index, 
         assert ids_of(other.search("w170 w171", 1, mode="words")) == ["x"]
         assert ids_of(other.search("w180 w181", 1, mode="words")) == ["y"]
         assert len(other.search("star", 300)) == 242
+
+
+def test_words_that_can_never_be_added_are_told_of_and_not_tried_for_ever(index, monkeypatch):
+    tries = []
+
+    def fail(*_: object) -> int:
+        tries.append(1)
+        if len(tries) > 20:
+            pytest.fail("it is tried again and again")
+        raise FormatError("the index of words is damaged")
+
+    index.search("star", 1)
+    index.add([Document("x", "w170 w171")])
+    with monkeypatch.context() as patched:
+        patched.setattr(derived.WordsBuilder, "add", fail)
+        with pytest.raises(FormatError, match="the index of words is damaged"):
+            index.search("w170", 1, mode="words")
+    assert len(tries) == 2  # with what was held, and with what is on disk
+    assert ids_of(index.search("w170", 1, mode="words")) == ["x"]  # nobody waits for a lock
 
 
 def test_a_rebuild_forgets_what_nobody_needs(index, encoder):

@@ -159,6 +159,8 @@ def test_add_and_remove(run, index, tmp_path):
     found = json.loads(run("search", index, "w190", "-w", "year>=1990", "-w", "lang in fr,de", "--json").out)["hits"]
     assert [hit["id"] for hit in found] == ["y"]
     assert run("search", index, "w190", "-w", "lang=xx").out == "no document fulfils the conditions\n"
+    by_words = run("search", index, "nowhere", "-w", "lang=fr", "--mode", "words")
+    assert by_words.out == "no document that fulfils the conditions shares a word with it\n"
     answer = json.loads(run("add", index, "-", "--json", stdin='{"id": "z", "text": "w5", "odd": "\\ud800"}').out)
     assert answer == {"index": str(index), "added": 1, "updated": 0, "documents": 243}
     assert json.loads(run("search", index, "w5", "-w", "odd>=", "--json").out)["hits"][0]["metadata"] == {

@@ -112,7 +112,7 @@ def test_groups_and_margin_mask_in_the_batch(encoder, hierarchy):
     assert terms_of(plain, encoder, ids, ids).document_loss > expected + 1e-3
 
 
-def test_fewer_levels_more_document_terms(encoder, hierarchy):
+def test_fewer_levels_more_document_losses(encoder, hierarchy):
     ids = torch.tensor([0, 3, 4])
     loss = HCELoss(encoder, hierarchy, loss_levels=1, temperature=0.1)
     named = loss(

@@ -347,7 +347,7 @@ def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_p
         with index.reading() as reader:
             engine, nothing = index.derived.engine_part, np.empty(0)
             nearest = NearestToOne(reader, engine, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
-            cosines, passages = nearest.measured(np.array([4, hit.number, 2]))
+            cosines, passages = nearest.cosines_of(np.array([4, hit.number, 2]))
             np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
             assert cosines[1] == pytest.approx(hit.score, abs=1e-5)
             ((number, passage),) = passages.items()

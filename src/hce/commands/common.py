@@ -60,10 +60,14 @@ CorpusArgument = Annotated[
 EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
 ]
-IndexArgument = Annotated[Path, typer.Argument(help="the folder of the index", show_default=False)]
+IndexArgument = Annotated[Path, typer.Argument(metavar="index", help="the folder of the index", show_default=False)]
 ReadIndexArgument = Annotated[
     Path,
-    typer.Argument(help="the folder of the index, or the address of Milvus that it writes to", show_default=False),
+    typer.Argument(
+        metavar="index",
+        help="the folder of the index, or the address of Milvus that it writes to",
+        show_default=False,
+    ),
 ]
 AtOption = Annotated[
     str | None,

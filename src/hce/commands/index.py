@@ -138,7 +138,7 @@ def index(
 
 @with_reading
 def add(
-    index: IndexArgument,
+    path: IndexArgument,
     files: Annotated[list[Path], typer.Argument(help="the documents, in any format that `hce index` takes, or -")],
     update: Annotated[bool, typer.Option("--update", help="replace documents whose ids are there already")] = False,
     as_json: JsonOption = False,
@@ -156,19 +156,19 @@ def add(
     from hce.data.corpus import Corpus
     from hce.index.index import Index
 
-    with Index.open(index) as opened, interruptible("nothing was added; the same command starts over"):
+    with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
         batches = [Corpus.load(file, reading) for file in files]
-        before = len(opened)
-        written = (opened.update if update else opened.add)(*batches, progress=True)
-        documents = len(opened)
+        before = len(index)
+        written = (index.update if update else index.add)(*batches, progress=True)
+        documents = len(index)
     added = documents - before if update else written
-    facts = {"index": str(index), "added": added, "updated": written - added, "documents": documents}
+    facts = {"index": str(path), "added": added, "updated": written - added, "documents": documents}
     done = f"updated {written - added:,}, added {added:,}" if update else f"added {added:,}"
-    answer(f"{done}; {documents:,} documents are in {index}", facts, as_json)
+    answer(f"{done}; {documents:,} documents are in {path}", facts, as_json)
 
 
 def remove(
-    index: IndexArgument,
+    path: IndexArgument,
     ids: Annotated[list[str], typer.Argument(help="ids of documents, or - to read them from stdin, one a line")],
     as_json: JsonOption = False,
 ) -> None:
@@ -183,17 +183,18 @@ def remove(
 
     if ids == [STDIN]:
         ids = [line.text for line in read_lines(STDIN) if line.text]
-    with Index.open(index) as opened, interruptible("nothing was removed; the same command starts over"):
-        count = opened.remove(ids)
-        documents = len(opened)
-    facts = {"index": str(index), "removed": count, "documents": documents}
-    answer(f"removed {count:,}; {documents:,} documents are in {index}", facts, as_json)
+    with Index.open(path) as index, interruptible("nothing was removed; the same command starts over"):
+        count = index.remove(ids)
+        documents = len(index)
+    facts = {"index": str(path), "removed": count, "documents": documents}
+    answer(f"removed {count:,}; {documents:,} documents are in {path}", facts, as_json)
 
 
 def search(
-    index: Annotated[
+    address: Annotated[
         str,
         typer.Argument(
+            metavar="index",
             help="the folder of the index, the Milvus file (.db) it writes to, or the address of a running hce serve",
             show_default=False,
         ),
@@ -250,16 +251,16 @@ def search(
         text = "\n".join(line.text for line in read_lines(STDIN))
     conditions = parse_clauses(where) if where else None
     facets: dict[str, Any] = {}
-    if is_url(index):
+    if is_url(address):
         if rerank or facet:
             raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
-        hits, good_match = Client(index, token).search(text, k, where or (), mode, unique=unique)
+        hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
     else:
-        with Index.open(index) as opened:
+        with Index.open(address) as index:
             options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
-            hits = opened.search(text, k, conditions, cast("SearchMode", mode), **options)
-            good_match = opened.good_match(text, hits, conditions, cast("SearchMode", mode))
-            facets = opened.facets(facet or [], conditions)
+            hits = index.search(text, k, conditions, cast("SearchMode", mode), **options)
+            good_match = index.good_match(text, hits, conditions, cast("SearchMode", mode))
+            facets = index.facets(facet or [], conditions)
     if as_json:
         counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
         shown = [hit.as_dict(text) for hit in hits]
@@ -270,15 +271,14 @@ def search(
     for hit in hits:
         out.print(_line(hit, text, mode), soft_wrap=True)
     if not hits:
-        reason = "no document shares a word with it" if mode == "words" else "the index is empty"
-        out.print("no document fulfils the conditions" if conditions else reason)
+        out.print(_why_nothing(mode, has_conditions=bool(conditions)))
     for field, counts in facets.items():
         values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
         out.print(f"{field}: {values or 'no values'}", soft_wrap=True)
 
 
 def status(
-    index: ReadIndexArgument,
+    path: ReadIndexArgument,
     drift: Annotated[
         bool, typer.Option("--drift/--no-drift", help="also measure whether it is time to retrain")
     ] = True,
@@ -293,12 +293,12 @@ def status(
     """
     from hce.index.index import Index
 
-    with Index.open(index) as opened:
+    with Index.open(path) as index:
         from hce.training.model_folder import IN_AN_INDEX, read_training
 
-        found = opened.status()
-        training = read_training(opened.path / f"{IN_AN_INDEX}{opened.manifest.suffix}")
-        verdict = opened.drift(seed) if drift else None
+        found = index.status()
+        training = read_training(index.path / f"{IN_AN_INDEX}{index.manifest.suffix}")
+        verdict = index.drift(seed) if drift else None
     if as_json:
         known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
         print_json({**found.as_dict(), "training": known, "drift": verdict.as_dict() if verdict else None})
@@ -331,8 +331,15 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
 
     if not is_index(path):
         return shared_corpus(path, reading, output)
-    with Index.open(path) as opened:
-        return Corpus.from_documents(opened, name=path.absolute().name)
+    with Index.open(path) as index:
+        return Corpus.from_documents(index, name=path.absolute().name)
+
+
+def _why_nothing(mode: str, *, has_conditions: bool) -> str:
+    """Say why a search found nothing: by meaning every document is found that it may look at, by words not."""
+    if mode == "words":
+        return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
+    return "no document fulfils the conditions" if has_conditions else "the index is empty"
 
 
 def _parts(hit: Hit) -> str:

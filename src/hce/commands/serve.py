@@ -10,7 +10,7 @@ from hce.commands.common import JsonOption, ReadIndexArgument, answer, err
 
 
 def serve(
-    index: ReadIndexArgument,
+    path: ReadIndexArgument,
     host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets the whole network in")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8080,
     token: Annotated[
@@ -42,22 +42,22 @@ def serve(
 
     from hce.index.index import Index
 
-    with Index.open(index) as opened:
+    with Index.open(path) as index:
         from hce.web.app import Server, create_app, listen, url_of  # which takes seconds: after the index is found
         from hce.web.guard import rules_for
 
-        rules = rules_for(host, token, not (read_only or opened.is_replica), name or ())
+        rules = rules_for(host, token, not (read_only or index.is_replica), name or ())
         made_up = rules.token if rules.token != token else None  # who gave a token knows it, and a log need not
         listener = listen(host, port)
-        opened.prepare()
+        index.prepare()
         url = url_of(host, listener)
 
         def started() -> None:
             told = f"\nwriting needs the token {made_up}" if made_up else ""
-            facts = {"url": url, "documents": len(opened), "token": made_up}
-            answer(f"{len(opened):,} documents at {url} (Ctrl-C stops){told}", facts, as_json)
+            facts = {"url": url, "documents": len(index), "token": made_up}
+            answer(f"{len(index):,} documents at {url} (Ctrl-C stops){told}", facts, as_json)
             if open_browser:
                 webbrowser.open(url)
 
-        Server(create_app(opened, rules), listener, started).serve_until_stopped()
+        Server(create_app(index, rules), listener, started).serve_until_stopped()
     err.print("stopped")

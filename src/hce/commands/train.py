@@ -269,32 +269,32 @@ def _label_sets(
     label_sets: dict[str, Labels | None] = {"generated": None}
     if not (queries or generated):
         return label_sets
-    known = corpus.left_out.union(corpus.ids)
+    corpus_ids = corpus.left_out.union(corpus.ids)
     if generated:
-        label_sets["generated"] = _of_known_documents(read_generated(generated), known, generated, strict)
+        label_sets["generated"] = _of_corpus_documents(read_generated(generated), corpus_ids, generated, strict)
     if queries:
         asked = read_queries(queries)
         for name, path in (("pairs", qrels), ("dev", dev_qrels)):
             if path:
-                judged = Qrels.read(path, queries=asked, documents=known if strict else None)
-                label_sets[name] = _of_known_documents(Labels(asked, judged), known, path, strict)
+                judged = Qrels.read(path, queries=asked, documents=corpus_ids if strict else None)
+                label_sets[name] = _of_corpus_documents(Labels(asked, judged), corpus_ids, path, strict)
             else:
                 label_sets[name] = None
     return label_sets
 
 
-def _of_known_documents(labels: Labels, known: Collection[str], path: Path, strict: bool) -> Labels:
+def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path, strict: bool) -> Labels:
     """Return the labels without those of documents that are not there, and say how many these were.
 
     Raises:
         InputError: nothing is left, or nothing may be left out.
     """
-    unknown = [judgment for judgment in labels.qrels.judgments() if judgment.document_id not in known]
+    unknown = [judgment for judgment in labels.qrels.judgments() if judgment.document_id not in corpus_ids]
     if not unknown:
         return labels
     total = sum(1 for _ in labels.qrels.judgments())
     said = f"{path}: {len(unknown):,} of {total:,} pairs name documents that are not in the corpus"
-    kept = labels.qrels.among(known)
+    kept = labels.qrels.among(corpus_ids)
     if strict or not kept:
         raise InputError(f"{said} (the first is {unknown[0].document_id!r}); do the files match?")
     err.print(f"{said} ({unknown[0].document_id!r} …) and are left out; --strict refuses them", soft_wrap=True)

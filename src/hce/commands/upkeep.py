@@ -29,7 +29,7 @@ SHOWN = 10  # findings of one part
 
 
 def rebuild(
-    index: IndexArgument,
+    path: IndexArgument,
     engine: Annotated[str | None, typer.Option(help="from now on: flat, tree or milvus", show_default=False)] = None,
     at: AtOption = None,
     dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
@@ -55,23 +55,23 @@ def rebuild(
     from hce.index.index import Index
 
     bound = None if memory is None else parse_size(memory)
-    with Index.open(index) as opened, interruptible("the documents are as they were; the same command starts over"):
+    with Index.open(path) as index, interruptible("the documents are as they were; the same command starts over"):
         with progress_bar("loading", None, "modules"):
             from hce.index.create import kept_within  # with torch, which takes seconds to import
 
         if bound is not None:
-            known = opened.manifest
-            named = engine or opened.derived.engine_name
-            dtype = kept_within(bound, len(opened), known.dim, named, dtype or known.dtype)
-        opened.rebuild(engine, dtype, at=at, refit=refit, tokens=tokens, progress=True)
-        found = opened.status()
+            manifest = index.manifest
+            named = engine or index.derived.engine_name
+            dtype = kept_within(bound, len(index), manifest.dim, named, dtype or manifest.dtype)
+        index.rebuild(engine, dtype, at=at, refit=refit, tokens=tokens, progress=True)
+        found = index.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
-    line = f"rebuilt {index}: {found.documents:,} documents, {shown}, {found.engine} engine"
+    line = f"rebuilt {path}: {found.documents:,} documents, {shown}, {found.engine} engine"
     answer(line, found.as_dict(), as_json)
 
 
 def reindex(
-    index: IndexArgument,
+    path: IndexArgument,
     model: Annotated[
         str | None,
         typer.Option(
@@ -108,20 +108,20 @@ def reindex(
         raise InputError("--undo takes up the share of words too that was there; leave --words-share out")
     from hce.index.index import Index
 
-    going_on = f"{index} has the encoder that it had; the same command goes on"
-    with Index.open(index) as opened, interruptible(going_on):
+    going_on = f"{path} has the encoder that it had; the same command goes on"
+    with Index.open(path) as index, interruptible(going_on):
         if model is None:
-            opened.undo_reindex(progress=True)
+            index.undo_reindex(progress=True)
             is_new = True
         else:
-            is_new = opened.reindex(model, words_share=words_share, progress=True)
-        found = opened.status()
+            is_new = index.reindex(model, words_share=words_share, progress=True)
+        found = index.status()
     shown = f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions)"
     line = (
-        f"{index} {'has the encoder' if is_new else 'had this encoder already:'} {shown}; {found.documents:,} documents"
+        f"{path} {'has the encoder' if is_new else 'had this encoder already:'} {shown}; {found.documents:,} documents"
     )
     if found.earlier and is_new:
-        line += f"\nbefore: {found.earlier}; hce reindex {index} --undo returns to it"
+        line += f"\nbefore: {found.earlier}; hce reindex {path} --undo returns to it"
     answer(line, {**found.as_dict(), "reindexed": is_new}, as_json)
 
 

@@ -21,7 +21,7 @@ from hce.data.judgments import Labels
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.evaluate import HasScore, Searcher
 from hce.evaluation.runs import Scored
-from hce.search.fusion import candidates_for
+from hce.search.fusion import candidate_count_for
 
 try:
     import bm25s
@@ -92,7 +92,7 @@ class ReciprocalRanks(NamedTuple):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k documents of each query with the highest sums, best first, equal ones in order of id."""
-        found = [searcher.search(queries, candidates_for(k)) for searcher in self.searchers]
+        found = [searcher.search(queries, candidate_count_for(k)) for searcher in self.searchers]
         return [fused_by_rank(lists)[:k] for lists in zip(*found, strict=True)]
 
 

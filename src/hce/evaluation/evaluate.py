@@ -28,7 +28,7 @@ from hce.search.fusion import (
     TOKENS_FIRST,
     TRANSFORMER_SHARE,
     Ranked,
-    candidates_for,
+    candidate_count_for,
     given_by_tokens,
     search_both,
 )
@@ -135,12 +135,14 @@ class HybridSearcher:
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""
         wanted = k if self.tokens is None else max(k, TOKENS_FIRST)
-        candidates, asked, encode = candidates_for(wanted), dict[str, QueryTokens](), self.dense.encoder.encode
+        asked, encode = dict[str, QueryTokens](), self.dense.encoder.encode
         if self.tokens is not None:
             encode = partial(encode, on_tokens=partial(_ask, self.tokens.space, asked))
         vectors = encode(queries, "query")
         fused = fused_search(
-            queries, vectors, self.dense.vectors, self.words, candidates, words_share=self.words_share, k=wanted
+            *(queries, vectors, self.dense.vectors, self.words, candidate_count_for(wanted)),
+            words_share=self.words_share,
+            k=wanted,
         )
         return [self._scored(each, asked.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
 
@@ -161,7 +163,7 @@ def fused_search(
     asked: np.ndarray,
     vectors: np.ndarray,
     words: Words,
-    candidates: int,
+    candidate_count: int,
     *,
     words_share: float,
     k: int | None = None,
@@ -171,17 +173,18 @@ def fused_search(
     `asked` are the queries' vectors, of shape (queries, n), `vectors` the documents', of shape (N, n); `words` numbers
     documents by their position.
     """
+    found = nearest(asked, vectors, candidate_count)
     return [
         search_both(
             *(words, text),
             numbers=positions,
             cosines=cosines,
             cosines_at=partial(_cosines, vectors, vector),
-            candidates=candidates,
+            candidate_count=candidate_count,
             words_share=words_share,
             k=k,
         )
-        for text, vector, positions, cosines in zip(queries, asked, *nearest(asked, vectors, candidates), strict=True)
+        for text, vector, positions, cosines in zip(queries, asked, *found, strict=True)
     ]
 
 

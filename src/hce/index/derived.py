@@ -33,7 +33,7 @@ from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
-Part = TypeVar("Part", Engine, PassageEngine, Words)
+Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a live part holds
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 SNAPSHOT = "snapshot.json"
 
 
-class Builder(Protocol[Part]):
-    """How one derived part of an index is made: the engine of its documents, that of its passages, or its words.
+class Builder(Protocol[Held]):
+    """How what a live part holds is made: the engine of an index's documents, that of its passages, or its words.
 
     Attributes:
         folder_name: of the folder of its snapshots, below the index.
-        in_memory: whether the part is nothing but memory, which a forked process has too.
-        identity: what a snapshot must be of to stand in for the part.
+        in_memory: whether that is nothing but memory, which a forked process has too.
+        identity: what a snapshot must be of to stand in for it.
     """
 
     folder_name: ClassVar[str]
@@ -57,14 +57,14 @@ class Builder(Protocol[Part]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a snapshot must be of to stand in for the part."""
+        """What a snapshot must be of to stand in for what is held."""
         ...
 
-    def build(self, reader: Reader) -> Part:
-        """Make the part of all documents."""
+    def build(self, reader: Reader) -> Held:
+        """Make what the part holds, of all documents."""
         ...
 
-    def load(self, folder: Path) -> Part:
+    def load(self, folder: Path) -> Held:
         """Read a snapshot.
 
         Raises:
@@ -72,25 +72,25 @@ class Builder(Protocol[Part]):
         """
         ...
 
-    def fits(self, part: Part, numbers: np.ndarray) -> bool:
-        """Tell whether a part read from a snapshot, which may be anyone's, can be of these documents (rising)."""
+    def fits(self, held: Held, numbers: np.ndarray) -> bool:
+        """Tell whether what was read from a snapshot, which may be anyone's, can be of these documents (rising)."""
         ...
 
-    def add(self, part: Part, reader: Reader, after: int) -> int:
+    def add(self, held: Held, reader: Reader, after: int) -> int:
         """Take the documents in whose numbers are above `after`; return how many there are."""
         ...
 
 
-class Live(Generic[Part]):
+class Live(Generic[Held]):
     """A derived part of an index: loaded when first needed, caught up before each use, shared by threads."""
 
-    def __init__(self, store: Store, builder: Builder[Part], suffix: str = "") -> None:
+    def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
         self.store = store
-        self.builder: Builder[Part] = builder
+        self.builder: Builder[Held] = builder
         self._suffix = suffix  # of the folder: parts that are made of another encoder's vectors have one of their own
-        self._since = 0  # the change from which on the store has the vectors that the part is made of
+        self._since = 0  # the change from which on the store has the vectors that it is made of
         self._lock = SharedLock()
-        self._part: Part | None = None
+        self._held: Held | None = None
         self._moment: Moment | None = None
         self._behind = 0  # additions and removals that are not in the snapshot on disk
         heed_forks(self)
@@ -99,24 +99,24 @@ class Live(Generic[Part]):
         """Wait for no thread of the parent, and share no files with it, in a process that was just forked."""
         self._lock = SharedLock()
         if not self.builder.in_memory:
-            self._part = self._moment = None
+            self._held = self._moment = None
 
     @property
     def folder(self) -> Path:
         """The folder of the snapshots."""
         return self.store.path.parent / f"{self.builder.folder_name}{self._suffix}"
 
-    def use(self, reader: Reader, work: Callable[[Part], Result]) -> Result:
-        """Do some work with the part as of the moment that `reader` sees.
+    def use(self, reader: Reader, work: Callable[[Held], Result]) -> Result:
+        """Do some work with what is held, as of the moment that `reader` sees.
 
         Raises:
-            MomentPassedError: another thread has brought the part to a later one.
+            MomentPassedError: another thread has brought it to a later one.
         """
         moment = reader.moment()
         while True:
             with self._lock.shared():
-                if self._part is not None and self._moment == moment:
-                    return work(self._part)
+                if self._held is not None and self._moment == moment:
+                    return work(self._held)
             with self._lock.alone():
                 if moment.change < max(self._since, self._moment.change if self._moment else 0):
                     raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
@@ -129,72 +129,80 @@ class Live(Generic[Part]):
             if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
                 self._catch_up(reader, moment)
 
-    def take_up(self, builder: Builder[Part], suffix: str, since: int) -> None:
-        """Drop the part, and build it from now on with `builder`, from the vectors in force since a change."""
+    def take_up(self, builder: Builder[Held], suffix: str, since: int) -> None:
+        """Drop what is held, and build it from now on with `builder`, from the vectors in force since a change."""
         with self._lock.alone():
             if since >= self._since:  # else another thread was faster, with later vectors
                 self.builder, self._suffix, self._since = builder, suffix, since
-                self._part = self._moment = None
+                self._held = self._moment = None
 
     def keep(self, reader: Reader) -> None:
-        """Bring the part to the moment of `reader`, and write a snapshot unless the last one lacks nothing."""
+        """Bring what is held to the moment of `reader`, and write a snapshot unless the last one lacks nothing."""
         with self._lock.alone():
             self._catch_up(reader, reader.moment())
             if self._behind or not self._snapshots():
                 self._save()
 
-    def rebuild(self, reader: Reader, builder: Builder[Part]) -> None:
-        """Make the part anew of all documents, by another builder if asked, and write a snapshot."""
+    def rebuild(self, reader: Reader, builder: Builder[Held]) -> None:
+        """Make what is held anew of all documents, by another builder if asked, and write a snapshot."""
         with self._lock.alone():
             self.builder = builder
-            self._part = self._moment = None
-            self._part, self._moment = builder.build(reader), reader.moment()
+            self._held = self._moment = None
+            self._held, self._moment = builder.build(reader), reader.moment()
             self._save()
 
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals that are in the store and not in the snapshot on disk."""
-        for _, known in self._usable_snapshots(reader):
-            return reader.moment().last - known.last + len(reader.removed_since(known.change))
+        for _, saved_at in self._usable_snapshots(reader):
+            return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
         return reader.moment().documents
 
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
-        """Bring the part to `moment`; an interruption leaves none rather than half of one."""
-        part, known = self._part, self._moment
-        self._part = self._moment = None
+        """Bring what is held to `moment`; an interruption leaves nothing rather than half of it.
+
+        Raises:
+            FormatError: what has to be added cannot be read in the store, or not be added.
+        """
+        held, held_at = self._held, self._moment
+        self._held = self._moment = None
+        failed: set[Moment] = set()
         while True:
             # A rebuild forgets what was removed before it, and what the store was like then.
-            if part is None or known is None or reader.moment_at(known.change, known.token) is None:
-                part, known = self._loaded(reader)
+            if held is None or held_at is None or reader.moment_at(held_at.change, held_at.token) is None:
+                held, held_at = self._loaded(reader)
             try:
-                self._follow(part, reader, known, moment)
+                self._follow(held, reader, held_at, moment)
                 break
-            except FormatError:  # another process has replaced the snapshot that this part still read from
-                part = None
-        self._part, self._moment = part, moment
-        if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(part)):
+            except FormatError:
+                if held_at in failed:  # also as it is on disk now
+                    raise
+                failed.add(held_at)
+                held = None  # another process may have replaced the snapshot that this one still read from
+        self._held, self._moment = held, moment
+        if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(held)):
             self._try_to_save()
 
-    def _follow(self, part: Part, reader: Reader, known: Moment, moment: Moment) -> None:
-        """Bring a part from one moment to a later one."""
-        if known.change == moment.change:
+    def _follow(self, held: Held, reader: Reader, held_at: Moment, moment: Moment) -> None:
+        """Bring what is held from one moment to a later one."""
+        if held_at.change == moment.change:
             return
-        gone = reader.removed_since(known.change)
-        self._behind += self.builder.add(part, reader, known.last) + len(gone)
+        gone = reader.removed_since(held_at.change)
+        self._behind += self.builder.add(held, reader, held_at.last) + len(gone)
         if len(gone):
-            part.remove(gone)
+            held.remove(gone)
 
-    def _loaded(self, reader: Reader) -> tuple[Part, Moment]:
-        """Load the newest usable snapshot, or make the part of all documents; return it with its moment."""
+    def _loaded(self, reader: Reader) -> tuple[Held, Moment]:
+        """Load the newest usable snapshot, or make what is held of all documents; return it with its moment."""
         for folder, moment in self._usable_snapshots(reader):
             try:
                 with progress_bar(f"loading the {self.builder.folder_name}", None, "snapshots"):
-                    part = self._checked(folder, reader, moment)
+                    held = self._checked(folder, reader, moment)
             except FormatError as error:
                 if folder.is_dir():  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)
                 continue
             self._behind = 0
-            return part, moment
+            return held, moment
         for folder in self._snapshots():
             damage = _damage_of_snapshot_file(folder)
             if damage and folder.is_dir():
@@ -209,7 +217,7 @@ class Live(Generic[Part]):
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots that stand in for the part, the newest first, with their moments of this store."""
+        """Yield the snapshots that stand in for what is held, the newest first, with their moments of this store."""
         for folder in sorted(self._snapshots(), reverse=True):
             saved, is_as_written = _told_by_snapshot(folder)
             if is_as_written is False or not self.builder.identity.items() <= saved.items():
@@ -243,16 +251,16 @@ class Live(Generic[Part]):
             except FormatError as error:
                 yield folder, str(error)
 
-    def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Part:
+    def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
         """Read a snapshot that says to be of a moment.
 
         Raises:
             FormatError: it is damaged, or not of the documents that there were.
         """
-        part = self.builder.load(folder)
-        if not self.builder.fits(part, reader.numbers_at(moment)):
+        held = self.builder.load(folder)
+        if not self.builder.fits(held, reader.numbers_at(moment)):
             raise FormatError(f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt")
-        return part
+        return held
 
     def _try_to_save(self) -> None:
         """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
@@ -276,13 +284,13 @@ class Live(Generic[Part]):
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())
 
     def _save(self) -> None:
-        part, moment = self._part, self._moment
-        if part is None or moment is None or not self._is_wanted():
+        held, moment = self._held, self._moment
+        if held is None or moment is None or not self._is_wanted():
             return
         target = self.folder / f"{moment.change:012d}"
         self._delete([target])
         with new_folder(target) as folder:
-            part.save(folder)
+            held.save(folder)
             saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
             write_json(folder / SNAPSHOT, sealed(saved))
         self._delete([old for old in self._snapshots() if old != target])
@@ -368,15 +376,15 @@ class EngineBuilder(VectorsBuilder):
         """Read a snapshot of an engine."""
         return load_engine(self.engine_name, folder, self.dim)
 
-    def fits(self, part: Engine, numbers: np.ndarray) -> bool:
+    def fits(self, held: Engine, numbers: np.ndarray) -> bool:
         """Tell whether the engine has a vector for each of these documents, and no other."""
-        return np.array_equal(np.sort(part.numbers), numbers)
+        return np.array_equal(np.sort(held.numbers), numbers)
 
-    def add(self, part: Engine, reader: Reader, after: int) -> int:
+    def add(self, held: Engine, reader: Reader, after: int) -> int:
         """Add the vectors above a number."""
         numbers, vectors = reader.vectors(after)
         if len(numbers):
-            part.add(numbers, vectors)
+            held.add(numbers, vectors)
         return len(numbers)
 
 
@@ -393,15 +401,15 @@ class PassagesBuilder(VectorsBuilder):
         """Read a snapshot of an engine of passages."""
         return PassageEngine.load(self.engine_name, folder, self.dim)
 
-    def fits(self, part: PassageEngine, numbers: np.ndarray) -> bool:
+    def fits(self, held: PassageEngine, numbers: np.ndarray) -> bool:
         """Tell whether all passages are of these documents."""
-        return bool(np.isin(part.documents, numbers).all())
+        return bool(np.isin(held.documents, numbers).all())
 
-    def add(self, part: PassageEngine, reader: Reader, after: int) -> int:
+    def add(self, held: PassageEngine, reader: Reader, after: int) -> int:
         """Add the passages of the documents above a number."""
         passages = reader.passages(after)
         if len(passages.numbers):
-            part.add(*passages)
+            held.add(*passages)
         return len(passages.numbers)
 
 
@@ -428,14 +436,14 @@ class WordsBuilder:
         """Read a snapshot of words."""
         return Words.load(folder, self.language)
 
-    def fits(self, part: Words, numbers: np.ndarray) -> bool:
+    def fits(self, held: Words, numbers: np.ndarray) -> bool:
         """Tell whether there are as many texts."""
-        return len(part) == len(numbers)
+        return len(held) == len(numbers)
 
-    def add(self, part: Words, reader: Reader, after: int) -> int:
+    def add(self, held: Words, reader: Reader, after: int) -> int:
         """Add the words of the texts above a number, and of the passages of the long ones."""
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
-            return part.add(counted(reader.texts(after), advance), passage_texts(reader, after))
+            return held.add(counted(reader.texts(after), advance), passage_texts(reader, after))
 
 
 # --------------------------------------------------------------------------------------- the parts of an index
@@ -486,7 +494,7 @@ class Derived:
         for part in self.parts(reader):
             part.prepare(reader)
 
-    def follow(self) -> None:
+    def tell_elsewhere(self) -> None:
         """Tell an engine that lives elsewhere of what was just written; one in this process needs no telling."""
         if self.mirror is not None:
             self.mirror.follow()

@@ -209,7 +209,7 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             refuse_known(writer, chunks_of(sound), self.path)
             insert_documents(writer, chunks_of(sound), self._opened.encode_documents, self._opened.cutter(), advance)
-        self.derived.follow()
+        self.derived.tell_elsewhere()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -226,7 +226,7 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.derived.mirror is None)
             insert_documents(writer, chunks, self._opened.encode_documents, self._opened.cutter(), advance)
-        self.derived.follow()
+        self.derived.tell_elsewhere()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -240,9 +240,9 @@ class Index:
         """
         distinct = checked_ids(ids)
         with self._opened.store.writing() as writer:
-            self._opened.keeps_up(writer)
+            self._opened.keep_up(writer)
             writer.delete(numbers_of(writer, distinct, self.path))
-        self.derived.follow()
+        self.derived.tell_elsewhere()
         return len(distinct)
 
     @contextmanager
@@ -251,7 +251,7 @@ class Index:
             self._opened.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
         ):
-            self._opened.keeps_up(writer)
+            self._opened.keep_up(writer)
             yield writer, advance
 
     def get(self, doc_id: str) -> Document | None:
@@ -497,10 +497,10 @@ class Index:
             index has few documents or an engine that lives elsewhere; or it was made by an earlier version, or has got
             another encoder since, which `rebuild` makes up for.
         """
-        known = self.manifest.calibration
-        if known is None or not hits or filter is not None or mode == "words":
+        noted = self.manifest.calibration
+        if noted is None or not hits or filter is not None or mode == "words":
             return None
-        calibration = checked_fields(Calibration, known)
+        calibration = checked_fields(Calibration, noted)
         if calibration.fingerprint != self.manifest.fingerprint:
             return None
         vector = self._encode_query(query) if vector is None else vector

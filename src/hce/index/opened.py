@@ -72,11 +72,11 @@ class Opened:
         """Open one moment of the store, at which it has the vectors of the encoder that the manifest names."""
         while True:
             with self.store.reading() as reader:
-                if self.keeps_up(reader):
+                if self.keep_up(reader):
                     yield reader
                     return
 
-    def keeps_up(self, reader: Reader) -> bool:
+    def keep_up(self, reader: Reader) -> bool:
         """Adopt a manifest that another process wrote; return whether `reader` sees vectors of its encoder."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
@@ -101,7 +101,7 @@ class Opened:
         """Return what encodes queries, as of now."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
-                self.keeps_up(reader)
+                self.keep_up(reader)
         return self.for_queries
 
     def encode_documents(self, texts: list[str]) -> np.ndarray:

@@ -20,7 +20,7 @@ from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart
 from hce.index.store import MomentPassedError, Reader
-from hce.search.fusion import Ranked, candidates_for, search_both
+from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest
 from hce.search.words import Matches, Words
 
@@ -236,7 +236,7 @@ class NearestToOne(NamedTuple):
     Attributes:
         reader: the moment that is searched.
         engine_part: the live part that lends the engine of documents, see `hce.index.derived.Live`.
-        query: the query's vector, of shape (n,).
+        query_vector: of shape (n,).
         numbers: the documents found, best first, of shape (m,).
         cosines: the documents' cosines to the query, of shape (m,).
         nearest_passages: by document, the number of its nearest passage; 0 is the document's own vector.
@@ -244,7 +244,7 @@ class NearestToOne(NamedTuple):
 
     reader: Reader
     engine_part: EnginePart
-    query: np.ndarray
+    query_vector: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
     nearest_passages: dict[int, int]
@@ -254,7 +254,7 @@ class NearestToOne(NamedTuple):
         cls,
         reader: Reader,
         engine_part: EnginePart,
-        query: np.ndarray,
+        query_vector: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,
         passages: np.ndarray,
@@ -262,7 +262,7 @@ class NearestToOne(NamedTuple):
         """Take one row of what was found, without the places that nothing was found for."""
         there = numbers >= 0
         by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
-        return cls(reader, engine_part, query, numbers[there], scores[there], by_document)
+        return cls(reader, engine_part, query_vector, numbers[there], scores[there], by_document)
 
     def alone(self) -> RankedWithPassages:
         """Rank the documents by meaning alone."""
@@ -275,7 +275,7 @@ class NearestToOne(NamedTuple):
         nearest_passages = dict(self.nearest_passages)
 
         def cosines_at(numbers: np.ndarray) -> np.ndarray:
-            cosines, passages = self.measured(numbers)
+            cosines, passages = self.cosines_of(numbers)
             nearest_passages.update(passages)
             return cosines
 
@@ -284,28 +284,28 @@ class NearestToOne(NamedTuple):
             numbers=self.numbers,
             cosines=self.cosines,
             cosines_at=cosines_at,
-            candidates=candidates_for(request.k),
+            candidate_count=candidate_count_for(request.k),
             words_share=request.words_share,
             allowed=request.allowed,
             k=request.k,
         )
         return RankedWithPassages(ranked, nearest_passages)
 
-    def measured(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+    def cosines_of(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
         """Measure other documents, a long one by its nearest passage.
 
         Returns:
             The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
         """
         try:
-            cosines = self.engine_part.use(self.reader, lambda engine: engine.scores(self.query, numbers))
+            cosines = self.engine_part.use(self.reader, lambda engine: engine.scores(self.query_vector, numbers))
         except MomentPassedError:  # the store still knows this one
-            cosines = self.reader.vectors_at(numbers) @ self.query
+            cosines = self.reader.vectors_at(numbers) @ self.query_vector
         if not len(numbers) or not self.reader.has_passages():
             return cosines, {}
         passages: dict[int, int] = {}
         further = self.reader.passages_of(numbers.tolist())
-        nearer = further.vectors @ self.query
+        nearer = further.vectors @ self.query_vector
         places = {number: place for place, number in enumerate(numbers.tolist())}
         for row in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
             document = int(further.documents[row])
@@ -322,7 +322,7 @@ def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[Ra
         return derived.words_part.use(
             reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts]
         )
-    found = _nearest(reader, derived, vectors, k if mode == "dense" else candidates_for(k), allowed)
+    found = _nearest(reader, derived, vectors, k if mode == "dense" else candidate_count_for(k), allowed)
     nearest = [
         NearestToOne.of(reader, derived.engine_part, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
     ]

@@ -48,7 +48,7 @@ def build_parts(opened: Opened) -> None:
         WriterBusyError: someone else is writing.
     """
     with opened.store.writing() as writer:  # nothing is written to it; it keeps others from writing
-        opened.keeps_up(writer)
+        opened.keep_up(writer)
         derived = opened.derived
         derived.rebuild(writer, replace(opened.manifest, engine=derived.engine_name))
         _calibrate(opened, writer)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hce.search.words import Words
 
-CANDIDATES = 200  # of each kind, at the least
+CANDIDATE_COUNT = 200  # of each kind, at the least
 SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
 # How tokens count is told here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
@@ -47,9 +47,9 @@ class Ranked(NamedTuple):
         return Ranked(*(column[:k] for column in self))
 
 
-def candidates_for(k: int) -> int:
+def candidate_count_for(k: int) -> int:
     """Return how many candidates of each kind a search for k documents looks at."""
-    return max(CANDIDATES, 2 * k)
+    return max(CANDIDATE_COUNT, 2 * k)
 
 
 def search_both(
@@ -59,7 +59,7 @@ def search_both(
     numbers: np.ndarray,
     cosines: np.ndarray,
     cosines_at: Callable[[np.ndarray], np.ndarray],
-    candidates: int,
+    candidate_count: int,
     words_share: float,
     allowed: np.ndarray | None = None,
     k: int | None = None,
@@ -75,13 +75,13 @@ def search_both(
         numbers: of the documents that meaning found, of shape (m,).
         cosines: of these documents, of shape (m,).
         cosines_at: from the numbers of other documents to their cosines.
-        candidates: how many to take from words.
+        candidate_count: how many to take from words.
         words_share: of words in the sum, from 0 to 1.
         allowed: search among these numbers only, rising.
         k: how many of the best are wanted; by default all candidates. With k, tantivy is asked again only for the
             candidates that could be among the k best.
     """
-    matches = words.search(text, candidates, allowed)
+    matches = words.search(text, candidate_count, allowed)
     place, is_new = _places(matches.numbers, numbers)
     only_words = matches.numbers[is_new]
     together = np.concatenate([numbers, only_words])
@@ -89,7 +89,7 @@ def search_both(
     bm25, passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
     place[is_new] = np.arange(len(numbers), len(together))
     bm25[place], passages[place] = matches.scores, matches.passages
-    if len(matches.numbers) == candidates:  # else these are all that share a word
+    if len(matches.numbers) == candidate_count:  # else these are all that share a word
         unknown = np.ones(len(together), bool)
         unknown[place] = False
         ceiling = float(matches.scores[-1])  # whatever words did not find has no more

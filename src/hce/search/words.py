@@ -80,7 +80,7 @@ class Words:
         self.language = checked_language(language)
         self._folder = folder
         self._private = private  # where changes may be made; deleted along with this object
-        self._index = _opened(folder, language)
+        self._index = _tantivy_index(folder, language)
         self._look()
 
     def _look(self) -> None:
@@ -94,7 +94,7 @@ class Words:
     def new(cls, language: str = "english") -> Words:
         """Make an index of words without a text."""
         private = _private_folder()
-        _opened(private.path, checked_language(language), new=True)
+        _tantivy_index(private.path, checked_language(language), new=True)
         return cls(private.path, language, private)
 
     @classmethod
@@ -274,7 +274,7 @@ class Words:
             private = _private_folder()
             try:
                 _copy(self._folder, private.path)
-                self._index = _opened(private.path, self.language)
+                self._index = _tantivy_index(private.path, self.language)
             except (FileNotFoundError, ValueError) as error:
                 raise FormatError(f"{self._folder}: the index of words is gone; load the one that is there") from error
             self._private, self._folder = private, private.path
@@ -327,7 +327,7 @@ def _copy(folder: Path, new: Path) -> None:
             shutil.copyfile(file, new / file.name)
 
 
-def _opened(folder: Path, language: str, *, new: bool = False) -> Any:
+def _tantivy_index(folder: Path, language: str, *, new: bool = False) -> Any:
     if new:
         schema = tantivy.SchemaBuilder()
         schema.add_text_field(BODY, tokenizer_name=ANALYZER, index_option="freq")

@@ -163,7 +163,7 @@ def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
     """
     if sum(map(len, own.queries)) < LEAST_TO_CENTRE:
         return None
-    query = np.mean([kind.mean(axis=0) for kind in own.queries], axis=0)
+    query = np.mean([vectors_of_kind.mean(axis=0) for vectors_of_kind in own.queries], axis=0)
     return np.stack([query, (own.pool_vectors if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
 
 
@@ -205,7 +205,7 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
     if devset.is_labelled or len(measured) <= few:
         return devset
     some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(measured, few, replace=False))
-    return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed)
+    return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
 
 
 def _shares(share: float, companions: int) -> list[float]:

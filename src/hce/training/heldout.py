@@ -67,12 +67,14 @@ def joined_dev_vectors(
 ) -> DevVectors:
     """Put the vectors of several encoders side by side, as `Encoder.beside` does."""
     query_centre, document_centre = (None, None) if centres is None else centres
-    queries = [joined_rows(kind, shares, query_centre) for kind in zip(*(part.queries for part in parts), strict=True)]
+    queries = [
+        joined_rows(arrays, shares, query_centre) for arrays in zip(*(part.queries for part in parts), strict=True)
+    ]
     variants = [
         None
-        if kind[0] is None
-        else joined_rows([array for array in kind if array is not None], shares, document_centre)
-        for kind in zip(*(part.variants for part in parts), strict=True)
+        if arrays[0] is None
+        else joined_rows([array for array in arrays if array is not None], shares, document_centre)
+        for arrays in zip(*(part.variants for part in parts), strict=True)
     ]
     pool_vectors = joined_rows([part.pool_vectors for part in parts], shares, document_centre)
     return DevVectors(pool_vectors, queries, variants)
@@ -156,7 +158,9 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
     return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, pool, (labelled,))
 
 
-def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int) -> DevSet:
+def pseudo_devset(
+    corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
+) -> DevSet:
     """Make queries of some documents, in several ways; documents with a double are passed over.
 
     Args:
@@ -164,6 +168,7 @@ def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: in
         measured: positions of those that queries are made of.
         pool_size: how many documents are searched, those that queries are made of among them; 0: all.
         seed: same seed, same pool and same spans.
+        are_held_out: whether those documents are not trained on; the name of the metric tells.
 
     Raises:
         InputError: the documents are too short, or all of them have doubles.
@@ -195,7 +200,8 @@ def pseudo_devset(corpus: Corpus, measured: np.ndarray, pool_size: int, seed: in
     if not panel:
         raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
     names = ", ".join(each.kind for each in panel)
-    metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} held-out documents ({names})"
+    which = "held-out documents" if are_held_out else "documents that are not held out"
+    metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} {which} ({names})"
     return DevSet(metric_name, corpus, pool, tuple(panel))
 
 

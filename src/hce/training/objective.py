@@ -178,7 +178,7 @@ class HCELoss(nn.Module):
         self.gather_across_devices = gather_across_devices
         used = hierarchy.levels[:loss_levels]
         self.centroids = nn.ParameterList(nn.Parameter(_float_copy(level.centroids)) for level in used)
-        for t, level in enumerate(used):
+        for t, level in enumerate(used, start=1):
             for name, values in Siblings.of(_integers(level.parent))._asdict().items():
                 self.register_buffer(f"level_{t}_{name}", values, persistent=False)
         self.register_buffer("paths", _integers(hierarchy.paths[:, :loss_levels]), persistent=False)
@@ -219,7 +219,7 @@ class HCELoss(nn.Module):
         )
 
     @property
-    def document_terms(self) -> int:
+    def document_loss_count(self) -> int:
         """How many document losses there are, L − M."""
         return self.depth - len(self.centroids)
 
@@ -254,25 +254,25 @@ class HCELoss(nn.Module):
             BatchLevel(
                 with_averaged_gradient(centroids),
                 Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
-                self.paths[positions, t],
-                None if several is None else torch.where(several >= 0, self.paths[several.clamp_min(0), t], -1),
+                self.paths[positions, t - 1],
+                None if several is None else torch.where(several >= 0, self.paths[several.clamp_min(0), t - 1], -1),
             )
-            for t, centroids in enumerate(self.centroids)
+            for t, centroids in enumerate(self.centroids, start=1)
         ]
 
     def _sampled(
         self, columns: Sequence[Tensor], positions: Tensor, own: Candidates, known: Tensor
     ) -> Sequence[Sampled | None]:
-        terms = self.document_terms
+        count = self.document_loss_count
         if not columns:
-            return [None] * terms
-        if len(columns) % terms:
+            return [None] * count
+        if len(columns) % count:
             raise InputError(
-                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {terms} document losses."
+                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {count} document losses."
             )
         vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
         forbidden = false_negatives(own, self._documents(positions, vectors), known=known, margin=self.margin)  # (B, S)
-        parts = zip(vectors.chunk(terms, dim=1), forbidden.chunk(terms, dim=1), strict=True)
+        parts = zip(vectors.chunk(count, dim=1), forbidden.chunk(count, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
 
     def _in_batch(self, queries: Tensor, documents: Tensor, own: Candidates, known: Tensor) -> InBatch:

@@ -83,7 +83,7 @@ def sources_and_devset(
     measured = np.empty(0, dtype=np.int64)
     if dev is None:
         measured = _measured_documents(len(corpus), recipe)
-        devset = pseudo_devset(corpus, measured, recipe.dev_pool, recipe.seed)
+        devset = pseudo_devset(corpus, measured, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
     else:
         devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     held_out = measured if recipe.hold_out else measured[:0]

@@ -110,21 +110,21 @@ def load_best_mix(
     trust = list(trained)
     load_mix(encoder, start_weights, trained[trust[0]], 0.0)
     unmixed = devset.ndcg(encoder)
-    measured = {}
+    ndcg_by_mix = {}
     for epoch, weights in trained.items():
         for mix in mixes(recipe, devset):
             load_mix(encoder, start_weights, weights, mix)
             ndcg = devset.ndcg(encoder)
             if _mean(ndcg) > _mean(unmixed):
-                measured[mix, epoch] = ndcg
+                ndcg_by_mix[mix, epoch] = ndcg
     mix, epoch, ndcg = 0.0, trust[0], unmixed
-    if measured:
-        mix, epoch = max(measured, key=lambda each: _mean(measured[each]))
+    if ndcg_by_mix:
+        mix, epoch = max(ndcg_by_mix, key=lambda each: _mean(ndcg_by_mix[each]))
         if devset.is_labelled:
-            mix, epoch = _most_trusted(measured, measured[mix, epoch], trust)
-            ndcg = measured[mix, epoch]
-        elif encoder.is_table or is_clear_gain(unmixed, measured[mix, epoch]):
-            ndcg = measured[mix, epoch]
+            mix, epoch = _most_trusted(ndcg_by_mix, ndcg_by_mix[mix, epoch], trust)
+            ndcg = ndcg_by_mix[mix, epoch]
+        elif encoder.is_table or is_clear_gain(unmixed, ndcg_by_mix[mix, epoch]):
+            ndcg = ndcg_by_mix[mix, epoch]
         else:
             mix = 0.0
     decided = of_the_first({"mix": mix, "epoch": float(epoch), **means(ndcg)}, encoder.device)
@@ -134,11 +134,11 @@ def load_best_mix(
 
 
 def _most_trusted(
-    measured: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray], trust: list[int]
+    ndcg_by_mix: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray], trust: list[int]
 ) -> tuple[float, int]:
     """Return λ and the epoch: of mixes not clearly worse than the best, the most trusted epoch's with the largest λ."""
-    by_trust = sorted(measured, key=lambda each: (trust.index(each[1]), -each[0]))
-    return next(each for each in by_trust if not is_clear_gain(measured[each], best))
+    by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each[1]), -each[0]))
+    return next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], best))
 
 
 def _mean(ndcg: dict[str, np.ndarray]) -> float:

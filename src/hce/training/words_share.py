@@ -10,7 +10,7 @@ import numpy as np
 
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import fused_search
-from hce.search.fusion import CANDIDATES
+from hce.search.fusion import CANDIDATE_COUNT
 from hce.search.words import Words
 from hce.training.heldout import DevSet, ndcg_of_rankings
 
@@ -32,7 +32,7 @@ def best_words_share(devset: DevSet, encoder: Encoder, vectors: np.ndarray, lang
     words = Words.new(language)
     words.add((place, devset.corpus[position].full_text) for place, position in enumerate(devset.pool.tolist()))
     asked = encoder.encode(queries.texts, "query")
-    fused = fused_search(queries.texts, asked, pool_vectors, words, CANDIDATES, words_share=0.5)
+    fused = fused_search(queries.texts, asked, pool_vectors, words, CANDIDATE_COUNT, words_share=0.5)
 
     def measure(share: float) -> float:
         # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.
