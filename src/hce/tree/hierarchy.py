@@ -40,7 +40,7 @@ Names = list[list[list[str]]]
 FORMAT = 1
 NUMBERS = "numbers.npy"
 PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
-# For a bar: rounds of k-means over all vectors, and what the first counts with all that is done before it. Measured at a
+# For a bar: rounds of k-means over all vectors, and what the first counts with all that is done before. Measured at a
 # million vectors with b = 8, the first took 1.5 others and there were 8; at five million with b = 256, 3 and 4.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
 METHODS = {"agglomerative": agglomerative, "divisive": divisive}
