@@ -136,6 +136,7 @@ def test_clear_gain_by_hand():
     assert is_clear_gain(two, {"a": np.array([0.09, 0.31]), "b": np.array([0.09, 0.31])})
     assert not is_clear_gain(two, {"a": np.array([0.09, 0.31]), "b": np.array([-0.09, -0.31])})
     assert not is_clear_gain(before, before)
+    assert not is_clear_gain({"a": np.array([0.0])}, {"a": np.array([0.9])})  # of a single query nothing is known
 
 
 @settings(max_examples=100, deadline=None)

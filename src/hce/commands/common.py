@@ -149,10 +149,10 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
 
     require_shared(output.absolute().parent)
     with working_together():
-        return Corpus.load(source, reading, share_out=share_out, copies=copies_of_parts(output))
+        return Corpus.load(source, reading, share_out=share_out, copies=copies_of_corpus(output))
 
 
-def copies_of_parts(output: Path) -> Path:
+def copies_of_corpus(output: Path) -> Path:
     """Name the place of parts of the corpus that have to be copied for other hosts to read them."""
     return unfinished(f"{output}.corpus")
 

@@ -17,7 +17,7 @@ from hce.commands.common import (
     ReadIndexArgument,
     SeedOption,
     answer,
-    copies_of_parts,
+    copies_of_corpus,
     interruptible,
     out,
     print_json,
@@ -126,7 +126,7 @@ def index(
             progress=True,
         )
         if first:
-            delete_whole(copies_of_parts(output))
+            delete_whole(copies_of_corpus(output))
     if not first:
         return
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):

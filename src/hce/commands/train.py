@@ -18,7 +18,7 @@ from hce.commands.common import (
     MemoryOption,
     SeedOption,
     answer,
-    copies_of_parts,
+    copies_of_corpus,
     err,
     interruptible,
     out,
@@ -81,7 +81,7 @@ def train(
 ) -> None:
     """Adapt an encoder to a corpus, and write the better one to a new folder.
 
-    A BEIR folder's own train and dev judgments are used where it has them.
+    A BEIR folder's own train judgments are used where it has them, and with these its dev judgments.
 
     Examples:
       hce train docs.jsonl -o my-model
@@ -139,7 +139,7 @@ def train(
                 on_epoch=on_epoch,
             )
         if first:
-            delete_whole(copies_of_parts(output))
+            delete_whole(copies_of_corpus(output))
     if not first:
         return
     shares = result.encoder.shares

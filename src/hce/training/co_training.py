@@ -149,15 +149,15 @@ def co_train(
     return _finish(run, start_weights, devset)
 
 
-def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, round_number: int) -> Hierarchy:
+def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
     """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone.
 
     Args:
         vectors: the documents' vectors, of shape (N, n).
         recipe: the settings.
         encoder: whose device computes.
-        round_number: which clustering of the run this is; each draws its own random numbers. That after an epoch has
-            the epoch's number, the first one 0, and that of the weights to return one more than there are epochs.
+        clustering_number: which clustering of the run this is; each draws its own random numbers. That after an epoch
+            has the epoch's number, the first one 0, and that of the weights to return one more than there are epochs.
     """
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
@@ -165,7 +165,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, round_
         return Hierarchy.build(
             vectors,
             recipe.branching or "auto",
-            seed=recipe.seed + round_number,
+            seed=recipe.seed + clustering_number,
             mode="exact" if recipe.clustering == "uniform" else recipe.clustering,
             init="random" if recipe.clustering == "uniform" else "points",
             device=encoder.device,
@@ -176,7 +176,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, round_
 def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
     """Encode, cluster, measure."""
     began = time.perf_counter()
-    vectors, tree = _encode_and_cluster(trainer, checkpoints, round_number=0)
+    vectors, tree = _encode_and_cluster(trainer, checkpoints, clustering_number=0)
     trainer.use_tree(tree, vectors)
     epoch = Epoch(0, _measure(devset, trainer.encoder, vectors), seconds=round(time.perf_counter() - began, 3))
     best = weights_of(trainer.encoder)
@@ -230,15 +230,15 @@ def _finish(
 
 
 def _encode_and_cluster(
-    trainer: Trainer, checkpoints: CheckpointFolder | None, round_number: int
+    trainer: Trainer, checkpoints: CheckpointFolder | None, clustering_number: int
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's present weights.
 
-    `round_number` is that of `cluster_corpus`, and names the folder of the vectors too.
+    `clustering_number` is that of `cluster_corpus`, and names the folder of the vectors too.
     """
-    place = None if checkpoints is None else checkpoints.vectors(round_number)
+    place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
     vectors = encode_corpus(trainer.encoder, trainer.corpus, place, progress=None)
-    return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, round_number)
+    return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, clustering_number)
 
 
 def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:

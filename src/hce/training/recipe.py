@@ -61,7 +61,7 @@ class Recipe:
         "documents that are learnt from; of more, a random sample with all that labels name, so that a larger corpus "
         "takes no longer; 0: all",
     )
-    epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
+    epochs: int = _positive(10, "turns of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
         "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",

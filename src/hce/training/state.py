@@ -86,7 +86,7 @@ class TrainingRun:
             "history": [asdict(epoch) for epoch in self.history],
             "progress": asdict(self.counters),
             "best_metric": self.best_metric,
-            "vectors": checkpoints.vectors(self.tree_epoch).name,
+            "vectors": checkpoints.vectors_folder(self.tree_epoch).name,
             "tree": {"mean_cosines": self.tree.mean_cosines, "facts": self.tree.facts},
             "optimizer": optimizer.facts,
             "centroid_optimizer": centroid_optimizer.facts,
@@ -141,9 +141,9 @@ class CheckpointFolder:
         self.folder = Path(folder)
         self.identity = identity
 
-    def vectors(self, round_number: int) -> Path:
+    def vectors_folder(self, clustering_number: int) -> Path:
         """Name the folder for the documents' vectors of a round of clustering, see `cluster_corpus`."""
-        return self.folder / f"vectors-{round_number}"
+        return self.folder / f"vectors-{clustering_number}"
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; when this returns, it survives a crash.

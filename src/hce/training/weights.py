@@ -163,13 +163,17 @@ def load_mix(encoder: Encoder, start_weights: dict[str, Tensor], trained: dict[s
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
     """Tell whether the mean over kinds rose by more than two standard errors of the paired differences.
 
+    Nothing is clear where a kind has a single query, whose difference may be anything.
+
     Args:
         before: NDCG@10 of each query of each kind.
         after: the same queries' NDCG@10.
     """
     differences = [after[kind] - ndcg for kind, ndcg in before.items()]
+    if min(map(len, differences)) < 2:
+        return False
     gain = np.mean([each.mean() for each in differences])
-    variance = sum(each.var(ddof=1) / len(each) for each in differences if len(each) > 1)
+    variance = sum(each.var(ddof=1) / len(each) for each in differences)
     return bool(gain > CLEAR * np.sqrt(variance) / len(differences))
 
 
