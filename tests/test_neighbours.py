@@ -31,7 +31,7 @@ WORDS = ["xq", "zk", "mj", "vp", "hw"]  # their own stems
 
 def test_neighbours_are_the_nearest_under_the_leaves_that_a_walk_comes_to(planted_tree, planted_vectors):
     held_out = np.arange(0, 240, 9)
-    found = neighbours_of(planted_tree, planted_vectors, 5, held_out, np.arange(240))
+    found = neighbours_of(planted_tree, planted_vectors, 5, held_out)
     assert found.shape == (240, 5)
     leaves = planted_tree.walk(planted_vectors, BEAM)[-1]
     for position in range(0, 240, 7):
@@ -39,17 +39,6 @@ def test_neighbours_are_the_nearest_under_the_leaves_that_a_walk_comes_to(plante
         nearest = under[np.argsort(-(planted_vectors[under] @ planted_vectors[position]), kind="stable")][:6]
         wanted = [each for each in nearest.tolist() if each != position and each not in held_out][:5]
         assert found[position].tolist() == wanted + [-1] * (5 - len(wanted))
-
-
-def test_a_double_is_no_neighbour(planted_tree, planted_vectors):
-    """BM25 knows a double by its whole text, the cut-out span included, and would put it first."""
-    alone = neighbours_of(planted_tree, planted_vectors, 5, NOBODY, np.arange(240))
-    double = int(alone[7, 0])
-    groups = np.arange(240)
-    groups[double] = 7
-    found = neighbours_of(planted_tree, planted_vectors, 5, NOBODY, groups)
-    assert double not in found[7] and 7 not in found[double]
-    assert found[7, :4].tolist() == alone[7, 1:].tolist()
 
 
 def corpus_of(texts: list[str]) -> Corpus:

@@ -31,26 +31,21 @@ BEAM = 2  # leaves that are looked into for a document's neighbours
 TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
 
 
-def neighbours_of(
-    tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray, groups: np.ndarray
-) -> np.ndarray:
+def neighbours_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
     """Find the documents nearest to each document through the tree.
-
-    Doubles are left out: BM25 would prefer a double, which has the whole text, to the document that lacks the span.
 
     Args:
         tree: the tree of all documents.
         vectors: the documents' vectors, of shape (N, n).
         count: how many neighbours each document has.
         held_out: positions of documents that are nobody's neighbours.
-        groups: a number for each document, equal for equal texts, of shape (N,).
 
     Returns:
-        Positions of shape (N, count), −1 where there are no more; no document is a neighbour of itself or of a double.
+        Positions of shape (N, count), −1 where there are no more; a document is no neighbour of itself.
     """
     leaves = tree.walk(vectors, BEAM)[-1]
     found = tree.closest_children(tree.depth - 1, leaves, vectors, count + 1, vectors)  # (N, count + 1)
-    found[(groups[found] == groups[:, None]) | np.isin(found, held_out)] = -1
+    found[(found == np.arange(len(found))[:, None]) | np.isin(found, held_out)] = -1
     order = np.argsort(found < 0, axis=1, kind="stable")  # those that are left come first
     return np.take_along_axis(found, order, axis=1)[:, :count]
 

@@ -131,7 +131,7 @@ class Trainer:
         )
         self.neighbours = None
         if self.teacher is not None and tree.levels:
-            self.neighbours = neighbours_of(tree, vectors, recipe.neighbours, self.held_out, self.corpus.text_groups)
+            self.neighbours = neighbours_of(tree, vectors, recipe.neighbours, self.held_out)
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = new_optimizer(recipe.optimizer, [(self.centroids, recipe.centroid_learning_rate)])
