@@ -58,6 +58,14 @@ def test_what_is_searched_in_part_or_by_words_alone_is_not_judged(index):
     assert index.good_match("w1", [hits[0]._replace(number=10_000)]) is None  # it was removed meanwhile
 
 
+def test_the_hit_that_is_judged_is_first_by_words_and_meaning(index, planted_corpus):
+    query = " ".join(list(planted_corpus)[0].text.split()[2:9])
+    hits = index.search(query, k=100)
+    assert index.good_match(query, hits[:1]) is True
+    assert index.good_match(query, hits[-1:]) is False
+    assert index.good_match(query, hits[::-1]) is True  # as a cross-encoder might have put them
+
+
 def test_too_few_documents_are_not_judged_by_until_there_are_more(tmp_path, planted_corpus, static_encoder):
     documents = list(planted_corpus)
     with Index.create(tmp_path / "index", documents[: LEAST - 1], static_encoder) as index:

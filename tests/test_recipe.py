@@ -172,3 +172,13 @@ def test_a_tree_from_a_uniform_start_is_another_tree(concept_corpus, static_enco
     ]
     assert (trees[0].document_parent != trees[1].document_parent).any()
     np.testing.assert_array_equal(trees[1].document_parent, trees[2].document_parent)
+
+
+def test_a_batch_is_at_most_a_quarter_of_what_is_learnt_from(planted_corpus, static_encoder):
+    assert Recipe.for_encoder(static=True, documents=100_000, most_documents=200).batch_size == 50
+    assert Recipe.for_encoder(static=True, documents=100, most_documents=200).batch_size == 25
+    assert Recipe.for_encoder(static=True, documents=100, most_documents=0).batch_size == 25
+    recipe = Recipe.for_encoder(
+        static=True, documents=len(planted_corpus), most_documents=40, epochs=1, train="encoder", hold_out=False
+    )
+    assert train(planted_corpus, static_encoder, recipe=recipe).recipe.batch_size == 10

@@ -18,13 +18,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.errors import InputError
+from hce.errors import FormatError, InputError
 from hce.files import held_alone
 from hce.index import reindex as module
 from hce.index.check import check
 from hce.index.index import Index, ReindexedError
 from hce.index.manifest import FORMAT, Manifest
-from hce.index.store import Writer
+from hce.index.store import Store, Writer
 from hce.web.app import create_app
 
 TOPICS = ("ships and harbours at sea", "stars and planets by night", "bread and cheese for supper", "laws of the court")
@@ -327,6 +327,27 @@ def test_a_rebuild_does_not_take_away_what_another_process_is_taking_up(made, ne
             index.rebuild()
         index.undo_reindex()
         assert index.manifest.dim == 16
+
+
+@pytest.mark.parametrize("dim", [16, 24])
+def test_documents_from_before_a_reindexing_beside_a_later_manifest_are_refused(made, tmp_path, monkeypatch, dim):
+    copied = tmp_path / "documents.sqlite"
+    shutil.copy(made / "documents.sqlite", copied)
+    with Index.open(made) as index:
+        index.reindex(table(dim, 2))
+    for name in ("documents.sqlite-wal", "documents.sqlite-shm"):
+        (made / name).unlink(missing_ok=True)
+    shutil.copy(copied, made / "documents.sqlite")
+    readers, reading = [], Store.reading
+
+    def counted(store):
+        readers.append(store)
+        assert len(readers) < 20, "it looks again and again"
+        return reading(store)
+
+    monkeypatch.setattr(Store, "reading", counted)
+    with pytest.raises(FormatError, match=r"documents\.sqlite.* restore"), Index.open(made) as index:
+        index.search("sea")
 
 
 def test_an_index_of_an_earlier_version(tmp_path, new):

@@ -483,7 +483,7 @@ class Index:
         """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
         That is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`; where tokens
-        have put another hit first, by the one that would be first without them.
+        or a cross-encoder have put another hit first, by the hit that would be first without them.
 
         Args:
             query: the text that was searched for.
@@ -504,9 +504,7 @@ class Index:
         if calibration.fingerprint != self.manifest.fingerprint:
             return None
         vector = self._encode_query(query) if vector is None else vector
-        first = hits[0]
-        if any(hit.from_tokens for hit in hits):  # of which the calibration knows nothing
-            first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)
+        first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)  # the calibration knows of nothing else
         with self.reading() as reader:
             if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([first.number]):
                 return None  # it has another encoder by now, or the document is gone

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hce.errors import FormatError
 from hce.index.carried_encoder import CarriedEncoder, check_same
 from hce.index.cutting import Cutter
 from hce.index.derived import Derived
@@ -69,12 +70,23 @@ class Opened:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one moment of the store, at which it has the vectors of the encoder that the manifest names."""
+        """Open one moment of the store, at which it has the vectors of the encoder that the manifest names.
+
+        Raises:
+            FormatError: the store has none, for it is older than the manifest.
+        """
+        behind = None  # of which manifest a reader was too early
         while True:
             with self.store.reading() as reader:
                 if self.keep_up(reader):
                     yield reader
                     return
+                if behind == self.manifest.since:  # this reader was opened after that manifest had been read
+                    raise FormatError(
+                        f"{self.store.path} is older than {MANIFEST_FILE}: it has no vectors of the encoder that the "
+                        "index got since; restore the whole folder from one copy"
+                    )
+                behind = self.manifest.since
 
     def keep_up(self, reader: Reader) -> bool:
         """Adopt a manifest that another process wrote; return whether `reader` sees vectors of its encoder."""

@@ -224,7 +224,7 @@ def _finish(
         history = history[: best_epoch(history) + 1]
     kept = load_kept(encoder, start_weights, run.best, history, devset, recipe)
     tree = run.tree
-    if run.tree_epoch != kept.epoch:  # the present tree is of other weights
+    if recipe.tree and run.tree_epoch != kept.epoch:  # the present tree is of other weights
         _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
     return CoTrained(encoder, tree, run.history, kept.mix, kept.dev)
 

@@ -165,7 +165,8 @@ class Recipe:
 
         Args:
             static: whether it is a token table; a transformer's companion, where that is trained in its place, is one.
-            documents: how many there are; of few, a batch is no more than a quarter, unless its size is set.
+            documents: how many there are; of few (`most_documents` included), a batch is no more than a quarter, unless
+                its size is set.
             settings: fields of the recipe.
 
         Raises:
@@ -192,7 +193,8 @@ class Recipe:
         recipe = cls(**{**defaults, **settings})
         if document_count is None or "batch_size" in settings:
             return recipe
-        return replace(recipe, batch_size=min(recipe.batch_size, max(2, document_count // 4)))
+        learnt_from = min(document_count, recipe.most_documents or document_count)
+        return replace(recipe, batch_size=min(recipe.batch_size, max(2, learnt_from // 4)))
 
     @classmethod
     def parsed(cls, name: str, text: str) -> Any:
