@@ -48,10 +48,11 @@ def test_version_and_help():
 
 
 def test_no_work_and_no_torch_at_import():
-    """Nor where the facts of a model are read, as `hce status` does."""
-    code = "import sys, hce, hce.training.model_folder; print('torch' in sys.modules, 'faiss' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["False", "False"]
+    """Nor where the facts of a model are read, as `hce status` does, nor by a server before it answers."""
+    for module, heavy in (("hce.training.model_folder", ("torch", "faiss")), ("hce.web.app", ("torch", "sklearn"))):
+        code = f"import sys, hce, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == "[]"
 
 
 MISTYPED = {

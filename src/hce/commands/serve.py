@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hce.commands.common import JsonOption, ReadIndexArgument, answer, err
+from hce.progress import progress_bar
 
 
 def serve(
@@ -43,8 +44,9 @@ def serve(
     from hce.index.index import Index
 
     with Index.open(path) as index:
-        from hce.web.app import Server, create_app, listen, url_of  # which takes seconds: after the index is found
-        from hce.web.guard import rules_for
+        with progress_bar("loading", None, "modules"):  # which takes seconds: after the index is found
+            from hce.web.app import Server, create_app, listen, url_of
+            from hce.web.guard import rules_for
 
         rules = rules_for(host, token, not (read_only or index.is_replica), name or ())
         made_up = rules.token if rules.token != token else None  # who gave a token knows it, and a log need not

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from hce.checksums import keep_arrays, kept_arrays
-from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.store import Moment, Reader, content_key
 from hce.index.threads import Worker, reason_of
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
@@ -236,6 +238,8 @@ def _load_local(spec: str) -> Encoder:
     Raises:
         InputError: it is not on this machine.
     """
+    from hce.encoding.encoder import Encoder  # with torch, which the server need not wait for
+
     try:
         return Encoder.load(spec, local=True)
     except InputError as error:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 from scipy.spatial import Voronoi, cKDTree
-from sklearn.manifold import TSNE
 
 from hce.encoding.static import as_unit_rows
 from hce.tree.hierarchy import Hierarchy
@@ -64,6 +63,8 @@ def place_sites(tree: Hierarchy, level: int, seed: int = 0) -> np.ndarray:
     if count < 5:  # too few for t-SNE
         turn = 2 * np.pi * np.arange(count) / count
         return _within_unit_square(np.stack([np.cos(turn), np.sin(turn)], axis=1))
+    from sklearn.manifold import TSNE  # which takes a second; the map of an index is kept once it is made
+
     apart = np.maximum(1 - centroids @ centroids.T, 0)
     above = tree.ancestors(level, np.arange(count))[:, 1:-1]
     for ancestor in above.T:
