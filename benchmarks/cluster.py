@@ -59,7 +59,7 @@ def timed(work: Callable[[], tuple[float, int]]) -> Run:
 def ours(vectors: np.ndarray, k: int, **options: Any) -> tuple[float, int]:
     """Run our k-means."""
     result = spherical_kmeans(vectors, k, **options)
-    return result.objective[-1], len(result.objective)
+    return result.mean_cosines[-1], len(result.mean_cosines)
 
 
 class Compared(NamedTuple):

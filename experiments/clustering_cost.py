@@ -51,7 +51,7 @@ def fast(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
     """Cluster by our k-means in its fast mode, into N/b clusters."""
     start = time.process_time()
     result = spherical_kmeans(vectors, -(-len(vectors) // branching), seed=seed, mode="fast")
-    return Clustered(time.process_time() - start, result.objective[-1])
+    return Clustered(time.process_time() - start, result.mean_cosines[-1])
 
 
 def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:

@@ -105,15 +105,15 @@ def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
     Raises:
         InputError: an unknown system, or one that lacks what it needs.
     """
-    static = bench.encoder.is_static
+    is_static = bench.encoder.is_static
     if wanted is None:
         there = [name for name in DENSE + GENERATIVE if name in SYSTEMS]
-        able = [name for name in there if not SYSTEMS[name].lacks(bench.task, static=static)]
+        able = [name for name in there if not SYSTEMS[name].lacks(bench.task, is_static=is_static)]
         return [*able, PAPER_NAME]
     for name in wanted:
         if name != PAPER_NAME and name not in SYSTEMS:
             raise InputError(f"unknown system {name!r}; there are {', '.join([*SYSTEMS, PAPER_NAME])}")
-        if name != PAPER_NAME and (lack := SYSTEMS[name].lacks(bench.task, static=static)):
+        if name != PAPER_NAME and (lack := SYSTEMS[name].lacks(bench.task, is_static=is_static)):
             raise InputError(f"system {name!r} needs {lack}")
     return wanted
 

@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
     """Return the systems asked for, else all that this collection and encoder allow."""
-    static = bench.encoder.is_static
-    able = [name for name in SUPERVISED + WITH_GENERATED if not SYSTEMS[name].lacks(bench.task, static=static)]
-    return choose(wanted or able, bench.task, static=static)
+    is_static = bench.encoder.is_static
+    able = [name for name in SUPERVISED + WITH_GENERATED if not SYSTEMS[name].lacks(bench.task, is_static=is_static)]
+    return choose(wanted or able, bench.task, is_static=is_static)
 
 
 def _table(comparison: Comparison, by_first: ComparisonTable) -> str:

@@ -85,7 +85,7 @@ def test_without_dropout_it_is_that_of_the_whole_batch(make_trainer):
 
 def test_without_the_same_dropout_it_would_be_another(make_trainer, monkeypatch):
     """That the first test can fail: where the generator is not put back, the gradients are far from the plain ones."""
-    monkeypatch.setattr(hce.training.steps, "checkpoint", partial(checkpoint, preserve_rng_state=False))
+    monkeypatch.setattr(hce.training.steps, "recomputed", partial(checkpoint, preserve_rng_state=False))
     trainer, columns = make_trainer()
     _, gradient, _ = run(trainer, columns, chunk_size=4)
     _, expected, _ = plain_in_chunks(trainer, columns, 4)

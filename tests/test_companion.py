@@ -18,10 +18,10 @@ from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, word_table_of
-from hce.training.heldout import labelled_devset, means, pseudo_devset
+from hce.training.heldout import labelled_devset, mean_ndcg, pseudo_devset
 from hce.training.history import mean_over_kinds
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.sources import LabelledData, sources_and_devset
+from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.train import improvement, train
 from hce.training.words_share import WORDS_SHARES, best_words_share
 
@@ -56,8 +56,8 @@ def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_en
     }
     best = max(measured, key=lambda share: measured[share])
     assert chosen.encoder.shares == pytest.approx((1 - best, best))
-    assert mean_over_kinds(means(chosen.ndcg_after)) == pytest.approx(measured[best], abs=1e-9)
-    assert mean_over_kinds(means(chosen.ndcg_before)) == pytest.approx(mean_over_kinds(dev.measure(static_encoder)))
+    assert mean_ndcg(chosen.ndcg_chosen) == pytest.approx(measured[best], abs=1e-9)
+    assert mean_ndcg(chosen.ndcg_alone) == pytest.approx(mean_over_kinds(dev.measure(static_encoder)))
 
 
 def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encoder, dev):
@@ -66,7 +66,7 @@ def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encod
     companion = words(concept_corpus, range(0, len(concept_corpus), 7))
     good = static_encoder.beside([companion], [0.5, 0.5])
     chosen = accompany(good, [rubbish], dev)
-    assert chosen.encoder is good and chosen.ndcg_after is chosen.ndcg_before and not chosen.share
+    assert chosen.encoder is good and chosen.ndcg_chosen is chosen.ndcg_alone and not chosen.share
 
 
 def test_no_companion_is_the_encoder_alone(static_encoder, dev):
@@ -109,7 +109,7 @@ def test_words_that_choose_the_share_do_not_know_the_documents_that_dev_queries_
     recipe = replace(QUICK, hold_out=hold_out)
     result = train(concept_corpus, static_encoder, recipe=recipe)
     assert [len(each) for each in left_out] == [0, 24]
-    sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelledData(), recipe)
+    sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelSets(), recipe)
     assert left_out[1] == sources.measured.tolist()
     assert result.held_out.tolist() == (sources.measured.tolist() if hold_out else [])
 

@@ -371,20 +371,20 @@ def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
 
 def test_the_choice_follows_the_data(task):
     bare = replace(task, pairs=None, dev=None, generated=None)
-    assert choose([], bare, static=True) == [
+    assert choose([], bare, is_static=True) == [
         *("bm25", "untrained", "fitted", "hybrid", "rrf", "ct", "no-tree", "hce", "hce-hybrid")
     ]
-    assert choose([], bare, static=False) == [
+    assert choose([], bare, is_static=False) == [
         *("bm25", "untrained", "hybrid", "rrf", "ct", "no-tree", "hce", "hce-hybrid")
     ]
-    everything = choose([], task, static=True)
+    everything = choose([], task, is_static=True)
     assert set(DEFAULT) <= set(everything)
     assert "no-tree+qg" in everything
 
 
 def test_hce_never_comes_without_the_same_training_without_the_tree(task):
-    assert choose(["hce", "bm25"], task, static=True) == ["bm25", "no-tree", "hce"]
-    assert choose(["bm25"], task, static=True) == ["bm25"]
+    assert choose(["hce", "bm25"], task, is_static=True) == ["bm25", "no-tree", "hce"]
+    assert choose(["bm25"], task, is_static=True) == ["bm25"]
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_hce_never_comes_without_the_same_training_without_the_tree(task):
 )
 def test_what_cannot_be_run_is_refused_at_once(name, message, task):
     with pytest.raises(InputError, match=message):
-        choose(["bm25", name], replace(task, pairs=None, dev=None, generated=None), static=True)
+        choose(["bm25", name], replace(task, pairs=None, dev=None, generated=None), is_static=True)
     if name == "dpr":
         with pytest.raises(InputError, match="needs a static encoder"):
-            choose(["fitted"], task, static=False)
+            choose(["fitted"], task, is_static=False)

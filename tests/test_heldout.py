@@ -42,9 +42,9 @@ def test_the_variant_stands_in_for_the_document_by_hand():
     # The document's whole text would win; cut, it scores 0.8 and one other is better: rank 2, so 1/log2(3).
     pool = encoder.encode(["whole", "better", "worse"])
     queries = DevQueries("spans", ["q"], [np.array([0])], ["own"])
-    asked, variants = encoder.encode(queries.texts, "query"), encoder.encode(queries.variants)
-    assert _ndcg(pool, queries, asked, variants) == pytest.approx(1 / np.log2(3))
-    assert _ndcg(pool[[0, 2]], queries, asked, variants) == 1.0
+    query_vectors, variant_vectors = encoder.encode(queries.texts, "query"), encoder.encode(queries.variants)
+    assert _ndcg(pool, queries, query_vectors, variant_vectors) == pytest.approx(1 / np.log2(3))
+    assert _ndcg(pool[[0, 2]], queries, query_vectors, variant_vectors) == 1.0
 
 
 def stories(count: int) -> Corpus:

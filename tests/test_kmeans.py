@@ -52,8 +52,8 @@ def check_promises(vectors, k, result):
     cosines = unit(vectors) @ result.centroids.astype(np.float64).T
     own = cosines[np.arange(len(vectors)), result.assignment]
     assert (cosines.max(axis=1) - own).max() < 1e-6, "a cluster is not the nearest centroid"
-    assert result.objective[-1] == pytest.approx(own.mean(), abs=1e-6)
-    assert (np.diff(result.objective) > -1e-6).all(), "the objective fell"
+    assert result.mean_cosines[-1] == pytest.approx(own.mean(), abs=1e-6)
+    assert (np.diff(result.mean_cosines) > -1e-6).all(), "the mean cosine fell"
 
 
 def reference_rounds(vectors, assignment, k):
@@ -77,15 +77,15 @@ def reference_rounds(vectors, assignment, k):
 def test_two_arcs_by_hand():
     # From centroids at 0 and 30 degrees: 0, 10 | 30, 80, 90, then the means 5 and 66.9 take 0, 10, 30 | 80, 90.
     rows = unit_rows(circle(0, 10, 30, 80, 90), CPU)
-    result = kmeans._exact_kmeans(rows, torch.from_numpy(circle(0, 30)), 10, lambda number, objective: None)
+    result = kmeans._exact_kmeans(rows, torch.from_numpy(circle(0, 30)), 10, lambda number, mean_cosine: None)
     assert result.assignment.tolist() == [0, 0, 0, 1, 1]
     assert result.converged
     degrees = np.rad2deg(np.arctan2(result.centroids[:, 1], result.centroids[:, 0]))
     s = np.sin(np.deg2rad([0, 10, 30])).sum(), np.cos(np.deg2rad([0, 10, 30])).sum()
     np.testing.assert_allclose(degrees, [np.rad2deg(np.arctan2(*s)), 85], atol=1e-4)
     # Round 1 scores cos 0, 10 to the first centroid and 0, 50, 60 to the second.
-    assert result.objective[0] == pytest.approx(np.cos(np.deg2rad([0, 10, 0, 50, 60])).mean(), abs=1e-6)
-    assert len(result.objective) == 3
+    assert result.mean_cosines[0] == pytest.approx(np.cos(np.deg2rad([0, 10, 0, 50, 60])).mean(), abs=1e-6)
+    assert len(result.mean_cosines) == 3
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -99,7 +99,7 @@ def test_same_steps_as_the_reference(seed):
     rows = unit_rows(vectors, CPU)
     for rounds, step in enumerate(history, start=1):
         start = steps.normalised(steps.member_sums(rows, assignment, 5), rows, assignment)
-        result = kmeans._exact_kmeans(rows, start, rounds, lambda number, objective: None)
+        result = kmeans._exact_kmeans(rows, start, rounds, lambda number, mean_cosine: None)
         assert result.assignment.tolist() == step
     np.testing.assert_allclose(result.centroids, expected, atol=1e-6)
 
@@ -124,7 +124,7 @@ def test_random_start_covers_every_cluster():
 def test_planted_clusters_are_found(mode):
     vectors, truth = planted(4, 40)
     best = max(
-        (spherical_kmeans(vectors, 4, mode=mode, seed=seed) for seed in range(12)), key=lambda r: r.objective[-1]
+        (spherical_kmeans(vectors, 4, mode=mode, seed=seed) for seed in range(12)), key=lambda r: r.mean_cosines[-1]
     )
     assert same_partition(best.assignment, truth)
 
@@ -134,7 +134,7 @@ def test_round_cap_is_reported(caplog):
     with caplog.at_level(logging.WARNING, logger="hce.tree.kmeans"):
         result = spherical_kmeans(vectors, 20, mode="exact", max_rounds=2)
     assert not result.converged
-    assert len(result.objective) == 2
+    assert len(result.mean_cosines) == 2
     assert "after 2 rounds" in caplog.text
     check_promises(vectors, 20, result)
 
@@ -182,7 +182,7 @@ def test_same_seed_same_result_and_no_global_state(mode):
     other = spherical_kmeans(vectors, 60, mode=mode, seed=8)
     assert np.array_equal(first.assignment, again.assignment)
     assert np.array_equal(first.centroids, again.centroids)
-    assert first.objective == again.objective
+    assert first.mean_cosines == again.mean_cosines
     assert not np.array_equal(first.assignment, other.assignment)
 
 
@@ -222,7 +222,7 @@ def test_as_many_clusters_as_rows(mode):
     vectors = np.random.default_rng(0).standard_normal((30, 5))
     result = spherical_kmeans(vectors, 30, mode=mode)
     assert sorted(result.assignment.tolist()) == list(range(30))
-    assert result.objective[-1] == pytest.approx(1, abs=1e-6)
+    assert result.mean_cosines[-1] == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -230,7 +230,7 @@ def test_members_that_cancel_out_still_give_a_unit_centroid(mode):
     vectors = circle(0, 180)
     result = spherical_kmeans(vectors, 1, mode=mode)
     np.testing.assert_allclose(np.linalg.norm(result.centroids, axis=1), 1, atol=1e-6)
-    assert result.objective[-1] == pytest.approx(0, abs=1e-6)
+    assert result.mean_cosines[-1] == pytest.approx(0, abs=1e-6)
 
 
 # --- empty clusters ---
@@ -277,7 +277,7 @@ def test_fast_mode_is_as_good_as_exact_where_it_is_the_default():
     fast = spherical_kmeans(vectors, k)
     exact = spherical_kmeans(vectors, k, mode="exact")
     check_promises(vectors, k, fast)
-    assert fast.objective[-1] > 0.99 * exact.objective[-1]
+    assert fast.mean_cosines[-1] > 0.99 * exact.mean_cosines[-1]
     assert np.array_equal(fast.assignment, spherical_kmeans(vectors, k, mode="fast").assignment)
     assert not np.array_equal(fast.assignment, exact.assignment)
 
@@ -395,9 +395,9 @@ def test_of_very_many_pairs_a_row_looks_among_the_nearest_groups(enough, monkeyp
     np.testing.assert_array_equal(near.centroids, whole.centroids)
     assert np.array_equal(np.unique(near.assignment), np.arange(900))
     assert (near.assignment == whole.assignment).mean() > 0.98
-    assert near.objective[-2] - 1e-6 < near.objective[-1] < whole.objective[-1] + 1e-6
+    assert near.mean_cosines[-2] - 1e-6 < near.mean_cosines[-1] < whole.mean_cosines[-1] + 1e-6
     own = (unit(vectors) * near.centroids[near.assignment]).sum(axis=1)
-    assert near.objective[-1] == pytest.approx(own.mean(), abs=1e-6)
+    assert near.mean_cosines[-1] == pytest.approx(own.mean(), abs=1e-6)
 
 
 def test_screen_is_used_where_it_pays():
@@ -427,9 +427,9 @@ def test_a_head_never_understates_a_product(power):
 def test_clusters_by_heads_are_as_good_as_by_whole_rows(power, monkeypatch):
     vectors, _ = planted(400, 10, dim=128, noise=0.5)
     vectors = vectors / (1 + np.arange(128)) ** power
-    by_heads = spherical_kmeans(vectors, 500, mode="fast").objective[-1]
+    by_heads = spherical_kmeans(vectors, 500, mode="fast").mean_cosines[-1]
     monkeypatch.setattr(kmeans_fast, "_ENOUGH", 2.0)  # no head is ever enough
-    assert by_heads > spherical_kmeans(vectors, 500, mode="fast").objective[-1] - 2e-3
+    assert by_heads > spherical_kmeans(vectors, 500, mode="fast").mean_cosines[-1] - 2e-3
 
 
 # --- input ---
@@ -459,7 +459,7 @@ def test_memory_mapped_file_is_read_in_chunks_and_left_alone(length, mode, tmp_p
     monkeypatch.setattr(steps, "_BLOCK_BYTES", 1000)
     result = spherical_kmeans(np.load(path, mmap_mode="r"), 80, mode=mode)
     check_promises(vectors, 80, result)
-    assert result.objective[-1] == pytest.approx(expected.objective[-1], abs=2e-3)
+    assert result.mean_cosines[-1] == pytest.approx(expected.mean_cosines[-1], abs=2e-3)
     assert path.read_bytes() == before
 
 
@@ -467,7 +467,7 @@ def test_progress_sees_every_round():
     vectors, _ = planted(20, 10, noise=0.3)
     seen = []
     result = spherical_kmeans(vectors, 25, mode="exact", on_round=lambda *step: seen.append(step))
-    assert seen == list(enumerate(result.objective, start=1))
+    assert seen == list(enumerate(result.mean_cosines, start=1))
 
 
 def bad_row(value):

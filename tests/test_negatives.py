@@ -124,7 +124,7 @@ def test_near_ones_are_found_through_the_tree(planted_corpus, planted_tree, plan
     near, mined = (
         way(planted_corpus, planted_tree, planted_vectors, NOBODY, 2, RECIPE) for way in (NearNegatives, MinedNegatives)
     )
-    found = near.nearest(planted_vectors[positions], 10)
+    found = near.nearest_documents(planted_vectors[positions], 10)
     leaves = planted_tree.walk(planted_vectors[positions], NearNegatives.beam)[-1]
     for row, position in enumerate(positions):
         under = np.flatnonzero(np.isin(planted_tree.document_parent, leaves[row]))
@@ -137,7 +137,7 @@ def test_near_ones_are_found_through_the_tree(planted_corpus, planted_tree, plan
     assert np.isin(planted_tree.document_parent[chosen.positions], leaves).all()
     wide = Wide(*vars(near).values())
     np.testing.assert_array_equal(
-        wide.nearest(planted_vectors[positions], 20), mined.nearest(planted_vectors[positions], 20)
+        wide.nearest_documents(planted_vectors[positions], 20), mined.nearest_documents(planted_vectors[positions], 20)
     )
 
 

@@ -19,7 +19,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.training.co_training import cluster_corpus
 from hce.training.losses import Taught, hce_loss
-from hce.training.neighbours import BEAM, K1, TEMPERATURE, B, WordTeacher, neighbours_of, taught_by
+from hce.training.neighbours import BEAM, BM25_B, BM25_K1, TEMPERATURE, WordTeacher, neighbours_of, taught_by
 from hce.training.pairs import Batch, InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
@@ -54,7 +54,7 @@ def bm25(texts: list[str], query: str, document: str) -> float:
         frequency = sum(word in other for other in bags)
         idf = math.log(1 + (len(bags) - frequency + 0.5) / (frequency + 0.5))
         count = Counter(words)[word]
-        score += idf * count / (count + K1 * (1 - B + B * len(words) / mean))
+        score += idf * count / (count + BM25_K1 * (1 - BM25_B + BM25_B * len(words) / mean))
     return score
 
 

@@ -31,7 +31,7 @@ from hce.training.history import mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelledData, Sources, learnt_from, sources_and_devset
+from hce.training.sources import LabelSets, Sources, learnt_from, sources_and_devset
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
@@ -199,7 +199,7 @@ def test_all_levels_have_a_loss_in_every_mode_and_size_unless_told_otherwise(
     ):
         recipe = replace(SMALL, **{"levels": -1, "mode": "joint", **settings})
         dev = concept_labels.only(["q0"])
-        sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelledData(labels, dev=dev), recipe)
+        sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelSets(labels, dev=dev), recipe)
         trainer = Trainer(concept_corpus, static_encoder, sources, recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
         assert len(trainer.objective.centroids) == expected
@@ -434,6 +434,11 @@ def unfinished(concept_corpus, static_encoder, tmp_path, monkeypatch) -> Path:
     return tmp_path / "out"
 
 
+def test_checkpoints_have_the_names_that_they_always_had(unfinished):
+    (facts,) = unfinished.with_name("out.unfinished").glob("state-*/facts.json")
+    assert list(json.loads(facts.read_text())["progress"]) == ["epoch", "batch", "step", "sums"]
+
+
 def test_resume_refuses_other_settings(concept_corpus, static_encoder, unfinished):
     with pytest.raises(InputError, match="another setting seed;"):
         train(concept_corpus, static_encoder, recipe=replace(SMALL, seed=5), output=unfinished, resume=True)
@@ -473,9 +478,9 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
     vectors = static_encoder.encode(list(corpus.texts()))
     trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, SMALL, static_encoder, 0), vectors)
     positions = torch.tensor([[0, 240, 0], [1, 5, 1]])  # document, sampled, known
-    own = trainer.objective._documents(positions[:, 0], torch.zeros(2, 32))
+    positives = trainer.objective._documents(positions[:, 0], torch.zeros(2, 32))
     sampled = trainer.objective._documents(positions[:, 1:2], torch.zeros(2, 1, 32))
-    assert false_negatives(own, sampled).tolist() == [[True], [False]]
+    assert false_negatives(positives, sampled).tolist() == [[True], [False]]
 
 
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):

@@ -54,7 +54,7 @@ def test_a_document_is_its_row_of_u_times_s():
     expected = left[:, :3] * values[:3]
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     table = WordTable.fit(corpus_of(TEXTS), dim=3)
-    assert set(table.word_rows.words) == set(words)
+    assert set(table.word_rows.terms) == set(words)
     found = encoder_of(table).encode(TEXTS)
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
 
@@ -73,7 +73,7 @@ def test_an_unknown_word_changes_nothing_and_a_text_of_them_has_the_fixed_direct
 
 def test_documents_that_are_left_out_are_not_learnt_from():
     table = WordTable.fit(corpus_of(TEXTS), without=np.array([0, 1, 2]))
-    assert "cat" not in table.word_rows.words and "bond" in table.word_rows.words
+    assert "cat" not in table.word_rows.terms and "bond" in table.word_rows.terms
 
 
 def test_how_many_words_are_unknown():

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -114,9 +114,10 @@ class Bench:
         datasets = {split: Dataset.load(folder, split) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)
-        static, document_count = fresh.parts[0].begins_with_table, len(corpus)  # companions are not trained
-        defaults = Recipe.for_encoder(static=static, documents=document_count, **(settings or {}))
-        recipe = Recipe.for_encoder(static=static, documents=document_count, **{"train": "encoder", **(settings or {})})
+        begins_with_table = fresh.parts[0].begins_with_table  # companions are not trained
+        recipe_for = partial(Recipe.for_encoder, static=begins_with_table, documents=len(corpus))
+        defaults = recipe_for(**(settings or {}))
+        recipe = recipe_for(**{"train": "encoder", **(settings or {})})
         for each in (recipe, defaults):
             each.require_documents(len(corpus))
         labels = {split: dataset.labels for split, dataset in datasets.items()}
@@ -253,7 +254,7 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
     bench = Bench.open(folder, output, [split], **options)
-    names = choose(list(systems), bench.task, static=bench.encoder.is_static)
+    names = choose(list(systems), bench.task, is_static=bench.encoder.is_static)
     return bench.compare(names, seeds, on_result)[split]
 
 

@@ -33,7 +33,7 @@ from hce.processes import seed_step
 from hce.progress import progress_bar
 from hce.training.pairs import Batch, batch_count, endless
 from hce.training.recipe import Recipe, Supervision
-from hce.training.sources import LabelledData, Sources, sources_and_devset
+from hce.training.sources import LabelSets, Sources, sources_and_devset
 from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.steps import new_optimizer, rate_share
 
@@ -323,8 +323,8 @@ class Prepared:
         mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labelled else "joint"
         recipe = replace(task.recipe, mode=mode, hold_out=False)
         encoder = task.load_encoder()
-        labels = LabelledData(task.pairs, task.generated, task.dev)
-        sources, devset = sources_and_devset(task.corpus, encoder, labels, recipe)
+        label_sets = LabelSets(task.pairs, task.generated, task.dev)
+        sources, devset = sources_and_devset(task.corpus, encoder, label_sets, recipe)
         if encoder.is_static and recipe.fit_static:
             encoder = task.start_encoder(devset)
         return cls(task, encoder, recipe, MixedStream(task.corpus, sources, recipe))

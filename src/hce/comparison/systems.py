@@ -206,23 +206,23 @@ DEFAULT = (
 WITHOUT_TREE = {"hce": "no-tree", "hce+qg": "no-tree+qg"}
 
 
-def choose(names: list[str], task: Task, *, static: bool) -> list[str]:
+def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
     """Return the systems to compare; beside HCE, the same training without the tree is always among them.
 
     Args:
         names: as the user gave them; none means all of `DEFAULT` that can be run.
         task: what there is to work with.
-        static: whether the encoder is static.
+        is_static: the encoder's, see `Encoder.is_static`.
 
     Raises:
         InputError: an unknown name, or a system that lacks something it needs.
     """
     if not names:
-        names = [name for name in DEFAULT if not SYSTEMS[name].lacks(task, static=static)]
+        names = [name for name in DEFAULT if not SYSTEMS[name].lacks(task, is_static=is_static)]
     for name in names:
         if name not in SYSTEMS:
             raise InputError(f"unknown system {name!r}; there are {', '.join(SYSTEMS)}")
-        lack = SYSTEMS[name].lacks(task, static=static)
+        lack = SYSTEMS[name].lacks(task, is_static=is_static)
         if lack:
             raise InputError(f"system {name!r} needs {lack}")
     wanted = {*names, *(WITHOUT_TREE[name] for name in names if name in WITHOUT_TREE)}

@@ -128,13 +128,13 @@ class System:
     ours: bool = False
     written: bool = False
 
-    def lacks(self, task: Task, *, static: bool) -> str | None:
+    def lacks(self, task: Task, *, is_static: bool) -> str | None:
         """Say in words what the system needs and the task does not have."""
         there: dict[Need, bool] = {
             "labels": task.pairs is not None,
             "generated": task.generated is not None,
-            "static": static,
-            "transformer": not static,
+            "static": is_static,
+            "transformer": not is_static,
         }
         return None if self.needs is None or there[self.needs] else LACKS[self.needs]
 

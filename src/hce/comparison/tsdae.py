@@ -27,7 +27,7 @@ from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.pairs import batch_count, in_batches
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelledData, sources_and_devset
+from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.weights import load_best_mix, weights_of
 
 DELETED = 0.6
@@ -38,7 +38,7 @@ def build_tsdae(task: Task) -> Built:
     """Denoise, then keep the best mix of the first and the trained weights."""
     encoder = task.load_encoder()
     recipe = replace(task.recipe, mode="unsupervised")
-    _, devset = sources_and_devset(task.corpus, encoder, LabelledData(), recipe)
+    _, devset = sources_and_devset(task.corpus, encoder, LabelSets(), recipe)
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, task.corpus, task.recipe, progress=task.progress)

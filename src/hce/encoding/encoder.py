@@ -291,7 +291,7 @@ class Encoder:
         return max(self.tokenizer.get_vocab().values()) + 1
 
     def token_ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the ids of each text's own tokens, as far as the first part reads it."""
+        """Yield the ids of each text's tokens, special ones included, as far as the first part reads it."""
         for start in range(0, len(texts), SORTED_AT_ONCE):
             yield from self._tokenized(texts[start : start + SORTED_AT_ONCE])
 

@@ -59,8 +59,8 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     that no direction which merely "is common in this corpus" dominates every inner product. On scifact's and
     nfcorpus's train and dev queries whitening is worth more than the idf weights themselves (docs/LOG.md).
 
-    The counts are taken together with those that the table makes expect: of no document at all the outcome is a table
-    whitened by its own lights, and a thousand documents outweigh it.
+    The counts are taken together with the counts that the table leads one to expect: of no document at all the outcome
+    is a table whitened by its own row lengths, and a thousand documents outweigh it.
 
     Args:
         table: of shape (vocabulary, n).

@@ -123,19 +123,19 @@ class WordRows:
     """The words that a table has rows for.
 
     Attributes:
-        words: the terms, in the order of the rows.
+        terms: what has a row, in the order of the rows; `words` in files.
         language: whose endings are cut off.
     """
 
-    def __init__(self, words: Sequence[str], language: str) -> None:
-        self.words = list(words)
+    def __init__(self, row_terms: Sequence[str], language: str) -> None:
+        self.terms = list(row_terms)
         self.language = checked_language(language)
-        self._row = {word: row for row, word in enumerate(self.words)}
+        self._row = {term: row for row, term in enumerate(self.terms)}
 
     def bags(self, texts: Sequence[str]) -> Bags:
         """Count the known words of each text; one that occurs c times weighs 1 + log(c)."""
         counts = [
-            Counter(self._row[word] for word in terms(text, self.language) if word in self._row) for text in texts
+            Counter(self._row[term] for term in terms(text, self.language) if term in self._row) for text in texts
         ]
         bags = token_bags([list(each) for each in counts])
         occurrences = chain.from_iterable(each.values() for each in counts)
@@ -146,7 +146,7 @@ class WordRows:
         """Return the share of the texts' words that have no vector: how far a corpus has outgrown its table."""
         bags = [terms(text, self.language) for text in texts]
         total = sum(map(len, bags))
-        return sum(word not in self._row for word in chain.from_iterable(bags)) / total if total else 0.0
+        return sum(term not in self._row for term in chain.from_iterable(bags)) / total if total else 0.0
 
 
 # ----------------------------------------------------------------------------------------- what all encoders share
@@ -205,7 +205,7 @@ def check_parts(shares: Sequence[float], dims: Sequence[int], centres: tuple[int
         raise ValueError(f"centres of shape {centres} are not two vectors of the first part's")
 
 
-def check_word_table(words: Sequence[str], shape: tuple[int, ...]) -> None:
+def check_word_table(row_terms: Sequence[str], shape: tuple[int, ...]) -> None:
     """Refuse a table that has not one vector for each word.
 
     Raises:
@@ -213,8 +213,8 @@ def check_word_table(words: Sequence[str], shape: tuple[int, ...]) -> None:
     """
     if len(shape) != 2 or not shape[1]:
         raise ValueError(f"a table of shape {shape} is not one vector a word")
-    if len(words) != shape[0] or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"{len(words)} words for {shape[0]} vectors, or some are not words")
+    if len(row_terms) != shape[0] or not all(isinstance(term, str) for term in row_terms):
+        raise ValueError(f"{len(row_terms)} words for {shape[0]} vectors, or some are not words")
 
 
 def checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
@@ -355,7 +355,7 @@ class Table(NamedTuple):
         """A sha256 over all that the vectors depend on."""
         if isinstance(self.splitter, WordRows):
             module_type, name = "WordTable", "0.table"
-            settings: dict[str, Any] = {"language": self.splitter.language, "words": self.splitter.words}
+            settings: dict[str, Any] = {"language": self.splitter.language, "words": self.splitter.terms}
         else:
             module_type, name, settings = "StaticEmbedding", "0.embedding.weight", {}
         modules = [(module_type, settings), ("Normalize", NORMALIZE)]

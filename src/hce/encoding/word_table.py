@@ -40,7 +40,7 @@ class WordTable(InputModule):
     """One vector for each word of a corpus; a text is the sum over its words, each weighted by 1 + log(occurrences).
 
     Attributes:
-        word_rows: the words that have a vector, in the order of the table's rows, and their language.
+        word_rows: the terms that have a vector, in the order of the table's rows, and their language.
         table: of shape (words, n); a row's length has the word's idf in it.
     """
 
@@ -48,12 +48,12 @@ class WordTable(InputModule):
     tokenizer = None
     table: Tensor
 
-    def __init__(self, words: Sequence[str], table: Tensor, language: str) -> None:
+    def __init__(self, row_terms: Sequence[str], table: Tensor, language: str) -> None:
         super().__init__()
-        check_word_table(words, tuple(table.shape))
+        check_word_table(row_terms, tuple(table.shape))
         if not table.is_floating_point():
             raise ValueError(f"a table of {table.dtype} is not one of vectors")
-        self.word_rows = WordRows(words, language)
+        self.word_rows = WordRows(row_terms, language)
         self.register_buffer("table", table)
 
     @classmethod
@@ -85,16 +85,16 @@ class WordTable(InputModule):
             places = counted(sample.tolist(), advance)
             bags = [Counter(terms(corpus[position].full_text, language)) for position in places]
         frequencies = Counter(chain.from_iterable(bags))
-        words = [word for word, count in frequencies.most_common(MOST_WORDS) if count >= LEAST_DOCUMENTS]
-        dim = min(dim, len(words) - 1, len(bags) - 1)
+        row_terms = [term for term, count in frequencies.most_common(MOST_WORDS) if count >= LEAST_DOCUMENTS]
+        dim = min(dim, len(row_terms) - 1, len(bags) - 1)
         if dim < 1:
             raise InputError(f"{corpus.name}: no two documents share enough words to learn from")
-        counts = np.array([frequencies[word] for word in words], dtype=np.float64)
+        counts = np.array([frequencies[term] for term in row_terms], dtype=np.float64)
         idf = inverse_document_frequency(counts, len(bags))
-        matrix = term_matrix(bags, words, idf)
-        *_, axes = randomized_svd(matrix, dim, n_iter=ROUNDS, random_state=seed)  # (n, words)
+        matrix = term_matrix(bags, row_terms, idf)
+        *_, axes = randomized_svd(matrix, dim, n_iter=ROUNDS, random_state=seed)  # (n, terms)
         table = (axes * idf).T.astype(np.float32)
-        return cls(words, torch.from_numpy(np.ascontiguousarray(table)), language)
+        return cls(row_terms, torch.from_numpy(np.ascontiguousarray(table)), language)
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Count the known words of each text; a prompt is not among what a text is about, and is left out."""
@@ -119,7 +119,7 @@ class WordTable(InputModule):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return language and words, which are part of an encoder's fingerprint."""
-        return {"language": self.word_rows.language, "words": self.word_rows.words}
+        return {"language": self.word_rows.language, "words": self.word_rows.terms}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write the words and their vectors into an existing folder."""
@@ -148,17 +148,17 @@ def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_matrix(bags: Iterable[Counter[str]], column_of: Mapping[str, int], dtype: type) -> sparse.csr_matrix:
-    """Return how often each word that has a column is in each text, of shape (texts, words)."""
-    known = [{column_of[word]: count for word, count in bag.items() if word in column_of} for bag in bags]
+    """Return how often each term that has a column is in each text, of shape (texts, terms)."""
+    known = [{column_of[term]: count for term, count in bag.items() if term in column_of} for bag in bags]
     ends = np.cumsum([0, *map(len, known)])
     columns = np.fromiter(chain.from_iterable(known), dtype=np.int64, count=int(ends[-1]))
     counts: np.ndarray = np.fromiter(chain.from_iterable(each.values() for each in known), dtype, count=len(columns))
     return sparse.csr_matrix((counts, columns, ends), shape=(len(known), len(column_of)))
 
 
-def term_matrix(bags: Sequence[Counter[str]], words: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
-    """Return documents × words: (1 + log tf)·idf, rows of length 1."""
-    matrix = count_matrix(bags, {word: column for column, word in enumerate(words)}, np.float64)
+def term_matrix(bags: Sequence[Counter[str]], column_terms: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
+    """Return documents × terms: (1 + log tf)·idf, rows of length 1."""
+    matrix = count_matrix(bags, {term: column for column, term in enumerate(column_terms)}, np.float64)
     matrix.data = (1 + np.log(matrix.data)) * idf[matrix.indices]
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
     return (sparse.diags_array(1 / np.where(lengths > 0, lengths, 1)).tocsr() @ matrix).astype(np.float32)

@@ -135,16 +135,16 @@ class HybridSearcher:
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""
         wanted = k if self.tokens is None else max(k, TOKENS_FIRST)
-        asked, encode = dict[str, QueryTokens](), self.dense.encoder.encode
+        query_tokens, encode = dict[str, QueryTokens](), self.dense.encoder.encode
         if self.tokens is not None:
-            encode = partial(encode, on_tokens=partial(_ask, self.tokens.space, asked))
-        vectors = encode(queries, "query")
+            encode = partial(encode, on_tokens=partial(_keep_tokens, self.tokens.space, query_tokens))
+        query_vectors = encode(queries, "query")
         fused = fused_search(
-            *(queries, vectors, self.dense.vectors, self.words, candidate_count_for(wanted)),
+            *(queries, query_vectors, self.dense.vectors, self.words, candidate_count_for(wanted)),
             words_share=self.words_share,
             k=wanted,
         )
-        return [self._scored(each, asked.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
+        return [self._scored(each, query_tokens.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
 
     def _scored(self, ranked: Ranked, query: QueryTokens | None) -> list[Scored]:
         positions, scores = ranked.numbers, ranked.from_meaning + ranked.from_words
@@ -160,7 +160,7 @@ class HybridSearcher:
 
 def fused_search(
     queries: Sequence[str],
-    asked: np.ndarray,
+    query_vectors: np.ndarray,
     vectors: np.ndarray,
     words: Words,
     candidate_count: int,
@@ -170,10 +170,10 @@ def fused_search(
 ) -> list[Ranked]:
     """Search by words and, exactly, by meaning, and fuse what both find; see `hce.search.fusion.search_both`.
 
-    `asked` are the queries' vectors, of shape (queries, n), `vectors` the documents', of shape (N, n); `words` numbers
-    documents by their position.
+    `query_vectors` are of shape (queries, n), `vectors`, the documents', of shape (N, n); `words` numbers documents by
+    their position.
     """
-    found = nearest(asked, vectors, candidate_count)
+    found = nearest(query_vectors, vectors, candidate_count)
     return [
         search_both(
             *(words, text),
@@ -184,12 +184,14 @@ def fused_search(
             words_share=words_share,
             k=k,
         )
-        for text, vector, positions, cosines in zip(queries, asked, *found, strict=True)
+        for text, vector, positions, cosines in zip(queries, query_vectors, *found, strict=True)
     ]
 
 
-def _ask(space: TokenSpace, asked: dict[str, QueryTokens], text: str, ids: np.ndarray, states: Tensor) -> None:
-    asked[text] = space.query(ids, states)
+def _keep_tokens(
+    space: TokenSpace, query_tokens: dict[str, QueryTokens], text: str, ids: np.ndarray, states: Tensor
+) -> None:
+    query_tokens[text] = space.query(ids, states)
 
 
 def _cosines(vectors: np.ndarray, query: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -139,7 +139,7 @@ def co_train(
         losses, accuracy = run.counters.close_epoch()
         epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
-            run.best, run.best_metric = weights_of(encoder), epoch.metric
+            run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
             needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
             if recipe.cotrain and needs_vectors and run.counters.epoch < recipe.epochs:
                 epoch = _recluster(run, epoch)
@@ -156,8 +156,9 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
         vectors: the documents' vectors, of shape (N, n).
         recipe: the settings.
         encoder: whose device computes.
-        clustering_number: which clustering of the run this is; each draws its own random numbers. That after an epoch
-            has the epoch's number, the first one 0, and that of the weights to return one more than there are epochs.
+        clustering_number: which clustering of the run this is; its seed is the recipe's plus this number. That after an
+            epoch has the epoch's number, the first one 0, and that of the weights to return one more than there are
+            epochs.
     """
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
@@ -179,8 +180,8 @@ def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | Non
     vectors, tree = _encode_and_cluster(trainer, checkpoints, clustering_number=0)
     trainer.use_tree(tree, vectors)
     epoch = Epoch(0, _measure(devset, trainer.encoder, vectors), seconds=round(time.perf_counter() - began, 3))
-    best = weights_of(trainer.encoder)
-    return TrainingRun(trainer, tree, vectors, best, epoch.metric, [epoch], checkpoints=checkpoints)
+    best_weights = weights_of(trainer.encoder)
+    return TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
 
 
 def _optimise(run: TrainingRun, progress: bool) -> bool:
@@ -189,7 +190,7 @@ def _optimise(run: TrainingRun, progress: bool) -> bool:
     trainer, counters = run.trainer, run.counters
     title, pair_count = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
     with progress_bar(title, pair_count, "pairs", show=progress) as advance:
-        advance(min(pair_count, counters.batch * trainer.recipe.batch_size))
+        advance(min(pair_count, counters.steps_done * trainer.recipe.batch_size))
         for losses, count in trainer.steps(counters):
             if not np.isfinite(losses["total"]):
                 logger.warning(
@@ -220,9 +221,9 @@ def _finish(
     """Choose the weights to return, never broken ones (NaN), and grow their tree."""
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
     if is_broken:  # the best epoch then counts as the last one
-        encoder.model.load_state_dict(run.best)
+        encoder.model.load_state_dict(run.best_weights)
         history = history[: best_epoch(history) + 1]
-    kept = load_kept(encoder, start_weights, run.best, history, devset, recipe)
+    kept = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
     tree = run.tree
     if recipe.tree and run.tree_epoch != kept.epoch:  # the present tree is of other weights
         _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)

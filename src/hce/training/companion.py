@@ -26,8 +26,7 @@ from hce.encoding.word_table import WordTable
 from hce.errors import InputError
 from hce.processes import of_the_first
 from hce.training.co_training import Learnt, cluster_corpus
-from hce.training.heldout import DevSet, DevVectors, joined_dev_vectors, means, pseudo_devset
-from hce.training.history import mean_over_kinds
+from hce.training.heldout import DevSet, DevVectors, joined_dev_vectors, mean_ndcg, means, pseudo_devset
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.weights import is_clear_gain
 from hce.training.words_share import best_words_share
@@ -57,28 +56,30 @@ def with_companions(
     result, recipe = learnt.result, learnt.result.recipe
     encoder_was_trained = recipe.train != "companion"
     devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
-    encoded = run_folder and run_folder / "encoded"
-    vectors = encode_corpus(encoder, corpus, encoded, progress=progress and not encoder.begins_with_table)
+    vectors_folder = run_folder and run_folder / "encoded"
+    vectors = encode_corpus(encoder, corpus, vectors_folder, progress=progress and not encoder.begins_with_table)
     companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
-    chosen = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
-    vectors = _vectors_beside(corpus, chosen.encoder, vectors)
-    words_share = best_words_share(devset, chosen.encoder, vectors, recipe.language) if devset.is_labelled else None
-    if encoder_was_trained and not chosen.share:
+    accompanied = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
+    vectors = _vectors_beside(corpus, accompanied.encoder, vectors)
+    words_share = None
+    if devset.is_labelled:
+        words_share = best_words_share(devset, accompanied.encoder, vectors, recipe.language)
+    if encoder_was_trained and not accompanied.share:
         return learnt._replace(result=replace(result, words_share=words_share))
-    ndcg_before = learnt.ndcg_before if encoder_was_trained else chosen.ndcg_before
+    ndcg_before = learnt.ndcg_before if encoder_was_trained else accompanied.ndcg_alone
     stages = result.stages if encoder_was_trained else {}
     result = replace(
         result,
-        encoder=chosen.encoder,
+        encoder=accompanied.encoder,
         hierarchy=cluster_corpus(vectors, recipe, encoder, recipe.epochs + 1),
-        mix=result.mix if chosen.share else 0.0,
+        mix=result.mix if accompanied.share else 0.0,
         before=means(ndcg_before),
-        after=means(chosen.ndcg_after),
+        after=means(accompanied.ndcg_chosen),
         metric=devset.metric_name,
         words_share=words_share,
-        stages={**stages, "companions": means(chosen.ndcg_after)} if chosen.share else dict(stages),
+        stages={**stages, "companions": means(accompanied.ndcg_chosen)} if accompanied.share else dict(stages),
     )
-    return Learnt(result, learnt.measured, devset, ndcg_before, chosen.ndcg_after)
+    return Learnt(result, learnt.measured, devset, ndcg_before, accompanied.ndcg_chosen)
 
 
 def _companions(
@@ -106,14 +107,14 @@ class Accompanied(NamedTuple):
     Attributes:
         encoder: the encoder with its companions, or the encoder alone.
         share: what the companions count in all; 0 where the encoder stays alone.
-        ndcg_before: NDCG@10 of each held-out query of each kind by the encoder alone.
-        ndcg_after: the same, by what is returned.
+        ndcg_alone: NDCG@10 of each held-out query of each kind by the encoder alone.
+        ndcg_chosen: the same, with the share that was chosen.
     """
 
     encoder: Encoder
     share: float
-    ndcg_before: dict[str, np.ndarray]
-    ndcg_after: dict[str, np.ndarray]
+    ndcg_alone: dict[str, np.ndarray]
+    ndcg_chosen: dict[str, np.ndarray]
 
 
 def accompany(
@@ -136,35 +137,36 @@ def accompany(
             made of; by default `companions`, which are what is used.
         vectors: the vectors of the whole corpus by the encoder, if someone has them already.
     """
-    own = devset.encode(encoder, vectors)
-    before = best = devset.ndcg_of(own)
-    chosen = 0.0
-    centres = None if encoder.is_table else _centres(own, vectors)
+    alone = devset.encode(encoder, vectors)
+    ndcg_alone = best_ndcg = devset.ndcg_of(alone)
+    best_share = 0.0
+    centres = None if encoder.is_table else _centres(alone, vectors)
     if companions:
-        parts = [own, *(devset.encode(each, zeros=True) for each in (companions if chosen_by is None else chosen_by))]
+        parts = [alone, *(devset.encode(each, zeros=True) for each in (companions if chosen_by is None else chosen_by))]
         for share in SHARES:
             if share > MOST_WITHOUT_LABELS and not devset.is_labelled:
                 break
             ndcg = devset.ndcg_of(joined_dev_vectors(parts, _shares(share, len(companions)), centres))
-            if mean_over_kinds(means(ndcg)) > mean_over_kinds(means(best)):
-                chosen, best = share, ndcg
-        if not devset.is_labelled and not is_clear_gain(before, best):
-            chosen, best = 0.0, before
-        chosen = of_the_first({"share": chosen}, encoder.device)["share"]
-    if not chosen:
-        return Accompanied(encoder, 0.0, before, before)
-    return Accompanied(encoder.beside(companions, _shares(chosen, len(companions)), centres), chosen, before, best)
+            if mean_ndcg(ndcg) > mean_ndcg(best_ndcg):
+                best_share, best_ndcg = share, ndcg
+        if not devset.is_labelled and not is_clear_gain(ndcg_alone, best_ndcg):
+            best_share, best_ndcg = 0.0, ndcg_alone
+        best_share = of_the_first({"share": best_share}, encoder.device)["share"]
+    if not best_share:
+        return Accompanied(encoder, 0.0, ndcg_alone, ndcg_alone)
+    together = encoder.beside(companions, _shares(best_share, len(companions)), centres)
+    return Accompanied(together, best_share, ndcg_alone, best_ndcg)
 
 
-def _centres(own: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
+def _centres(dev_vectors: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
     """Return the mean of held-out queries, each kind counting alike, and that of documents, of shape (2, n).
 
     The mean of a few queries would be about those; then there is none.
     """
-    if sum(map(len, own.queries)) < LEAST_TO_CENTRE:
+    if sum(map(len, dev_vectors.query_vectors)) < LEAST_TO_CENTRE:
         return None
-    query = np.mean([vectors_of_kind.mean(axis=0) for vectors_of_kind in own.queries], axis=0)
-    return np.stack([query, (own.pool_vectors if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
+    query = np.mean([vectors_of_kind.mean(axis=0) for vectors_of_kind in dev_vectors.query_vectors], axis=0)
+    return np.stack([query, (dev_vectors.pool_vectors if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:

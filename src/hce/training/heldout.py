@@ -22,6 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
+from hce.training.history import mean_over_kinds
 
 CUTOFF = 10
 LABELLED = "labelled"
@@ -53,13 +54,13 @@ class DevVectors(NamedTuple):
 
     Attributes:
         pool_vectors: of the pool's documents, of shape (pool, n).
-        queries: for each kind, of shape (queries, n).
-        variants: for each kind the vectors of `DevQueries.variants`, of shape (queries, n), or None.
+        query_vectors: for each kind, of shape (queries, n).
+        variant_vectors: for each kind those of `DevQueries.variants`, of shape (queries, n), or None.
     """
 
     pool_vectors: np.ndarray
-    queries: list[np.ndarray]
-    variants: list[np.ndarray | None]
+    query_vectors: list[np.ndarray]
+    variant_vectors: list[np.ndarray | None]
 
 
 def joined_dev_vectors(
@@ -67,17 +68,18 @@ def joined_dev_vectors(
 ) -> DevVectors:
     """Put the vectors of several encoders side by side, as `Encoder.beside` does."""
     query_centre, document_centre = (None, None) if centres is None else centres
-    queries = [
-        joined_rows(arrays, shares, query_centre) for arrays in zip(*(part.queries for part in parts), strict=True)
+    query_vectors = [
+        joined_rows(arrays, shares, query_centre)
+        for arrays in zip(*(part.query_vectors for part in parts), strict=True)
     ]
-    variants = [
+    variant_vectors = [
         None
         if arrays[0] is None
         else joined_rows([array for array in arrays if array is not None], shares, document_centre)
-        for arrays in zip(*(part.variants for part in parts), strict=True)
+        for arrays in zip(*(part.variant_vectors for part in parts), strict=True)
     ]
     pool_vectors = joined_rows([part.pool_vectors for part in parts], shares, document_centre)
-    return DevVectors(pool_vectors, queries, variants)
+    return DevVectors(pool_vectors, query_vectors, variant_vectors)
 
 
 @dataclass(frozen=True)
@@ -121,21 +123,29 @@ class DevSet:
             pool_vectors = encoder.encode(texts, zeros=zeros)
         else:
             pool_vectors = np.asarray(vectors[self.pool])
-        queries = [encoder.encode(each.texts, "query", zeros=zeros) for each in self.panel]
-        variants = [
+        query_vectors = [encoder.encode(each.texts, "query", zeros=zeros) for each in self.panel]
+        variant_vectors = [
             None if each.variants is None else encoder.encode(each.variants, zeros=zeros) for each in self.panel
         ]
-        return DevVectors(pool_vectors, queries, variants)
+        return DevVectors(pool_vectors, query_vectors, variant_vectors)
 
     def ndcg_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
         """Measure NDCG@10 for each query of each kind, of shape (queries,), by vectors that `encode` gave."""
-        kinds = zip(self.panel, encoded.queries, encoded.variants, strict=True)
-        return {each.kind: _ndcg(encoded.pool_vectors, each, asked, variants) for each, asked, variants in kinds}
+        kinds = zip(self.panel, encoded.query_vectors, encoded.variant_vectors, strict=True)
+        return {
+            each.kind: _ndcg(encoded.pool_vectors, each, query_vectors, variant_vectors)
+            for each, query_vectors, variant_vectors in kinds
+        }
 
 
 def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the mean over the queries of each kind."""
     return {kind: float(values.mean()) for kind, values in ndcg.items()}
+
+
+def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
+    """Return the mean over kinds of the mean over the queries of each: what is chosen by."""
+    return mean_over_kinds(means(ndcg))
 
 
 def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
@@ -153,7 +163,7 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
             answers.append(np.array(right))
     if not texts:
         raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
-    pool = _drawn_pool(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
+    pool = with_random_others(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
     labelled = DevQueries(LABELLED, texts, [np.searchsorted(pool, right) for right in answers])
     return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, pool, (labelled,))
 
@@ -180,7 +190,7 @@ def pseudo_devset(
             f"{corpus.name}: each document held out to measure by has the text of another one; "
             "remove doubles, or give labelled dev queries"
         )
-    pool = _drawn_pool(len(corpus), measured, pool_size, seed)
+    pool = with_random_others(len(corpus), measured, pool_size, seed)
     rng = np.random.default_rng([seed, 1])
     kinds: dict[str, Callable[[Document], Span | None]] = {
         "titles": _title,
@@ -205,10 +215,12 @@ def pseudo_devset(
     return DevSet(metric_name, corpus, pool, tuple(panel))
 
 
-def _ndcg(pool_vectors: np.ndarray, queries: DevQueries, asked: np.ndarray, variants: np.ndarray | None) -> np.ndarray:
-    if variants is not None:
-        return _ndcg_of_variants(asked, variants, pool_vectors, np.concatenate(queries.answers))
-    ranked, _ = nearest(asked, pool_vectors, CUTOFF)
+def _ndcg(
+    pool_vectors: np.ndarray, queries: DevQueries, query_vectors: np.ndarray, variant_vectors: np.ndarray | None
+) -> np.ndarray:
+    if variant_vectors is not None:
+        return _ndcg_of_variants(query_vectors, variant_vectors, pool_vectors, np.concatenate(queries.answers))
+    ranked, _ = nearest(query_vectors, pool_vectors, CUTOFF)
     return ndcg_of_rankings(ranked, queries.answers)
 
 
@@ -223,20 +235,20 @@ def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]
 
 
 def _ndcg_of_variants(
-    asked: np.ndarray, variants: np.ndarray, pool_vectors: np.ndarray, answers: np.ndarray
+    query_vectors: np.ndarray, variant_vectors: np.ndarray, pool_vectors: np.ndarray, answers: np.ndarray
 ) -> np.ndarray:
-    own = np.einsum("ij,ij->i", asked, variants)
-    better = np.zeros(len(asked), dtype=np.int64)
-    for rows, scores in score_blocks(asked, pool_vectors):
+    own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)
+    better = np.zeros(len(query_vectors), dtype=np.int64)
+    for rows, scores in score_blocks(query_vectors, pool_vectors):
         scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its whole text; the variant stands in for it
-        better[rows] = (scores >= own[rows, None]).sum(axis=1)
+        better[rows] = (scores >= own_scores[rows, None]).sum(axis=1)
     return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
 
 
-def _drawn_pool(count: int, wanted: np.ndarray, size: int, seed: int) -> np.ndarray:
+def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
     """Draw random others to go with the wanted documents, `size` in all (or all the wanted ones), in order; 0: all."""
-    others = np.setdiff1d(np.arange(count), wanted)
-    extra = min(len(others), max(0, (size or count) - len(wanted)))
+    others = np.setdiff1d(np.arange(document_count), wanted)
+    extra = min(len(others), max(0, (size or document_count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
 
 

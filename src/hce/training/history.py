@@ -25,7 +25,7 @@ class Epoch:
         loss: mean loss by name: level_1 … level_M, document (of the labelled pairs in joint training), neighbours.
         accuracy: the share of queries that would go down the right way, at each level from the top.
         reclustered: whether the tree was grown anew afterwards.
-        churn: the share of documents whose parent that changed.
+        churn: the share of documents that this moved to another leaf.
         seconds: how long it took, measuring included.
     """
 

@@ -149,8 +149,8 @@ def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Te
 
     `contrastive` takes the partner's score by itself, so that among the negatives it would count twice.
     """
-    mine = torch.arange(scores.shape[1], device=scores.device) == own_column[:, None]  # (B, G)
-    return mine if forbidden is None else mine | forbidden
+    is_own = torch.arange(scores.shape[1], device=scores.device) == own_column[:, None]  # (B, G)
+    return is_own if forbidden is None else is_own | forbidden
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
@@ -230,8 +230,9 @@ def level_loss(
         node: The node of each query's document in this level, of shape (B,).
         siblings: The level's nodes by parent.
         temperature: τ_h, which may be softer than the τ of the documents.
-        right: Nodes that other right documents of each query lie under, padded with −1, of shape (B, P): those among
-            the siblings are right as well, −log Σ_right / Σ_siblings. Without effect where `documents` are given.
+        right: Nodes that right documents of each query lie under, its own document among them, padded with −1, of shape
+            (B, P): those among the siblings are right as well, −log Σ_right / Σ_siblings. Where `documents` are given,
+            only the accuracy looks at them.
         documents: The queries' documents, unit vectors of shape (B, n), to go the way of, in place of Eq. 5.
         route: "full" scores all K nodes and masks the strangers, "gather" collects each query's siblings first; by
             default the cheaper one. They agree.
@@ -242,28 +243,28 @@ def level_loss(
     family = (_all_nodes if route == "full" else _gathered_nodes)(centroids, node, siblings, width)
     scores = family.scores(queries, temperature)  # (B, W)
     positive = family.of_own(scores)  # (B,)
-    known = family.own  # (B, W)
+    is_right = family.is_own  # (B, W)
     if right is not None:
-        known = known | (known_positives(right, family.nodes) & ~family.strangers)
+        is_right = is_right | (known_positives(right, family.nodes) & ~family.strangers)
     if documents is None:
-        loss = contrastive(positive, scores, family.strangers | family.own)
+        loss = contrastive(positive, scores, family.strangers | family.is_own)
         if right is not None:
-            loss = loss - contrastive(positive, scores, ~known | family.own)
+            loss = loss - contrastive(positive, scores, ~is_right | family.is_own)
     else:
         loss = divergence(scores, family.scores(documents.detach(), temperature), family.strangers)
-    accurate = ((scores < positive[:, None]) | family.strangers | known).all(dim=1)  # (B,)
+    accurate = ((scores < positive[:, None]) | family.strangers | is_right).all(dim=1)  # (B,)
     return LevelLoss(loss.mean(), accurate.to(loss.dtype).mean())
 
 
-def divergence(given: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
-    """Compute KL(softmax of the target ‖ softmax of what is given), per query.
+def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
+    """Compute KL(softmax of the target ‖ softmax of the scores), per query.
 
     Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
     way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
     document's neighbours, the target is what a teacher thinks of them. No gradient passes through the target.
 
     Args:
-        given: Scores of the queries, of shape (B, K).
+        scores: Those of the queries, of shape (B, K).
         target: Scores to be like, up to a constant a row, of shape (B, K).
         forbidden: True where a column does not count, of shape (B, K); in every row some column does.
 
@@ -271,7 +272,7 @@ def divergence(given: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
         The losses, of shape (B,).
     """
     wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
-    found = given.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    found = scores.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
     differences = (wanted - found).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
     return (wanted.exp() * differences).sum(dim=1)  # (B,)
 
@@ -290,23 +291,23 @@ class _Family(NamedTuple):
     Attributes:
         nodes: Node numbers, of shape (K,), or of shape (B, W) where each query has its own.
         centroids: Theirs, of shape (K, n) or (B, W, n).
-        own: True at the node of each query's document, once a row, of shape (B, W).
+        is_own: True at the node of each query's document, once a row, of shape (B, W).
         strangers: True where a node is no child of the same parent, or only fills the row up, of shape (B, W).
     """
 
     nodes: Tensor
     centroids: Tensor
-    own: Tensor
+    is_own: Tensor
     strangers: Tensor
 
     def scores(self, vectors: Tensor, temperature: float) -> Tensor:
-        """Score with normalised centroids; what is divided is the scores, which saves a copy of the table."""
+        """Score with normalised centroids; divides scores, not centroids, which saves a copy."""
         lengths = precise(self.centroids).norm(dim=-1).clamp_min(1e-12)
         return scores_of(vectors, self.centroids, temperature) / lengths  # (B, W)
 
     def of_own(self, scores: Tensor) -> Tensor:
         """Select each row's score of its own node; a sum of products would let padding into the gradient."""
-        return scores.gather(1, self.own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
+        return scores.gather(1, self.is_own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
 
 
 def _all_nodes(centroids: Tensor, node: Tensor, siblings: Siblings, width: int) -> _Family:
@@ -335,7 +336,8 @@ class BatchLevel:
         centroids: Of shape (K, n).
         siblings: The level's nodes by parent.
         node: The node of each query's document, of shape (B,).
-        right: The nodes of its other right documents, padded with −1, of shape (B, P); None for none.
+        right: The nodes of all its right documents, that one among them, padded with −1, of shape (B, P); None: that
+            one alone.
     """
 
     centroids: Tensor
@@ -436,8 +438,8 @@ def hce_loss(
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
     tau = temperature if level_temperature is None else level_temperature
     pairing = pairing or InBatch()
-    own = documents if pairing.own_row is None else documents[pairing.own_row]  # (B, n)
-    followed = own if level_target == "document" else None
+    own_documents = documents if pairing.own_row is None else documents[pairing.own_row]  # (B, n)
+    followed = own_documents if level_target == "document" else None
     terms = [
         level_loss(
             *(queries, each.centroids, each.node, each.siblings), temperature=tau, right=each.right, documents=followed
@@ -461,7 +463,7 @@ def hce_loss(
     total = torch.stack([*(level_weight * loss for loss in level_losses), document_loss]).sum()
     neighbour_loss = None
     if taught is not None:
-        candidates = torch.cat([own[:, None], taught.vectors.to(own.dtype)], dim=1)  # (B, 1 + S, n)
+        candidates = torch.cat([own_documents[:, None], taught.vectors.to(own_documents.dtype)], dim=1)  # (B, 1 + S, n)
         scores = scores_of(queries, candidates, temperature)
         neighbour_loss = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
         total = total + neighbour_loss

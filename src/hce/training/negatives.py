@@ -103,7 +103,7 @@ class FreshSiblingNegatives(SiblingNegatives):
 class MinedNegatives(Negatives):
     """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
 
-    def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
+    def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return the documents nearest to each query, of shape (B, count), −1 for none; here from among all."""
         spare = len(self.held_out)  # so many of them may be of no use
         return nearest(queries, self.vectors, min(count + spare, len(self.vectors)))[0]
@@ -111,11 +111,11 @@ class MinedNegatives(Negatives):
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
         """Choose some of the nearest for each document loss, at random."""
         count = self.recipe.negative_count * (self.tree.depth - self.loss_levels)
-        among = max(MINED_FROM, count)
-        found = self.nearest(queries.float().cpu().numpy(), among + batch.known.shape[1])
+        pool_size = max(MINED_FROM, count)
+        found = self.nearest_documents(queries.float().cpu().numpy(), pool_size + batch.known.shape[1])
         right = (found[:, :, None] == batch.known[:, None, :]).any(axis=2)
         wrong = ~right & ~np.isin(found, self.held_out) & (found >= 0)
-        wrong &= np.cumsum(wrong, axis=1) <= among
+        wrong &= np.cumsum(wrong, axis=1) <= pool_size
         rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
         order = np.argsort(np.where(wrong, rng.random(found.shape), 2.0), axis=1)[:, :count]
         chosen = np.where(wrong, found, batch.positions[:, None])
@@ -127,7 +127,7 @@ class NearNegatives(MinedNegatives):
 
     beam = 4  # leaves that are looked into
 
-    def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
+    def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return the nearest documents under the leaves that a walk with a narrow beam ends at."""
         leaves = self.tree.walk(queries, self.beam)[-1]
         return self.tree.closest_children(self.tree.depth - 1, leaves, queries, count, self.vectors)

@@ -26,7 +26,7 @@ from hce.training.losses import Taught
 from hce.training.pairs import Batch
 from hce.tree.hierarchy import Hierarchy
 
-K1, B = 1.2, 0.75  # Lucene's
+BM25_K1, BM25_B = 1.2, 0.75  # Lucene's
 BEAM = 2  # leaves that are looked into for a document's neighbours
 TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
 
@@ -67,13 +67,13 @@ class WordTeacher:
 
     def __init__(self, corpus: Corpus, language: str) -> None:
         self.language = language
-        self.column: dict[str, int] = {}
+        self.column_of_term: dict[str, int] = {}
         with progress_bar("words of neighbours", len(corpus), "documents") as advance:
             bags = [Counter(terms(text, language)) for text in counted(corpus.texts(), advance)]
-        for word in chain.from_iterable(bags):
-            self.column.setdefault(word, len(self.column))
+        for term in chain.from_iterable(bags):
+            self.column_of_term.setdefault(term, len(self.column_of_term))
         self.documents = self._counted(bags)
-        frequency = np.bincount(self.documents.counts.indices, minlength=len(self.column))
+        frequency = np.bincount(self.documents.counts.indices, minlength=len(self.column_of_term))
         self.idf = inverse_document_frequency(frequency, len(bags)).astype(np.float32)
         self.mean_length = max(1.0, float(self.documents.lengths.mean()))
 
@@ -92,10 +92,10 @@ class WordTeacher:
         queries = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
         count = len(batch.queries)
         cut = np.zeros(count, dtype=bool) if batch.cut is None else batch.cut  # (B,)
-        own = self._bm25(queries, np.arange(count), batch.positions, cut.astype(np.float32))
+        own_scores = self._bm25(queries, np.arange(count), batch.positions, cut.astype(np.float32))
         rows = np.repeat(np.arange(count), candidates.shape[1])
-        others = self._bm25(queries, rows, candidates.ravel(), np.zeros(len(rows), dtype=np.float32))
-        return np.concatenate([own[:, None], others.reshape(candidates.shape)], axis=1)
+        other_scores = self._bm25(queries, rows, candidates.ravel(), np.zeros(len(rows), dtype=np.float32))
+        return np.concatenate([own_scores[:, None], other_scores.reshape(candidates.shape)], axis=1)
 
     def _bm25(self, queries: WordCounts, rows: np.ndarray, positions: np.ndarray, cut: np.ndarray) -> np.ndarray:
         """Score documents by queries, pair by pair; where `cut` is 1, as if the document had not the query's words.
@@ -110,12 +110,14 @@ class WordTeacher:
         Returns:
             Scores of shape (pairs,).
         """
-        asked = queries.counts[rows]  # (pairs, words)
-        shared = self.documents.counts[positions].multiply(asked > 0).tocsr()
-        taken = shared.multiply(asked).tocsr()  # both have the same pattern, and this the query's counts times theirs
+        query_counts = queries.counts[rows]  # (pairs, words)
+        shared = self.documents.counts[positions].multiply(query_counts > 0).tocsr()
+        taken = shared.multiply(
+            query_counts
+        ).tocsr()  # both have the same pattern, and this the query's counts times theirs
         frequency = shared.data - (taken.data / shared.data) * np.repeat(cut, np.diff(shared.indptr))
         lengths = self.documents.lengths[positions] - cut * queries.lengths[rows]
-        norm = K1 * (1 - B + B * np.maximum(lengths, 0) / self.mean_length)
+        norm = BM25_K1 * (1 - BM25_B + BM25_B * np.maximum(lengths, 0) / self.mean_length)
         frequency = np.maximum(frequency, 0)
         weights = self.idf[shared.indices] * frequency / (frequency + np.repeat(norm, np.diff(shared.indptr)))
         return np.asarray(sparse.csr_matrix((weights, shared.indices, shared.indptr), shape=shared.shape).sum(axis=1))[
@@ -124,7 +126,7 @@ class WordTeacher:
 
     def _counted(self, bags: Iterable[Counter[str]]) -> WordCounts:
         """Count the known words of some texts."""
-        matrix = count_matrix(bags, self.column, np.float32)
+        matrix = count_matrix(bags, self.column_of_term, np.float32)
         matrix.sort_indices()
         return WordCounts(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
 

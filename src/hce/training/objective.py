@@ -65,18 +65,18 @@ class Positions(NamedTuple):
     known: Tensor
 
 
-def same(own: Tensor, candidates: Tensor) -> Tensor:
+def same(own_numbers: Tensor, numbers: Tensor) -> Tensor:
     """Mark candidates of the row's own position or group: (B,) with (G,) or (B, S) → (B, G) or (B, S).
 
     What is below 0 is "unknown" and equals nothing, not even itself.
     """
-    return (own[:, None] == candidates) & (own[:, None] >= 0)
+    return (own_numbers[:, None] == numbers) & (own_numbers[:, None] >= 0)
 
 
 @torch.no_grad()
-def near_duplicates(own: Tensor, candidates: Tensor, margin: float) -> Tensor:
+def near_duplicates(own_vectors: Tensor, vectors: Tensor, margin: float) -> Tensor:
     """Mark where d⁺·d⁻ > margin: unit vectors (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
-    return scores_of(own, candidates, temperature=1.0) > margin
+    return scores_of(own_vectors, vectors, temperature=1.0) > margin
 
 
 def false_negatives(
@@ -203,18 +203,18 @@ class HCELoss(nn.Module):
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
-        own = self._documents(positions.own, documents)
+        positives = self._documents(positions.own, documents)
         known = positions.known if self.mask else positions.known[:, :0]  # (B, P)
         return hce_loss(
             queries,
             documents if not self.gather_across_devices else gather(documents),
-            self._levels(own.positions, known),
-            self._sampled(rest, positions.sampled, own, known),
+            self._levels(positives.positions, known),
+            self._sampled(rest, positions.sampled, positives, known),
             temperature=self.temperature,
             level_temperature=self.level_temperature,
             level_target=self.level_target,
             level_weight=self.level_weight,
-            pairing=self._in_batch(queries, documents, own, known),
+            pairing=self._in_batch(queries, documents, positives, known),
             taught=taught,
         )
 
@@ -223,7 +223,7 @@ class HCELoss(nn.Module):
         """How many document losses there are, L − M."""
         return self.depth - len(self.centroids)
 
-    def positions(self, labels: Tensor | None, sampled: int) -> Positions:
+    def positions(self, labels: Tensor | None, sampled_count: int) -> Positions:
         """Take the column `label` apart, of shape (B,), or (B, 1 + sampled columns + further known positives).
 
         Raises:
@@ -233,16 +233,17 @@ class HCELoss(nn.Module):
             raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
         labels = labels.long().reshape(len(labels), -1)
         if labels.shape[1] == 1:
-            labels = F.pad(labels, (0, sampled), value=-1)
-        if labels.shape[1] < 1 + sampled:
+            labels = F.pad(labels, (0, sampled_count), value=-1)
+        if labels.shape[1] < 1 + sampled_count:
             raise InputError(
-                f"label has {labels.shape[1]} positions a row for one document and {sampled} sampled negatives: "
-                f"give the document's alone, or at least {1 + sampled}."
+                f"label has {labels.shape[1]} positions a row for one document and {sampled_count} sampled negatives: "
+                f"give the document's alone, or at least {1 + sampled_count}."
             )
         low, high = int(labels[:, 0].min()), int(labels.max())
         if low < 0 or high >= len(self.paths):
             raise InputError(f"label holds position {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}.")
-        return Positions(labels[:, 0], labels[:, 1 : 1 + sampled], labels[:, 1 + sampled :])
+        first_known = 1 + sampled_count
+        return Positions(labels[:, 0], labels[:, 1:first_known], labels[:, first_known:])
 
     def _documents(self, positions: Tensor, vectors: Tensor) -> Candidates:
         groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
@@ -261,7 +262,7 @@ class HCELoss(nn.Module):
         ]
 
     def _sampled(
-        self, columns: Sequence[Tensor], positions: Tensor, own: Candidates, known: Tensor
+        self, columns: Sequence[Tensor], positions: Tensor, positives: Candidates, known: Tensor
     ) -> Sequence[Sampled | None]:
         count = self.document_loss_count
         if not columns:
@@ -271,20 +272,23 @@ class HCELoss(nn.Module):
                 f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {count} document losses."
             )
         vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
-        forbidden = false_negatives(own, self._documents(positions, vectors), known=known, margin=self.margin)  # (B, S)
+        candidates = self._documents(positions, vectors)
+        forbidden = false_negatives(positives, candidates, known=known, margin=self.margin)  # (B, S)
         parts = zip(vectors.chunk(count, dim=1), forbidden.chunk(count, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
 
-    def _in_batch(self, queries: Tensor, documents: Tensor, own: Candidates, known: Tensor) -> InBatch:
+    def _in_batch(self, queries: Tensor, documents: Tensor, positives: Candidates, known: Tensor) -> InBatch:
         if not self.gather_across_devices or process_count() == 1:
-            return InBatch(forbidden_batch=false_negatives(own, own, known=known, margin=self.margin))
-        everyones = self._documents(gather(own.positions), gather(documents.detach()))  # (G,)
+            return InBatch(forbidden_batch=false_negatives(positives, positives, known=known, margin=self.margin))
+        everyones = self._documents(gather(positives.positions), gather(documents.detach()))  # (G,)
         offset = dist.get_rank() * len(queries)
         return InBatch(
             own_row=torch.arange(offset, offset + len(queries), device=queries.device),
             all_queries=gather(queries),
-            forbidden_batch=false_negatives(own, everyones, known=known, margin=self.margin),  # (B, G)
-            forbidden_queries=false_negatives(everyones, own, known=gather(known), margin=self.margin).T,  # (B, G)
+            forbidden_batch=false_negatives(positives, everyones, known=known, margin=self.margin),  # (B, G)
+            forbidden_queries=false_negatives(
+                everyones, positives, known=gather(known), margin=self.margin
+            ).T,  # (B, G)
         )
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Recipe:
         "documents that are learnt from; of more, a random sample with all that labels name, so that a larger corpus "
         "takes no longer; 0: all",
     )
-    epochs: int = _positive(10, "turns of optimise, measure, re-cluster")
+    epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
         "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
@@ -130,7 +130,11 @@ class Recipe:
         1.0, "the most of the trained weights that a mix may have where no labelled queries say that more is better"
     )
     patience: int = _positive(10, "epochs without improvement on dev before stopping")
-    dev_queries: int = _positive(512, "documents (or labelled queries, without a dev split) held out to measure on")
+    dev_queries: int = _positive(
+        512,
+        "without labels, how many documents dev queries are made of; with labels and no dev split, how many of the "
+        "labelled queries are held out to choose by; at most a tenth (of labelled queries at least 20)",
+    )
     dev_pool: int = _option(8192, "documents searched when measuring on dev; 0: all")
     hold_out: bool = _option(
         True, "do not train on the documents that held-out pseudo-queries are made of; off: train on all, as the paper"

@@ -15,7 +15,7 @@ from hce.data.text import word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.training.heldout import DevSet, labelled_devset, pseudo_devset
+from hce.training.heldout import DevSet, labelled_devset, pseudo_devset, with_random_others
 from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, PairSource
 from hce.training.recipe import Recipe
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 LEAST_DEV_QUERIES = 20
 
 
-class LabelledData(NamedTuple):
-    """The labelled queries of a run: to train on, generated to train on, to measure by."""
+class LabelSets(NamedTuple):
+    """The labels of a run: to train on, generated to train on, to measure by."""
 
     labelled: Labels | None = None
     generated: Labels | None = None
@@ -57,25 +57,23 @@ class Sources:
             raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
 
 
-def learnt_from(corpus: Corpus, recipe: Recipe, labels: Iterable[Labels | None] = ()) -> Corpus:
+def learnt_from(corpus: Corpus, recipe: Recipe, label_sets: Iterable[Labels | None] = ()) -> Corpus:
     """Return the documents that are learnt from: all, or a random sample of many, and with it all that labels name."""
     if not recipe.most_documents or len(corpus) <= recipe.most_documents:
         return corpus
-    named = {judgment.document_id for each in labels if each for judgment in each.qrels.judgments()}
-    wanted = [position for position, document in enumerate(corpus) if document.id in named] if named else []
-    others = np.setdiff1d(np.arange(len(corpus)), np.array(wanted, dtype=np.int64))
-    count = min(len(others), max(0, recipe.most_documents - len(wanted)))
-    drawn = np.random.default_rng([recipe.seed, 13]).choice(others, count, replace=False)
-    sample = corpus.only(np.sort(np.concatenate([np.array(wanted, dtype=np.int64), drawn])))
+    named = {judgment.document_id for each in label_sets if each for judgment in each.qrels.judgments()}
+    positions = [position for position, document in enumerate(corpus) if document.id in named] if named else []
+    wanted = np.array(positions, dtype=np.int64)
+    sample = corpus.only(with_random_others(len(corpus), wanted, recipe.most_documents, [recipe.seed, 13]))
     logger.info("learning from %s", sample.name)
     return sample
 
 
 def sources_and_devset(
-    corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Recipe
+    corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
     """Return the pairs to train on and the held-out queries to measure by."""
-    labelled, generated, dev = labels
+    labelled, generated, dev = label_sets
     if recipe.mode == "unsupervised":
         labelled = generated = None
     if labelled is not None:

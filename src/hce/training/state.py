@@ -38,7 +38,7 @@ class TrainingRun:
         trainer: encoder, optimiser, objective.
         tree: the present tree.
         vectors: the documents' vectors that the tree was grown from, of shape (N, n).
-        best: the weights that were best on dev.
+        best_weights: those that were best on dev; `best` in checkpoints.
         best_metric: how good they were.
         history: an entry for each finished epoch.
         counters: how far the run has come.
@@ -48,7 +48,7 @@ class TrainingRun:
     trainer: Trainer
     tree: Hierarchy
     vectors: np.ndarray
-    best: dict[str, Tensor]
+    best_weights: dict[str, Tensor]
     best_metric: float
     history: list[Epoch]
     counters: Counters = field(default_factory=Counters)
@@ -74,7 +74,7 @@ class TrainingRun:
         centroid_optimizer = optimizer_state(trainer.centroid_optimizer, "centroid_optimizer")
         tensors = {
             **prefixed("weights", trainer.encoder.model.state_dict()),
-            **prefixed("best", self.best),
+            **prefixed("best", self.best_weights),
             **{f"tree.{t}.parent": torch.from_numpy(level.parent) for t, level in enumerate(levels)},
             **{f"tree.{t}.centroids": torch.from_numpy(level.centroids) for t, level in enumerate(levels)},
             **{f"moved.{t}": centroid for t, centroid in enumerate(trainer.centroids)},
@@ -84,7 +84,7 @@ class TrainingRun:
         }
         facts = {
             "history": [asdict(epoch) for epoch in self.history],
-            "progress": asdict(self.counters),
+            "progress": _renamed(asdict(self.counters), steps_done="batch"),
             "best_metric": self.best_metric,
             "vectors": checkpoints.vectors_folder(self.tree_epoch).name,
             "tree": {"mean_cosines": self.tree.mean_cosines, "facts": self.tree.facts},
@@ -117,10 +117,11 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
         centroid.data.copy_(tensors[f"moved.{t}"])
     restore_optimizer(trainer.optimizer, under("optimizer", tensors), facts["optimizer"])
     restore_optimizer(trainer.centroid_optimizer, under("centroid_optimizer", tensors), facts["centroid_optimizer"])
-    best = {name: tensor.to(trainer.encoder.device) for name, tensor in under("best", tensors).items()}
+    best_weights = {name: tensor.to(trainer.encoder.device) for name, tensor in under("best", tensors).items()}
     history = [checked_fields(Epoch, epoch, may_be_nan=MAY_BE_NAN) for epoch in facts["history"]]
-    counters = checked_fields(Counters, facts["progress"], may_be_nan=["sums"])
-    return TrainingRun(trainer, tree, vectors, best, float(facts["best_metric"]), history, counters, checkpoints)
+    counters = checked_fields(Counters, _renamed(facts["progress"], batch="steps_done"), may_be_nan=["sums"])
+    best_metric = float(facts["best_metric"])
+    return TrainingRun(trainer, tree, vectors, best_weights, best_metric, history, counters, checkpoints)
 
 
 class Checkpoint(NamedTuple):
@@ -260,6 +261,11 @@ def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:
     levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
     parent = tensors["document_parent"].numpy()
     return Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
+
+
+def _renamed(values: dict[str, Any], **new_names: str) -> dict[str, Any]:
+    """Give some values other names: a checkpoint's are older than ours."""
+    return {new_names.get(name, name): value for name, value in values.items()}
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as recomputed
 from transformers.optimization import Adafactor
 
 from hce.data.corpus import Corpus
@@ -38,29 +38,29 @@ class Counters:
 
     Attributes:
         epoch: how many epochs are finished.
-        batch: how many steps of the epoch under way; checkpoints have this name.
+        steps_done: how many steps of the epoch under way; `batch` in checkpoints.
         step: how many steps in all.
         sums: of the losses and accuracies of the epoch under way, by name.
     """
 
     epoch: int = 0
-    batch: int = 0
+    steps_done: int = 0
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def record(self, terms: dict[str, float]) -> None:
         """Count a finished step."""
-        self.batch += 1
+        self.steps_done += 1
         self.step += 1
         for name, value in terms.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def close_epoch(self) -> tuple[dict[str, float], list[float]]:
         """Return the epoch's mean losses and accuracies, and begin the next epoch."""
-        means = {name: total / max(self.batch, 1) for name, total in self.sums.items()}
+        means = {name: total / max(self.steps_done, 1) for name, total in self.sums.items()}
         means.pop("total", None)
         accuracy = [means.pop(name) for name in list(means) if name.startswith("accuracy")]
-        self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
+        self.epoch, self.steps_done, self.sums = self.epoch + 1, 0, {}
         return means, accuracy
 
 
@@ -177,10 +177,10 @@ class Trainer:
         streams = [
             (weight, source, endless(source, self.recipe.batch_size, counters.step)) for weight, source in self.weighted
         ]
-        while counters.batch < self.steps_per_epoch:
+        while counters.steps_done < self.steps_per_epoch:
             self._set_learning_rate(counters.step)
             seed_step(self.recipe.seed, counters.step)  # dropout, so that a continued run draws what it would have
-            seed = [self.recipe.seed, counters.epoch, counters.batch]
+            seed = [self.recipe.seed, counters.epoch, counters.steps_done]
             batches = [
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
@@ -235,17 +235,17 @@ class Trainer:
         def embed(given: dict[str, Any]) -> Tensor:
             return self.encoder.embed(dict(given), column.kind)  # a copy: models put what they compute among features
 
-        vectors: Tensor = checkpoint(embed, features, use_reentrant=False)  # both times with the same dropout
+        vectors: Tensor = recomputed(embed, features, use_reentrant=False)  # both times with the same dropout
         return vectors
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
         """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
         drawn = self.negatives.draw(batch, seed)
-        own = own_rows(len(batch.positions))
-        part, taught = batch.rows(own), None
+        own_part = own_rows(len(batch.positions))
+        part, taught = batch.rows(own_part), None
         if source is self.pseudo and self.teacher is not None and self.neighbours is not None:
             taught = taught_by(self.teacher, part, self.neighbours, self.vectors, self.encoder.device)
-        return _SourceBatch(weight, part, drawn[own], taught)
+        return _SourceBatch(weight, part, drawn[own_part], taught)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded anew, negatives."""

@@ -36,7 +36,7 @@ from hce.training.heldout import LABELLED, DevSet, means
 from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, gains, save_model
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
-from hce.training.sources import LabelledData, learnt_from, sources_and_devset
+from hce.training.sources import LabelSets, learnt_from, sources_and_devset
 from hce.training.state import CheckpointFolder
 from hce.tree.names import name_nodes
 
@@ -81,17 +81,17 @@ def train(
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, given, pairs or generated)
-    labels = LabelledData(pairs, generated, dev)
-    corpus = learnt_from(corpus, recipe, labels)
+    label_sets = LabelSets(pairs, generated, dev)
+    corpus = learnt_from(corpus, recipe, label_sets)
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
     warn_of_language(corpus, given.name)
     run_folder = None if output is None else unfinished(output)
     if process_count() > 1:
-        require_alike(_identity(corpus, given, labels, recipe))
+        require_alike(_identity(corpus, given, label_sets, recipe))
         if output is not None:
             require_shared(Path(output).absolute().parent)
-    learnt = _Plan(corpus, given, labels, recipe, run_folder, progress, on_epoch).run()
+    learnt = _Plan(corpus, given, label_sets, recipe, run_folder, progress, on_epoch).run()
     result = learnt.result
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
@@ -107,7 +107,7 @@ class _Plan(NamedTuple):
     Attributes:
         corpus: the documents that are learnt from.
         given: the encoder as it was given, without companions.
-        labels: the labelled queries.
+        label_sets: the labelled queries.
         recipe: the settings.
         run_folder: where the state of the run is kept until it is done; None keeps none.
         progress: show bars.
@@ -116,7 +116,7 @@ class _Plan(NamedTuple):
 
     corpus: Corpus
     given: Encoder
-    labels: LabelledData
+    label_sets: LabelSets
     recipe: Recipe
     run_folder: Path | None
     progress: bool
@@ -157,13 +157,13 @@ class _Plan(NamedTuple):
     def _learn(self, given: Encoder) -> Learnt:
         """Train an encoder by HCE."""
         corpus, recipe = self.corpus, self.recipe
-        sources, devset = sources_and_devset(corpus, given, self.labels, recipe)
+        sources, devset = sources_and_devset(corpus, given, self.label_sets, recipe)
         with _at_work(given, recipe):
             ndcg_before = devset.ndcg(given)
             start = start_encoder(corpus, given, devset, means(ndcg_before), recipe)
         checkpoints = None
         if self.run_folder is not None:
-            checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.labels, recipe))
+            checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.label_sets, recipe))
         with _at_work(start, recipe):
             trained = co_train(
                 *(corpus, start, sources, devset, recipe),
@@ -305,14 +305,14 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def _identity(corpus: Corpus, encoder: Encoder, labels: LabelledData, recipe: Recipe) -> dict[str, object]:
+def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: Recipe) -> dict[str, object]:
     """Return what a run is of, by which a continued one is told from another."""
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": labels.labelled and labels.labelled.digest,
-        "set of generated queries": labels.generated and labels.generated.digest,
-        "set of dev queries": labels.dev and labels.dev.digest,
+        "set of labelled pairs": label_sets.labelled and label_sets.labelled.digest,
+        "set of generated queries": label_sets.generated and label_sets.generated.digest,
+        "set of dev queries": label_sets.dev and label_sets.dev.digest,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first
-from hce.training.heldout import DevSet, means
-from hce.training.history import Epoch, best_epoch, mean_over_kinds
+from hce.training.heldout import DevSet, mean_ndcg, means
+from hce.training.history import Epoch, best_epoch
 from hce.training.recipe import Recipe
 
 MIXES = (0.25, 0.5, 0.75, 1.0)
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 
     @property
     def epoch(self) -> int | None:
-        """The epoch whose weights these are, 0 for F0; a mix of two epochs is neither's."""
+        """The epoch whose weights these are, 0 for F0; None for a true mix."""
         if self.mix == 0:
             return 0
         if self.mix == 1:
@@ -68,32 +68,32 @@ def load_kept(
         devset: the held-out queries.
         recipe: the settings.
     """
-    best, last = best_epoch(history), history[-1].epoch
-    weights = {best: best_weights, last: weights_of(encoder)}
+    best_number, last_number = best_epoch(history), history[-1].epoch
+    weights = {best_number: best_weights, last_number: weights_of(encoder)}
     if recipe.keep == "mix":
-        trained = {epoch: weights[epoch] for epoch in epochs_by_trust(best, last, devset)}
-        found = load_best_mix(encoder, start_weights, trained, devset, recipe)
+        trained_by_epoch = {epoch: weights[epoch] for epoch in epochs_by_trust(best_number, last_number, devset)}
+        found = load_best_mix(encoder, start_weights, trained_by_epoch, devset, recipe)
         return found if found.mix else found._replace(dev=history[0].dev)
-    kept = last if recipe.keep == "last" else best
-    mix = float(kept > 0)
-    load_mix(encoder, start_weights, weights[kept], mix)
-    return Kept(mix, kept, history[kept].dev)
+    number = last_number if recipe.keep == "last" else best_number
+    mix = float(number > 0)
+    load_mix(encoder, start_weights, weights[number], mix)
+    return Kept(mix, number, history[number].dev)
 
 
-def epochs_by_trust(best: int, last: int, devset: DevSet) -> list[int]:
+def epochs_by_trust(best_number: int, last_number: int, devset: DevSet) -> list[int]:
     """List the epochs whose weights may be mixed with F0, the most trusted first.
 
     Where no epoch beat F0, the last one's are mixed with it: part of the way may be better where all of it was too far.
     """
-    if best in (0, last):
-        return [last]
-    return [last, best] if devset.is_labelled else [best]
+    if best_number in (0, last_number):
+        return [last_number]
+    return [last_number, best_number] if devset.is_labelled else [best_number]
 
 
 def load_best_mix(
     encoder: Encoder,
     start_weights: dict[str, Tensor],
-    trained: Mapping[int, dict[str, Tensor]],
+    trained_by_epoch: Mapping[int, dict[str, Tensor]],
     devset: DevSet,
     recipe: Recipe,
 ) -> Kept:
@@ -102,24 +102,24 @@ def load_best_mix(
     Args:
         encoder: whose weights they are.
         start_weights: F0.
-        trained: F′ of one or more epochs, the most trusted first: that one is chosen where labelled queries do not
-            clearly say otherwise.
+        trained_by_epoch: F′ of one or more epochs, the most trusted first: that one is chosen where labelled queries do
+            not clearly say otherwise.
         devset: the held-out queries.
         recipe: the settings.
     """
-    trust = list(trained)
-    load_mix(encoder, start_weights, trained[trust[0]], 0.0)
+    trust = list(trained_by_epoch)
+    load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
     unmixed = devset.ndcg(encoder)
     ndcg_by_mix = {}
-    for epoch, weights in trained.items():
+    for epoch, weights in trained_by_epoch.items():
         for mix in mixes(recipe, devset):
             load_mix(encoder, start_weights, weights, mix)
             ndcg = devset.ndcg(encoder)
-            if _mean(ndcg) > _mean(unmixed):
+            if mean_ndcg(ndcg) > mean_ndcg(unmixed):
                 ndcg_by_mix[mix, epoch] = ndcg
     mix, epoch, ndcg = 0.0, trust[0], unmixed
     if ndcg_by_mix:
-        mix, epoch = max(ndcg_by_mix, key=lambda each: _mean(ndcg_by_mix[each]))
+        mix, epoch = max(ndcg_by_mix, key=lambda each: mean_ndcg(ndcg_by_mix[each]))
         if devset.is_labelled:
             mix, epoch = _most_trusted(ndcg_by_mix, ndcg_by_mix[mix, epoch], trust)
             ndcg = ndcg_by_mix[mix, epoch]
@@ -129,20 +129,16 @@ def load_best_mix(
             mix = 0.0
     decided = of_the_first({"mix": mix, "epoch": float(epoch), **means(ndcg)}, encoder.device)
     mix, epoch = decided.pop("mix"), int(decided.pop("epoch"))
-    load_mix(encoder, start_weights, trained[epoch], mix)
+    load_mix(encoder, start_weights, trained_by_epoch[epoch], mix)
     return Kept(mix, epoch, decided)
 
 
 def _most_trusted(
-    ndcg_by_mix: dict[tuple[float, int], dict[str, np.ndarray]], best: dict[str, np.ndarray], trust: list[int]
+    ndcg_by_mix: dict[tuple[float, int], dict[str, np.ndarray]], best_ndcg: dict[str, np.ndarray], trust: list[int]
 ) -> tuple[float, int]:
     """Return λ and the epoch: of mixes not clearly worse than the best, the most trusted epoch's with the largest λ."""
     by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each[1]), -each[0]))
-    return next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], best))
-
-
-def _mean(ndcg: dict[str, np.ndarray]) -> float:
-    return mean_over_kinds(means(ndcg))
+    return next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], best_ndcg))
 
 
 def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
@@ -151,11 +147,13 @@ def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
     return [mix for mix in MIXES if mix <= limit]
 
 
-def load_mix(encoder: Encoder, start_weights: dict[str, Tensor], trained: dict[str, Tensor], mix: float) -> None:
+def load_mix(
+    encoder: Encoder, start_weights: dict[str, Tensor], trained_weights: dict[str, Tensor], mix: float
+) -> None:
     """Set the encoder's weights to F0·(1 − λ) + F′·λ."""
     mixed = {}
     for name, weight in start_weights.items():
-        mixed[name] = weight.lerp(trained[name], mix) if weight.is_floating_point() else weight
+        mixed[name] = weight.lerp(trained_weights[name], mix) if weight.is_floating_point() else weight
     encoder.model.load_state_dict(mixed)
     encoder.model.eval()
 

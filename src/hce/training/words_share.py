@@ -31,8 +31,8 @@ def best_words_share(devset: DevSet, encoder: Encoder, vectors: np.ndarray, lang
     pool_vectors = np.asarray(vectors[devset.pool])
     words = Words.new(language)
     words.add((place, devset.corpus[position].full_text) for place, position in enumerate(devset.pool.tolist()))
-    asked = encoder.encode(queries.texts, "query")
-    fused = fused_search(queries.texts, asked, pool_vectors, words, CANDIDATE_COUNT, words_share=0.5)
+    query_vectors = encoder.encode(queries.texts, "query")
+    fused = fused_search(queries.texts, query_vectors, pool_vectors, words, CANDIDATE_COUNT, words_share=0.5)
 
     def measure(share: float) -> float:
         # Halves of both kinds are what `fused` has; their order by another share is that of the weighted sum.

@@ -106,7 +106,7 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
 
 
 def split_leaves(vectors: np.ndarray, grown: Grown, size: int, seed: int, cluster: Cluster) -> Grown:
-    """Split each node of a tree's last inner level into nodes of about `size` documents, a level below it."""
+    """Split each leaf of a tree into smaller ones of about `size` documents, a level below."""
     count = len(grown.levels[-1].parent)
     level, leaf = _split_nodes(vectors, grown.document_parent, count, size, (seed, 1), cluster)
     return Grown((*grown.levels, level), leaf)

@@ -139,7 +139,7 @@ class Hierarchy:
         with progress_bar("growing the tree", rounds * len(vectors), "vectors", show=progress) as advance:
 
             def cluster(vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
-                def tell(number: int, objective: float) -> None:
+                def tell(number: int, mean_cosine: float) -> None:
                     advance(len(vectors) * (FIRST_ROUND if number == 1 else 1))
 
                 return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=tell)
@@ -150,13 +150,13 @@ class Hierarchy:
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
 
     def with_leaves_of(self, vectors: np.ndarray, size: int, seed: int = 0) -> Grown:
-        """Split the nodes of the last inner level into leaves of about so many documents, each node by itself.
+        """Split each leaf into smaller ones, a level below, of about so many documents, each leaf by itself.
 
-        Takes memory for one node at a time, where k-means over all documents would hold all centroids several times.
+        Takes memory for one leaf at a time, where k-means over all documents would hold all centroids several times.
 
         Args:
             vectors: of the documents, unit rows of shape (N, n), a memory map included.
-            size: documents in a leaf, on average.
+            size: documents in a new leaf, on average.
             seed: same seed, same leaves.
         """
         from hce.tree.kmeans import spherical_kmeans

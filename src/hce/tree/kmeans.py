@@ -28,13 +28,13 @@ class KMeansResult(NamedTuple):
         assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
             cluster has at least one row. In fast mode with N·k above 2^28 it is the nearest that was found: for one row
             in seventy another one is nearer by a little.
-        objective: mean cosine of each row to its centroid after each round; it never falls.
+        mean_cosines: of the rows to their centroids, after each round; they never fall.
         converged: False when the rounds ran out first.
     """
 
     centroids: np.ndarray
     assignment: np.ndarray
-    objective: tuple[float, ...]
+    mean_cosines: tuple[float, ...]
     converged: bool
 
 
@@ -64,7 +64,7 @@ def spherical_kmeans(
             0.9863 at the least, 0.606 against 0.563 at the most) in fewer rounds (11 to 16 against 14 to 22).
         max_rounds: rounds before giving up on convergence; the paper saw fewer than 256.
         device: where products are computed; by default the tensor's own device, or the CPU for an array.
-        on_round: called after each round with the round's number and its objective.
+        on_round: called after each round with the round's number and its mean cosine.
 
     Fewer distinct directions than k is no error: equal rows are then split over clusters with equal centroids.
     """
@@ -73,7 +73,7 @@ def spherical_kmeans(
     _check(array, k, mode, init, max_rounds)
     rows = unit_rows(array, device)
     rng = np.random.default_rng(seed)
-    report = on_round or (lambda number, objective: None)
+    report = on_round or (lambda number, mean_cosine: None)
     if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
         result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, report))
     else:
@@ -99,16 +99,16 @@ def _exact_kmeans(
     moves to a better centroid, and filling an empty cluster raises its rows' scores.
     """
     assignment: np.ndarray | None = None
-    objective: list[float] = []
+    mean_cosines: list[float] = []
     while True:
         new, best = assign(rows, centroids, assignment)
         fill_empty(rows, centroids, new, best)
-        objective.append(float(best.mean(dtype=np.float64)))
-        report(len(objective), objective[-1])
+        mean_cosines.append(float(best.mean(dtype=np.float64)))
+        report(len(mean_cosines), mean_cosines[-1])
         converged = assignment is not None and np.array_equal(new, assignment)
         assignment = new
-        if converged or len(objective) == max_rounds:
-            return KMeansResult(centroids.cpu().numpy(), assignment, tuple(objective), converged)
+        if converged or len(mean_cosines) == max_rounds:
+            return KMeansResult(centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged)
         centroids = normalised(member_sums(rows, assignment, len(centroids)), rows, assignment)
 
 

@@ -72,7 +72,7 @@ class _State:
     sizes: np.ndarray  # (k,) rows in each
 
     @property
-    def objective(self) -> float:
+    def mean_cosine(self) -> float:
         """The mean cosine of rows to their centroids."""
         return float(self.lengths.sum(dtype=torch.float64)) / len(self.assignment)
 
@@ -96,29 +96,29 @@ class _Moves(NamedTuple):
 def fast_kmeans(
     rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Callable[[int, float], None]
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
-    """Return centroids, assignment, the objective after each round and at the end, and if the rounds converged.
+    """Return centroids, assignment, the mean cosine after each round and at the end, and if the rounds converged.
 
-    No step lowers the objective: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
+    No step lowers it: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
     """
     heads = _Heads(rows, rng)
     state = _state_of(rows, _two_level_start(heads.as_rows() or rows, k, rng), k)
-    objective: list[float] = []
+    mean_cosines: list[float] = []
     converged = False
-    while not converged and len(objective) < max_rounds:
+    while not converged and len(mean_cosines) < max_rounds:
         groups = _group_clusters(heads, state.centroids, rng)
         state = _refine(rows, heads, state, groups.of, groups.near)
-        objective.append(state.objective)
-        report(len(objective), objective[-1])
-        little = max((_LITTLE_BY_HEADS if heads.enough else _LITTLE) * (1 - objective[-1]), TIE)
-        converged = len(objective) > 1 and objective[-1] - objective[-2] <= little
+        mean_cosines.append(state.mean_cosine)
+        report(len(mean_cosines), mean_cosines[-1])
+        little = max((_LITTLE_BY_HEADS if heads.enough else _LITTLE) * (1 - mean_cosines[-1]), TIE)
+        converged = len(mean_cosines) > 1 and mean_cosines[-1] - mean_cosines[-2] <= little
     state = _state_of(rows, state.assignment, k)
     if len(rows) * k > _MANY_PAIRS:
         assignment, best = _assign_nearby(rows, heads, state, _group_clusters(heads, state.centroids, rng))
     else:
         assignment, best = _assign_screened(rows, heads, state.centroids, state.assignment)
     fill_empty(rows, state.centroids, assignment, best)
-    objective.append(float(best.mean(dtype=np.float64)))
-    return state.centroids.cpu().numpy(), assignment, tuple(objective), converged
+    mean_cosines.append(float(best.mean(dtype=np.float64)))
+    return state.centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged
 
 
 def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
@@ -347,7 +347,7 @@ def _best_moves(
     """
     candidates = torch.from_numpy(columns).to(block.device)
     own_cluster = torch.from_numpy(assignment).to(block.device)
-    slope, height = _tangent(state.lengths[candidates], state.objective)
+    slope, height = _tangent(state.lengths[candidates], state.mean_cosine)
     ranking = scores(looks, take_rows(seen, candidates) * slope[:, None]).add_(height)
     _leave_out(ranking, own_cluster, candidates, len(state.sizes))
     target = candidates[row_argmax(ranking)[0]]
