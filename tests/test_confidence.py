@@ -59,7 +59,7 @@ def test_what_is_searched_in_part_or_by_words_alone_is_not_judged(index):
 
 
 def test_the_hit_that_is_judged_is_first_by_words_and_meaning(index, planted_corpus):
-    query = " ".join(list(planted_corpus)[0].text.split()[2:9])
+    query = " ".join(next(iter(planted_corpus)).text.split()[2:9])
     hits = index.search(query, k=100)
     assert index.good_match(query, hits[:1]) is True
     assert index.good_match(query, hits[-1:]) is False

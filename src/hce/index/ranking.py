@@ -22,7 +22,7 @@ from hce.index.derived import Derived, EnginePart
 from hce.index.store import MomentPassedError, Reader
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest
-from hce.search.words import Matches, Words
+from hce.search.words import FoundByWords, Words
 
 if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
@@ -108,8 +108,8 @@ class SearchRequest(NamedTuple):
     """Queries that are searched for together, and how.
 
     Attributes:
-        texts: of the queries.
-        vectors: of the queries, of shape (texts, n), float32; None where only words are looked for.
+        queries: the texts to look for.
+        vectors: of the queries, of shape (queries, n), float32; None where only words are looked for.
         k: how many documents are wanted for each.
         allowed: search among the documents of these numbers only, rising.
         mode: by meaning, by words, or by both.
@@ -118,7 +118,7 @@ class SearchRequest(NamedTuple):
         tell_matched: whether to tell of each hit which words of its query it has; see `with_matched`.
     """
 
-    texts: Sequence[str]
+    queries: Sequence[str]
     vectors: np.ndarray | None
     k: int
     allowed: np.ndarray | None
@@ -194,16 +194,16 @@ def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[
     """
     if request.unique:
         return _find_unique(reader, derived, request)
-    hits = _hits(reader, _ranked(reader, derived, request))
+    hits = _hits(reader, _rankings(reader, derived, request))
     if request.mode == "dense" or not request.tell_matched:
         return hits
-    return with_matched(reader, derived, request.texts, hits)
+    return with_matched(reader, derived, request.queries, hits)
 
 
-def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
+def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
     with suppress(MomentPassedError):
-        return derived.words_part.use(reader, lambda words: _with_matched(words, texts, hits))
+        return derived.words_part.use(reader, lambda words: _with_matched(words, queries, hits))
     return hits
 
 
@@ -257,12 +257,12 @@ class NearestToOne(NamedTuple):
         query_vector: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,
-        passages: np.ndarray,
+        passage_numbers: np.ndarray,
     ) -> NearestToOne:
         """Take one row of what was found, without the places that nothing was found for."""
         there = numbers >= 0
-        by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
-        return cls(reader, engine_part, query_vector, numbers[there], scores[there], by_document)
+        nearest_passages = dict(zip(numbers[there].tolist(), passage_numbers[there].tolist(), strict=True))
+        return cls(reader, engine_part, query_vector, numbers[there], scores[there], nearest_passages)
 
     def alone(self) -> RankedWithPassages:
         """Rank the documents by meaning alone."""
@@ -270,17 +270,17 @@ class NearestToOne(NamedTuple):
         ranked = Ranked(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
         return RankedWithPassages(ranked, self.nearest_passages)
 
-    def with_words(self, words: Words, text: str, request: SearchRequest) -> RankedWithPassages:
-        """Rank the documents together with those that share a word with the query's text."""
+    def with_words(self, words: Words, query: str, request: SearchRequest) -> RankedWithPassages:
+        """Rank the documents together with those that share a word with the query."""
         nearest_passages = dict(self.nearest_passages)
 
         def cosines_at(numbers: np.ndarray) -> np.ndarray:
-            cosines, passages = self.cosines_of(numbers)
-            nearest_passages.update(passages)
+            cosines, passage_of = self.cosines_of(numbers)
+            nearest_passages.update(passage_of)
             return cosines
 
         ranked = search_both(
-            *(words, text),
+            *(words, query),
             numbers=self.numbers,
             cosines=self.cosines,
             cosines_at=cosines_at,
@@ -303,7 +303,7 @@ class NearestToOne(NamedTuple):
             cosines = self.reader.vectors_at(numbers) @ self.query_vector
         if not len(numbers) or not self.reader.has_passages():
             return cosines, {}
-        passages: dict[int, int] = {}
+        passage_of: dict[int, int] = {}
         further = self.reader.passages_of(numbers.tolist())
         nearer = further.vectors @ self.query_vector
         places = {number: place for place, number in enumerate(numbers.tolist())}
@@ -311,16 +311,16 @@ class NearestToOne(NamedTuple):
             document = int(further.documents[row])
             if nearer[row] > cosines[places[document]]:
                 cosines[places[document]] = nearer[row]
-                passages[document] = int(further.numbers[row])
-        return cosines, passages
+                passage_of[document] = int(further.numbers[row])
+        return cosines, passage_of
 
 
-def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedWithPassages]:
+def _rankings(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedWithPassages]:
     """Rank documents for each query."""
-    texts, vectors, k, allowed, mode, *_ = request
+    queries, vectors, k, allowed, mode, *_ = request
     if vectors is None or mode == "words":
         return derived.words_part.use(
-            reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts]
+            reader, lambda words: [_by_words(words.search(query, k, allowed)) for query in queries]
         )
     found = _nearest(reader, derived, vectors, k if mode == "dense" else candidate_count_for(k), allowed)
     nearest = [
@@ -330,7 +330,7 @@ def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[Ra
         return [each.alone() for each in nearest]
     return derived.words_part.use(
         reader,
-        lambda words: [each.with_words(words, text, request) for text, each in zip(texts, nearest, strict=True)],
+        lambda words: [each.with_words(words, query, request) for query, each in zip(queries, nearest, strict=True)],
     )
 
 
@@ -339,19 +339,23 @@ def _nearest(reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allo
     whole = derived.engine_part.use(reader, lambda engine: engine.search(vectors, k, allowed))
     if not reader.has_passages():
         return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
-    return derived.passages_part.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
+    return derived.passages_part.use(
+        reader, lambda passage_engine: passage_engine.merged_with(whole, vectors, k, allowed)
+    )
 
 
-def _by_words(found: Matches) -> RankedWithPassages:
-    return RankedWithPassages(Ranked(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
+def _by_words(found: FoundByWords) -> RankedWithPassages:
+    return RankedWithPassages(
+        Ranked(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passage_numbers), {}
+    )
 
 
 # ------------------------------------------------------------------------------------------------- hits
 
 
-def _hits(reader: Reader, ranked: list[RankedWithPassages]) -> list[list[Hit]]:
+def _hits(reader: Reader, rankings: list[RankedWithPassages]) -> list[list[Hit]]:
     """Turn numbers into the documents that they stand for."""
-    wanted = {number for each in ranked for number in each.ranked.numbers.tolist()}
+    wanted = {number for each in rankings for number in each.ranked.numbers.tolist()}
     documents = reader.documents(wanted)
     hits = [
         [
@@ -360,17 +364,17 @@ def _hits(reader: Reader, ranked: list[RankedWithPassages]) -> list[list[Hit]]:
                 zip(*map(np.ndarray.tolist, each.ranked[:3]), strict=True), 1
             )
         ]
-        for each in ranked
+        for each in rankings
     ]
     if not reader.has_passages():
         return hits
-    return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, ranked, strict=True)]
+    return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, rankings, strict=True)]
 
 
-def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
+def _with_passages(reader: Reader, hits: list[Hit], passage_of: dict[int, int]) -> list[Hit]:
     """Tell of each hit that was found by a passage where that stands."""
-    extents = reader.extents(filter(None, (passages.get(hit.number) for hit in hits)))
-    found = [extents.get(passages.get(hit.number, 0)) for hit in hits]
+    extents = reader.extents(filter(None, (passage_of.get(hit.number) for hit in hits)))
+    found = [extents.get(passage_of.get(hit.number, 0)) for hit in hits]
     return [hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(hits, found, strict=True)]
 
 
@@ -385,11 +389,11 @@ def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
     return Passage(start, stop)
 
 
-def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
+def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Tell of each hit which words of its query it has."""
     shared = [
-        words.matched(text, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
-        for text, row in zip(texts, hits, strict=True)
+        words.matched(query, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
+        for query, row in zip(queries, hits, strict=True)
     ]
     return [
         [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]

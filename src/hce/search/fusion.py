@@ -54,7 +54,7 @@ def candidate_count_for(k: int) -> int:
 
 def search_both(
     words: Words,
-    text: str,
+    query: str,
     *,
     numbers: np.ndarray,
     cosines: np.ndarray,
@@ -71,7 +71,7 @@ def search_both(
 
     Args:
         words: of all documents.
-        text: the query.
+        query: a text.
         numbers: of the documents that meaning found, of shape (m,).
         cosines: of these documents, of shape (m,).
         cosines_at: from the numbers of other documents to their cosines.
@@ -81,24 +81,24 @@ def search_both(
         k: how many of the best are wanted; by default all candidates. With k, tantivy is asked again only for the
             candidates that could be among the k best.
     """
-    matches = words.search(text, candidate_count, allowed)
-    place, is_new = _places(matches.numbers, numbers)
-    only_words = matches.numbers[is_new]
+    by_words = words.search(query, candidate_count, allowed)
+    place, is_new = _places(by_words.numbers, numbers)
+    only_words = by_words.numbers[is_new]
     together = np.concatenate([numbers, only_words])
     cosines = np.concatenate([cosines, cosines_at(only_words)])
-    bm25, passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
+    bm25, word_passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
     place[is_new] = np.arange(len(numbers), len(together))
-    bm25[place], passages[place] = matches.scores, matches.passages
-    if len(matches.numbers) == candidate_count:  # else these are all that share a word
+    bm25[place], word_passages[place] = by_words.scores, by_words.passage_numbers
+    if len(by_words.numbers) == candidate_count:  # else these are all that share a word
         unknown = np.ones(len(together), bool)
         unknown[place] = False
-        ceiling = float(matches.scores[-1])  # whatever words did not find has no more
+        ceiling = float(by_words.scores[-1])  # whatever words did not find has no more
         rows = _in_question(cosines, bm25, unknown, ceiling, words_share, k)
         if len(rows):
-            known = words.among(text, together[rows])
-            found, _ = _places(known.numbers, together[rows])
-            bm25[rows[found]], passages[rows[found]] = known.scores, known.passages
-    return fuse(together, cosines, bm25, words_share, passages).best(len(together) if k is None else k)
+            rescored = words.among(query, together[rows])
+            found, _ = _places(rescored.numbers, together[rows])
+            bm25[rows[found]], word_passages[rows[found]] = rescored.scores, rescored.passage_numbers
+    return fuse(together, cosines, bm25, words_share, word_passages).best(len(together) if k is None else k)
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -144,8 +144,9 @@ def fuse(
     """
     from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
     order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
-    passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
-    return Ranked(numbers[order], from_meaning[order], from_words[order], passages[order])
+    if word_passages is None:
+        word_passages = np.zeros(len(numbers), np.int64)
+    return Ranked(numbers[order], from_meaning[order], from_words[order], word_passages[order])
 
 
 def _scaled_scores(cosines: np.ndarray, bm25: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:

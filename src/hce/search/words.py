@@ -37,25 +37,25 @@ SHORT = range(1, 4000)  # characters of a text that is read faster than tantivy 
 SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
 
 
-class Matches(NamedTuple):
+class FoundByWords(NamedTuple):
     """Documents that share a word with a query.
 
     Attributes:
         numbers: best first, of shape (m,), int64.
         scores: by BM25, of shape (m,), float32.
-        passages: the number of the passage that has the score, of shape (m,), int64; 0 where the whole text has it.
+        passage_numbers: of the passages that have the scores, of shape (m,), int64; 0 where the whole text has it.
     """
 
     numbers: np.ndarray
     scores: np.ndarray
-    passages: np.ndarray
+    passage_numbers: np.ndarray
 
-    def rows(self, chosen: np.ndarray | slice) -> Matches:
+    def rows(self, chosen: np.ndarray | slice) -> FoundByWords:
         """Return some of them, chosen as numpy chooses."""
-        return Matches(*(column[chosen] for column in self))
+        return FoundByWords(*(column[chosen] for column in self))
 
 
-NOTHING = Matches(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+NOTHING = FoundByWords(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
 
 
 class PassageText(NamedTuple):
@@ -143,7 +143,7 @@ class Words:
         with self._changing() as writer:
             writer.delete_documents_by_query(self._numbered(numbers))
 
-    def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> Matches:
+    def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> FoundByWords:
         """Return the k documents with the highest scores that share a word with the query, ties in order of number.
 
         Args:
@@ -151,10 +151,10 @@ class Words:
             k: 1 or more.
             allowed: search among these numbers only (rising, int64).
         """
-        asked = self._asked(query)
+        tantivy_query = self._tantivy_query(query)
         depth = k + SPARE
-        while asked is not None:
-            found = self._found(asked, min(depth, max(1, self._texts + self._passages)))
+        while tantivy_query is not None:
+            found = self._found(tantivy_query, min(depth, max(1, self._texts + self._passages)))
             kept = self._each_once(found)
             if allowed is not None:
                 kept = kept.rows(np.isin(kept.numbers, allowed))
@@ -166,13 +166,13 @@ class Words:
             depth *= 8
         return NOTHING
 
-    def among(self, query: str, numbers: np.ndarray) -> Matches:
+    def among(self, query: str, numbers: np.ndarray) -> FoundByWords:
         """Return those of these documents that share a word with the query, best first."""
-        asked = self._asked(query)
-        if asked is None or not len(numbers):
+        tantivy_query = self._tantivy_query(query)
+        if tantivy_query is None or not len(numbers):
             return NOTHING
         these = tantivy.Query.const_score_query(self._numbered(numbers), 0.0)
-        only = tantivy.Query.boolean_query([(tantivy.Occur.Must, asked), (tantivy.Occur.Must, these)])
+        only = tantivy.Query.boolean_query([(tantivy.Occur.Must, tantivy_query), (tantivy.Occur.Must, these)])
         return self._each_once(self._found(only, len(numbers) + self._passages))
 
     def matched(
@@ -218,16 +218,16 @@ class Words:
 
     def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
         """Return which of these documents have a word in any form."""
-        asked = self._asked(word)
-        if asked is None or not numbers:
+        tantivy_query = self._tantivy_query(word)
+        if tantivy_query is None or not numbers:
             return []
-        wanted = asked, self._numbered(numbers), self._whole_texts()
+        wanted = tantivy_query, self._numbered(numbers), self._whole_texts()
         unscored = [(tantivy.Occur.Must, tantivy.Query.const_score_query(each, 0.0)) for each in wanted]
         with _damage_told(self._folder, ValueError):
             hits = self._searcher.search(tantivy.Query.boolean_query(unscored), len(numbers), count=False).hits
             return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
 
-    def _asked(self, query: str) -> Any:
+    def _tantivy_query(self, query: str) -> Any:
         """Build tantivy's query: any of the words, a repeated one counting as often as it stands there."""
         schema = self._index.schema
         each = [
@@ -244,20 +244,20 @@ class Words:
         """Build tantivy's query for texts, and not passages of them."""
         return tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
 
-    def _found(self, asked: Any, depth: int) -> Matches:
+    def _found(self, tantivy_query: Any, depth: int) -> FoundByWords:
         """Find texts and passages, best first."""
         with _damage_told(self._folder, ValueError):
-            hits = self._searcher.search(asked, depth, count=False).hits
+            hits = self._searcher.search(tantivy_query, depth, count=False).hits
             places = [place for _, place in hits]
             numbers = np.array(self._searcher.fast_field_values(NUMBER, places), np.int64)
-            passages = np.zeros(len(hits), np.int64)
+            passage_numbers = np.zeros(len(hits), np.int64)
             if self._passages:
-                passages = np.array(self._searcher.fast_field_values(PASSAGE, places), np.int64)
+                passage_numbers = np.array(self._searcher.fast_field_values(PASSAGE, places), np.int64)
         scores = np.array([score for score, _ in hits], np.float32)
-        order = np.lexsort((passages, numbers, -scores))
-        return Matches(numbers[order], scores[order], passages[order])
+        order = np.lexsort((passage_numbers, numbers, -scores))
+        return FoundByWords(numbers[order], scores[order], passage_numbers[order])
 
-    def _each_once(self, found: Matches) -> Matches:
+    def _each_once(self, found: FoundByWords) -> FoundByWords:
         """Leave the best of each document."""
         if not self._passages:
             return found
