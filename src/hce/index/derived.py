@@ -136,7 +136,7 @@ class Live(Generic[Held]):
                 self.builder, self._suffix, self._since = builder, suffix, since
                 self._held = self._moment = None
 
-    def keep(self, reader: Reader) -> None:
+    def save_snapshot(self, reader: Reader) -> None:
         """Bring what is held to the moment of `reader`, and write a snapshot unless the last one lacks nothing."""
         with self._lock.alone():
             self._catch_up(reader, reader.moment())
@@ -354,19 +354,20 @@ class EngineBuilder(VectorsBuilder):
     """Makes the engine of an index.
 
     Attributes:
-        index: the folder of the index.
+        index_folder: the folder of the index.
         suffix: of the folders of the encoder whose vectors they are.
     """
 
-    index: Path
+    index_folder: Path
     suffix: str
     folder_name: ClassVar[str] = "engine"
 
     def build(self, reader: Reader) -> Engine:
         """Build the engine of all vectors."""
-        tree = load_tree(self.index, self.suffix) if self.engine_name == "tree" else None  # flat has no use for it
+        # The engine `flat` has no use for a tree.
+        tree = load_tree(self.index_folder, self.suffix) if self.engine_name == "tree" else None
         kept_in = "float32" if self.dtype == "float32" else "float16"
-        with all_vectors(reader, self.index, kept_in) as (numbers, vectors):
+        with all_vectors(reader, self.index_folder, kept_in) as (numbers, vectors):
             hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
             return new_engine(
                 self.engine_name, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
@@ -464,9 +465,9 @@ class Derived:
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
-        self._index = store.path.parent
+        self._index_folder = store.path.parent
         self.engine_name = _engine_in_use(store, manifest.engine)
-        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
         self.engine_part: EnginePart
         self.passages_part: PassagesPart
@@ -506,20 +507,20 @@ class Derived:
 
     def take_up(self, manifest: Manifest) -> None:
         """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
-        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.engine_part.take_up(engine_builder, manifest.suffix, manifest.since)
         self.passages_part.take_up(passages_builder, manifest.suffix, manifest.since)
         self.words_part.take_up(words_builder, manifest.suffix, manifest.since)
 
-    def keep(self, reader: Reader) -> None:
-        """Have a snapshot of each part."""
+    def save_snapshots(self, reader: Reader) -> None:
+        """Write a snapshot of each part that lacks a current one."""
         for part in self.parts(reader):
-            part.keep(reader)
+            part.save_snapshot(reader)
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         """Make all parts anew of the documents there are, as a manifest names them."""
         self.engine_name = manifest.engine
-        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.engine_part.rebuild(reader, engine_builder)  # elsewhere, along with the passages
         if self.mirror is None and reader.has_passages():
             self.passages_part.rebuild(reader, passages_builder)
@@ -540,9 +541,11 @@ def _engine_in_use(store: Store, named: str) -> str:
     return chosen
 
 
-def _builders(index: Path, manifest: Manifest, engine_name: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
+def _builders(
+    index_folder: Path, manifest: Manifest, engine_name: str
+) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
     return (
-        EngineBuilder(engine_name, manifest.dtype, manifest.dim, index, manifest.suffix),
+        EngineBuilder(engine_name, manifest.dtype, manifest.dim, index_folder, manifest.suffix),
         PassagesBuilder(engine_name, manifest.dtype, manifest.dim),
         WordsBuilder(manifest.language),
     )
