@@ -14,8 +14,8 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.data.snippets import ANY_WORD, SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
-from hce.data.text import is_unicode
+from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
+from hce.data.text import ANY_WORD, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart

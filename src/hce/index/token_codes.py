@@ -26,7 +26,7 @@ from hce.files import new_folder
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key
 from hce.progress import progress_bar
-from hce.search.fusion import TOKENS_FIRST, given_by_tokens
+from hce.search.fusion import TOKENS_FIRST, order_by_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -340,11 +340,10 @@ def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[s
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
-    added = given_by_tokens(scores, similarities)
-    order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
+    order, added = order_by_tokens(np.array([hit.number for hit in first]), scores, similarities)
     changed = [
         first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
-        for rank, row in enumerate(order, 1)
+        for rank, row in enumerate(order.tolist(), 1)
     ]
     return [*changed, *others]
 

@@ -175,3 +175,18 @@ def given_by_tokens(scores: np.ndarray, similarities: np.ndarray) -> np.ndarray:
         return np.zeros(0)
     most = TOKENS_SHARE / (1 - TOKENS_SHARE) * np.ptp(scores)
     return np.asarray(most * _scaled(similarities, similarities.min()))
+
+
+def order_by_tokens(numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the order of the first hits once tokens have added to their scores; ties go by number.
+
+    Args:
+        numbers: of the documents, of shape (m,).
+        scores: see `given_by_tokens`, as `similarities`.
+        similarities: see `given_by_tokens`.
+
+    Returns:
+        The positions of the hits in the new order, and what tokens add to each in the order that was given.
+    """
+    added = given_by_tokens(scores, similarities)
+    return np.lexsort((numbers, -(scores + added).round(6))), added

@@ -60,9 +60,9 @@ class TreeEngine:
 
     name: ClassVar[str] = "tree"
 
-    def __init__(self, layers: Layers, effort: float = EFFORT) -> None:
+    def __init__(self, layers: Layers) -> None:
         self._layers = layers
-        self.effort = effort
+        self.effort = EFFORT
         self._way: Descent | None = None
 
     @classmethod

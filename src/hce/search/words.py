@@ -10,8 +10,6 @@ whole where that is better. What is common and how long a text usually is, BM25 
 
 from __future__ import annotations
 
-import math
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,12 +22,12 @@ import numpy as np
 import tantivy
 
 from hce.checksums import CHECKSUMS, damage_in, write_checksums
-from hce.data.terms import analyzer, checked_language, spelled_out, terms
+from hce.data.terms import analyzer, checked_language, inverse_document_frequency, spelled_out, terms
+from hce.data.text import ANY_WORD
 from hce.deadline import check_deadline
 from hce.errors import FormatError
 from hce.files import ScratchFolder
 
-WORD = re.compile(r"\w+")
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
 MOST_TOLD = 64  # words of a query that are told to be in a document, the first ones
@@ -209,12 +207,14 @@ class Words:
 
         The words are those that `matched` looks for, as the query spells them.
         """
-        rarity = {}
-        for word in _distinct_words(query):
-            having = [self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)]
-            count = min(having, default=0)
-            rarity[word] = math.log1p((self._searcher.num_docs - count + 0.5) / (count + 0.5))
-        return rarity
+        words = _distinct_words(query)
+        counts = [self._texts_having(word) for word in words]
+        idf = inverse_document_frequency(np.array(counts, np.int64), self._searcher.num_docs)
+        return dict(zip(words, idf.tolist(), strict=True))
+
+    def _texts_having(self, word: str) -> int:
+        """Count the texts and passages that have the rarest term of a word."""
+        return min((self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)), default=0)
 
     def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
         """Return which of these documents have a word in any form."""
@@ -304,7 +304,7 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 
 def _distinct_words(query: str) -> list[str]:
     """Return the words of a query, as it spells them, each once; of a long one the first `MOST_TOLD`."""
-    return list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
+    return list(islice(dict.fromkeys(ANY_WORD.findall(query)), MOST_TOLD))
 
 
 def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
