@@ -390,10 +390,10 @@ class MirroredPart(Generic[Searched]):
         self._made: tuple[Collection, int, Searched] | None = None
 
     def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result:
-        """Do some work with the part as of the moment that `reader` sees.
+        """Call `work` on the engine, as of the moment that `reader` sees.
 
         Raises:
-            MomentPassedError: the collection is at a later one.
+            MomentPassedError: the collection is at a later moment.
         """
         collection = self.mirror.at(reader)
         if collection is None:
@@ -408,11 +408,11 @@ class MirroredPart(Generic[Searched]):
             raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error
 
     def prepare(self, reader: Reader) -> None:
-        """Do now what the first search would have to wait for."""
+        """Tell the collection now what the first search would have to wait for."""
         self.mirror.at(reader)
 
     def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        """Have the vectors of another encoder from a change on."""
+        """Look for the collection anew: the index has another encoder from a change on."""
         self.mirror.forget()
 
     def save_snapshot(self, reader: Reader) -> None:

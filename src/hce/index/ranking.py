@@ -1,7 +1,7 @@
 """Ranking: from queries to hits, at one moment of an index.
 
-Meaning finds the nearest documents, of a long one by its nearest passage; words find those that share some; a hybrid
-search fuses both. What is ranked are numbers of documents, and the store says at the end what stands behind them.
+Meaning finds the nearest documents, a long document by its nearest passage. Words find the documents that share a word
+with the query. A hybrid search fuses both. Documents are ranked by their numbers; at the end the store looks them up.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 SearchMode = Literal["hybrid", "dense", "words"]
 
-RERANKED = 50  # hits that a cross-encoder reads, where nothing else is said
-# From where on two documents are near-equal; at 0.95 and 0.8, min was folded under max (docs/LOG.md).
+RERANKED = 50  # hits that a cross-encoder reads by default
+# Thresholds above which two documents are near-equal; at 0.95 and 0.8, min was folded under max (docs/LOG.md).
 SAME_MEANING = 0.97  # the cosine of their vectors
-SAME_WORDS = 0.9  # of the different words of both, which they share
+SAME_WORDS = 0.9  # the share of their distinct words that both have
 
 
 class Hit(NamedTuple):
@@ -40,15 +40,16 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the three parts below; of words alone, BM25;
-            where a cross-encoder re-ranked the hits, its score.
-        number: of the document in the store.
+        score: the cosine to the query; in a hybrid search the sum of the three parts below; in a search by words alone,
+            BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
+        number: the number of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
-        matched: the query's words that the document has, in any form; of a long query, of the first 64 words.
-        passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
-            it was found as a whole. In a hybrid search, the one of words where these gave more of the score.
+        matched: the query's words that the document has, in any form; only the first 64 words are looked for.
+        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None where
+            the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
+            score.
         first_rank: the rank before a cross-encoder re-ranked the hits; None where none did.
         folded: the ids of near-equal documents that were found below this one and left out, best first.
     """
@@ -76,11 +77,11 @@ class Hit(NamedTuple):
         return cls(rank, score, *shown, number, from_meaning, from_words)
 
     def as_dict(self, query: str | None = None) -> dict[str, Any]:
-        """Return what people are shown, for JSON: numbers mean nothing outside the store.
+        """Return the fields to show, for JSON; not the number, which means nothing outside the store.
 
         Args:
-            query: what was searched for; with it, also what to show of the text, where that begins, and where words of
-                the query stand in it and in the title, in code points.
+            query: the text that was searched for; with it, the snippet and its start are added, and where words of the
+                query stand in the snippet and in the title, in code points.
         """
         shown = {name: value for name, value in self._asdict().items() if name != "number"}
         if query is None:
@@ -98,8 +99,8 @@ class Hit(NamedTuple):
         ['hats']
 
         Args:
-            query: what was searched for.
-            length: of a part, in characters; a passage is shown as it is.
+            query: the text that was searched for.
+            length: of such a part, in characters; a passage is not cut to it.
         """
         return snippet_of(self.text, self.passage, QueryWords(query), length)
 
@@ -115,7 +116,7 @@ class SearchRequest(NamedTuple):
         mode: by meaning, by words, or by both.
         words_share: of words in a hybrid search, from 0 to 1.
         unique: whether near-equal documents count as one.
-        tell_matched: whether to tell of each hit which words of its query it has; see `with_matched`.
+        tell_matched: whether to fill in `Hit.matched`; see `with_matched`.
     """
 
     queries: Sequence[str]
@@ -132,7 +133,7 @@ def checked_queries(queries: str | Sequence[str]) -> list[str]:
     """Return the texts to look for.
 
     Raises:
-        InputError: one of them is none.
+        InputError: one is not a non-empty text.
     """
     if not isinstance(queries, Iterable) or isinstance(queries, bytes):
         raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
@@ -151,7 +152,7 @@ def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
     """Return vectors of queries as an array of shape (Q, n), float32.
 
     Raises:
-        InputError: they are of another shape, or hold NaN.
+        InputError: the vectors are of another shape, or hold NaN.
     """
     try:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -168,7 +169,7 @@ def check_k(k: int, name: str = "k") -> None:
     """Make sure that k is a whole number from 1 on.
 
     Raises:
-        InputError: it is not.
+        InputError: k is not.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise InputError(f"{name} = {k!r}: give a whole number")
@@ -180,7 +181,7 @@ def check_mode(mode: str) -> None:
     """Make sure that there is such a mode of search.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such mode.
     """
     if mode not in get_args(SearchMode):
         raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
@@ -201,7 +202,7 @@ def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[
 
 
 def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
+    """Fill in `Hit.matched`; where the words have gone on to a later moment, return the hits as they are."""
     with suppress(MomentPassedError):
         return derived.words_part.use(reader, lambda words: _with_matched(words, queries, hits))
     return hits
@@ -222,7 +223,7 @@ class RankedWithPassages(NamedTuple):
     nearest_passages: dict[int, int]
 
     def found_by(self) -> dict[int, int]:
-        """Return the number of the passage that each document was found by; 0 is the document as a whole."""
+        """Return, by document, the number of the passage that it was found by; 0 is the document as a whole."""
         found = {}
         for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.ranked), strict=True):
             by_meaning = self.nearest_passages.get(number, 0)
@@ -259,7 +260,7 @@ class NearestToOne(NamedTuple):
         scores: np.ndarray,
         passage_numbers: np.ndarray,
     ) -> NearestToOne:
-        """Take one row of what was found, without the places that nothing was found for."""
+        """Take the row of one query from what was found, without the empty places."""
         there = numbers >= 0
         nearest_passages = dict(zip(numbers[there].tolist(), passage_numbers[there].tolist(), strict=True))
         return cls(reader, engine_part, query_vector, numbers[there], scores[there], nearest_passages)
@@ -292,14 +293,14 @@ class NearestToOne(NamedTuple):
         return RankedWithPassages(ranked, nearest_passages)
 
     def cosines_of(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Measure other documents, a long one by its nearest passage.
+        """Compute the cosines of other documents, that of a long one by its nearest passage.
 
         Returns:
             The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
         """
         try:
             cosines = self.engine_part.use(self.reader, lambda engine: engine.scores(self.query_vector, numbers))
-        except MomentPassedError:  # the store still knows this one
+        except MomentPassedError:  # the store still has this moment
             cosines = self.reader.vectors_at(numbers) @ self.query_vector
         if not len(numbers) or not self.reader.has_passages():
             return cosines, {}
@@ -354,7 +355,7 @@ def _by_words(found: FoundByWords) -> RankedWithPassages:
 
 
 def _hits(reader: Reader, rankings: list[RankedWithPassages]) -> list[list[Hit]]:
-    """Turn numbers into the documents that they stand for."""
+    """Turn rankings into hits: look up the documents of the numbers."""
     wanted = {number for each in rankings for number in each.ranked.numbers.tolist()}
     documents = reader.documents(wanted)
     hits = [
@@ -372,16 +373,16 @@ def _hits(reader: Reader, rankings: list[RankedWithPassages]) -> list[list[Hit]]
 
 
 def _with_passages(reader: Reader, hits: list[Hit], passage_of: dict[int, int]) -> list[Hit]:
-    """Tell of each hit that was found by a passage where that stands."""
+    """Fill in `Hit.passage` for each hit that was found by a passage."""
     extents = reader.extents(filter(None, (passage_of.get(hit.number) for hit in hits)))
     found = [extents.get(passage_of.get(hit.number, 0)) for hit in hits]
     return [hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(hits, found, strict=True)]
 
 
 def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
-    """Turn where a passage stands in the full text of a document, which begins with the title, into where in its text.
+    """Convert the place of a passage in a document's full text, which begins with the title, to its place in the text.
 
-    The part of a passage that is title is left out.
+    The part of a passage that lies in the title is left out.
     """
     joined = f"{document.title} {document.text}"
     before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
@@ -390,7 +391,7 @@ def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
 
 
 def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Tell of each hit which words of its query it has."""
+    """Fill in `Hit.matched` for each hit."""
     shared = [
         words.matched(query, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
         for query, row in zip(queries, hits, strict=True)
@@ -422,8 +423,8 @@ def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> li
 def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
     """Leave out each hit that is near-equal to a better one, which then names it; ranks are counted anew.
 
-    Two documents are near-equal where the cosine of their vectors is `SAME_MEANING` or more, and of all the different
-    words of both, case aside, they share `SAME_WORDS` or more.
+    Two documents are near-equal where the cosine of their vectors is at least `SAME_MEANING`, and both have at least
+    `SAME_WORDS` of their distinct words, ignoring case.
     """
     vectors = reader.vectors_at(np.array([hit.number for hit in hits], np.int64))
     words = [frozenset(ANY_WORD.findall(f"{hit.title} {hit.text}".casefold())) for hit in hits]
@@ -447,10 +448,10 @@ def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
 
 
 def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
-    """Put the first `depth` hits into the order of a cross-encoder's scores, ties as they were.
+    """Sort the first `depth` hits by a cross-encoder's scores; ties stay in their order.
 
-    Each of these keeps the rank that it had; of a long document the passage is read that was found, after the title.
-    The other hits stay behind them as they were, with scores that say so.
+    These hits keep their earlier rank as `first_rank`. Of a long document, the cross-encoder reads the title and the
+    passage that was found. The other hits follow in their order, their scores moved below.
     """
     first, others = hits[:depth], hits[depth:]
     scores = reranker.scores(query, [read_text(hit) for hit in first])
@@ -464,10 +465,10 @@ def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> lis
 
 
 def read_text(hit: Hit) -> str:
-    """Return what is read of a hit: all of it, or of a long document the passage that was found, after the title."""
+    """Return the text that is read of a hit: all of it, or the title and the passage that was found."""
     return read_passage(hit, hit.passage) if hit.passage else Document(hit.id, hit.text, hit.title).full_text
 
 
 def read_passage(document: Document | Hit, passage: Passage) -> str:
-    """Return what is read of a passage, given by where it stands in the document's text: it, after the title."""
+    """Return the text that is read of a passage, given by its place in the text: the title, and then the passage."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text
