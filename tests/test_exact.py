@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from hce.search import exact
 from hce.search.engine import Found
-from hce.search.exact import EXTRA_CANDIDATES, best_first, nearest, ranked, score_blocks
+from hce.search.exact import EXTRA_CANDIDATES, best_first, k_best, nearest, score_blocks
 
 
 def test_ranked_by_hand():
     candidates = Found(np.array([[8, 3, 2, -1]]), np.array([[0.5, 0.9, 0.5, 0.7]], np.float32))
-    found = ranked(candidates, 3)
+    found = k_best(candidates, 3)
     assert found.numbers.tolist() == [[3, 2, 8]]
     assert found.scores.tolist() == [[np.float32(0.9), 0.5, 0.5]]
-    assert ranked(candidates, 5).numbers.tolist() == [[3, 2, 8, -1, -1]]
+    assert k_best(candidates, 5).numbers.tolist() == [[3, 2, 8, -1, -1]]
     assert EXTRA_CANDIDATES > 0
 
 
@@ -64,4 +64,4 @@ def test_nearest_is_a_sort(count, queries, k, seed):
 def test_what_is_no_candidate_is_not_ranked_whatever_its_score():
     """Where scores are in order already, too."""
     candidates = Found(np.array([[-1, 4, 3]]), np.array([[0.9, 0.8, 0.7]], np.float32))
-    assert ranked(candidates, 2).numbers.tolist() == [[4, 3]]
+    assert k_best(candidates, 2).numbers.tolist() == [[4, 3]]

@@ -178,16 +178,16 @@ def test_the_nearest_documents_are_those_of_the_best_passages(engine, k):
     passages = PassageEngine.build(engine, 8, np.arange(1, 261), owners, further, "float32")
     passages.engine.effort = np.inf
     own = new_engine("flat", 8, numbers=numbers, vectors=whole)
-    for among in (None, allowed):
-        found = passages.nearest(own.search(queries, k, among), queries, k, among)
+    for allowed_or_all in (None, allowed):
+        found = passages.merged_with(own.search(queries, k, allowed_or_all), queries, k, allowed_or_all)
         for row, query in enumerate(queries):
             best = {n: max([whole[n - 1] @ query, *(further[owners == n] @ query)]) for n in numbers.tolist()}
-            there = [n for n in best if among is None or n in allowed]
+            there = [n for n in best if allowed_or_all is None or n in allowed]
             expected = sorted(there, key=lambda n: -best[n])[:k]
             got = found.numbers[row][found.numbers[row] > 0].tolist()
             assert got == expected
             np.testing.assert_allclose(found.scores[row, : len(got)], [best[n] for n in got], atol=1e-5)
-            for n, passage in zip(got, found.passages[row].tolist(), strict=False):
+            for n, passage in zip(got, found.passage_numbers[row].tolist(), strict=False):
                 vector = further[passage - 1] if passage else whole[n - 1]
                 assert vector @ query == pytest.approx(best[n], abs=1e-5)
 
@@ -202,9 +202,9 @@ def test_passages_are_removed_with_their_document_and_survive_a_save(tmp_path):
     for each in (passages, loaded):
         assert each.documents.tolist() == [1, 1, 4, 4]
         nothing = Found(np.full((1, 3), -1, np.int64), np.full((1, 3), -np.inf, np.float32))
-        found = each.nearest(nothing, rows[4:5], 3)
+        found = each.merged_with(nothing, rows[4:5], 3)
         assert sorted(found.numbers[0].tolist()) == [-1, 1, 4]
-        assert found.passages[0, 0] == 5
+        assert found.passage_numbers[0, 0] == 5
     (tmp_path / "arrays.safetensors").write_bytes(b"no")
     with pytest.raises(FormatError, match="damaged"):
         PassageEngine.load("flat", tmp_path, 8)

@@ -194,10 +194,15 @@ def test_a_document_is_found_once_by_its_best_passage(tmp_path):
     for words in (with_passages(), Words.load(tmp_path, "english")):
         assert len(words) == 5
         found = words.search("zebra", 10)
-        assert (found.numbers.tolist(), found.passages.tolist()) == ([2], [11])
+        assert (found.numbers.tolist(), found.passage_numbers.tolist()) == ([2], [11])
         found = words.search("red hats shoes", 10)
         assert sorted(found.numbers.tolist()) == [1, 2, 3, 4]
-        assert dict(zip(found.numbers.tolist(), found.passages.tolist(), strict=True)) == {1: 0, 2: 12, 3: 0, 4: 0}
+        assert dict(zip(found.numbers.tolist(), found.passage_numbers.tolist(), strict=True)) == {
+            1: 0,
+            2: 12,
+            3: 0,
+            4: 0,
+        }
         again = words.among("red hats shoes", np.array([4, 2, 5]))
         known = dict(zip(found.numbers.tolist(), found.scores.tolist(), strict=True))
         assert dict(zip(again.numbers.tolist(), again.scores.tolist(), strict=True)) == {n: known[n] for n in (2, 4)}

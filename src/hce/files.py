@@ -165,6 +165,16 @@ def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
     return isinstance(value, (int, float) if hint is float else hint)
 
 
+def require_parent(output: Path) -> None:
+    """Refuse, before any work, an output under a folder that does not exist.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
+
+
 def require_new(path: str | Path) -> None:
     """Refuse an output folder that holds something already.
 

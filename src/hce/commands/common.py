@@ -17,7 +17,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
-from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
 
@@ -127,16 +126,6 @@ def resigned(command: Callable[..., None], parameters: Sequence[inspect.Paramete
     command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
-
-
-def require_parent(output: Path) -> None:
-    """Refuse, before any work, an output under a folder that does not exist.
-
-    Raises:
-        InputError: there is no such folder.
-    """
-    if not output.absolute().parent.is_dir():
-        raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
 
 
 def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:

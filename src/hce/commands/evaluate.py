@@ -19,9 +19,9 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
-    require_parent,
 )
 from hce.errors import InputError
+from hce.files import require_parent
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid

@@ -14,10 +14,10 @@ from hce.commands.common import (
     SeedOption,
     answer,
     interruptible,
-    require_parent,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
+from hce.files import require_parent
 
 
 @with_reading

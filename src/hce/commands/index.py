@@ -1,4 +1,4 @@
-"""What an index is for: `hce index`, `add`, `remove`, `search`, `status`."""
+"""Commands that make, change, search and describe an index: `hce index`, `add`, `remove`, `search`, `status`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
-    require_parent,
     shared_corpus,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import delete_whole, require_new
+from hce.files import delete_whole, require_new, require_parent
 from hce.hosts import together
 from hce.memory import parse_size
 from hce.progress import progress_bar
@@ -88,7 +87,7 @@ def index(
     """Encode a corpus and make a searchable index of it.
 
     The index holds all it needs: documents, vectors, a copy of the encoder, and the tree. Documents can be added and
-    removed later, without training. Of another index the documents are taken, and that index stays as it is.
+    removed later, without training. Given another index, its documents are taken, and that index stays as it is.
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
@@ -224,12 +223,12 @@ def search(
 ) -> None:
     """Find the documents of an index that answer a text best, by words and by meaning.
 
-    What is shown of a text is the part with most of the query's words, in bold; of a long document the passage that
-    was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning and
-    what words gave, which are shown beside it. With --rerank it is the cross-encoder's, and the rank before stands
-    beside it. --json gives all of it, with the places of the query's words. --facet counts all documents that fulfil
-    the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first line may
-    say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
+    Each hit shows the part of the text with most of the query's words, these in bold; of a long document, the passage
+    that was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning
+    and what words gave, which are shown beside it. With --rerank the score is the cross-encoder's, and the earlier rank
+    is shown beside it. --json gives all fields, with the places of the query's words. --facet counts all documents that
+    fulfil the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first
+    line may say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
 
     Examples:
       hce search my-index "how do plants make sugar" -k 5
@@ -309,10 +308,10 @@ def status(
 
 
 def _refuse_without_engine(path: Path) -> None:
-    """Say how to go on where an earlier run was killed after the index was whole, and before its engine was.
+    """Refuse an index that lacks only its engine, because an earlier run was killed, and say how to go on.
 
     Raises:
-        InputError: that is so.
+        InputError: the index lacks its engine.
     """
     from hce.index.manifest import is_index
     from hce.index.mirror import POINTER_FILE
@@ -336,14 +335,14 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
 
 
 def _why_nothing(mode: str, *, has_conditions: bool) -> str:
-    """Say why a search found nothing: by meaning every document is found that it may look at, by words not."""
+    """Say why a search found nothing: meaning finds every allowed document, words only those that share a word."""
     if mode == "words":
         return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
     return "no document fulfils the conditions" if has_conditions else "the index is empty"
 
 
 def _parts(hit: Hit) -> str:
-    """Say what meaning, single tokens and words gave to the score, and the words."""
+    """Show what meaning, tokens and words gave to the score, and the words."""
     parts = [f"{hit.from_meaning:.2f} meaning"]
     parts += [f"{hit.from_tokens:.2f} tokens"] if hit.from_tokens else []
     parts += [f"{hit.from_words:.2f} {' '.join(hit.matched)}"] if hit.from_words else []
@@ -353,8 +352,8 @@ def _parts(hit: Hit) -> str:
 def _line(hit: Hit, query: str, mode: str) -> Text:
     """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
 
-    The score of a hybrid search has parts; that of the candidate with the lowest cosine has 0 from meaning. What a
-    cross-encoder gave has no parts; where the hit stood before stands in their place.
+    The score of a hybrid search has parts; the candidate with the lowest cosine has 0 from meaning. A cross-encoder's
+    score has no parts; the earlier rank is shown in their place.
     """
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
     if hit.first_rank is not None:
@@ -406,7 +405,7 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
 
 
 def _reindexing_line(found: IndexStatus) -> dict[str, str]:
-    """Show what a reindexing that is under way leads to, and what there was before the last one."""
+    """Show the encoder that an unfinished reindexing leads to, else the encoder before the last reindexing."""
     if found.reindexing:
         return {"reindexing": f"to {found.reindexing} is under way, or was interrupted"}
     return {"before": f"{found.earlier}; hce reindex {found.path} --undo returns to it"} if found.earlier else {}
@@ -422,7 +421,7 @@ def _fitted_line(found: IndexStatus) -> dict[str, str]:
 
 
 def _training_line(training: Training | None) -> dict[str, str]:
-    """Tell what fitting and training brought."""
+    """Show what fitting and training gained."""
     if training is None:
         return {}
     from hce.training.model_folder import gains

@@ -23,14 +23,13 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
-    require_parent,
     resigned,
     shared_corpus,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import delete_whole, unfinished
+from hce.files import delete_whole, require_parent, unfinished
 from hce.hosts import together
 from hce.memory import parse_size, require_memory, train_needs
 from hce.progress import progress_bar

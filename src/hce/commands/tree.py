@@ -14,7 +14,6 @@ from hce.commands.common import (
     err,
     out,
     print_json,
-    require_parent,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
@@ -46,7 +45,7 @@ def tree(
       hce tree my-model --levels 3
       hce tree docs.csv --branching 8 --json > tree.json
     """
-    from hce.files import require_new
+    from hce.files import require_new, require_parent
     from hce.index.numbered_tree import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
     from hce.tree.outline import nested, outline

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from hce.data.passages import Passage
+from hce.data.text import ANY_WORD
 
 SNIPPET_CHARACTERS = 320
 PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is
@@ -19,7 +20,6 @@ READ_CHARACTERS = 20_000  # of a document; what comes later is not looked throug
 READ_IN_ALL = 1_000_000  # characters, of all documents of an answer: with many of them, less of each is looked through
 MOST_WORDS = 64  # of a query that are marked, the first ones; a text all in yellow is no help
 MOST_MARKS = 200  # in a text
-ANY_WORD = re.compile(r"\w+")
 BLANK = re.compile(r"\s")
 ENDING = 3  # letters: "thread" marks "threads" and "threaded"
 FUNCTION_WORDS = frozenset(  # of English, which stand in every text; scikit-learn's list takes a second to import

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+ANY_WORD = re.compile(r"\w+")
 WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")  # near what BERT's tokenizer splits first, and the same for all encoders
 
 

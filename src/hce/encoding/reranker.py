@@ -16,6 +16,7 @@ from sentence_transformers import CrossEncoder
 
 from hce.encoding.bundled import loading
 from hce.encoding.encoder import device_and_dtype
+from hce.encoding.tables import MODULES, require_model_folder
 from hce.errors import InputError
 
 PAIRS_AT_ONCE = 32
@@ -93,10 +94,9 @@ def _refuse_other_folders(folder: Path) -> None:
     Raises:
         InputError: the folder holds something else, or nothing.
     """
-    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
-        raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
+    require_model_folder(folder)
     try:
-        modules = json.loads((folder / "modules.json").read_text("utf-8"))
+        modules = json.loads((folder / MODULES).read_text("utf-8"))
         is_encoder = any("Pooling" in str(each["type"]) or "StaticEmbedding" in str(each["type"]) for each in modules)
     except (OSError, ValueError, TypeError, KeyError):
         return  # the library says what is wrong

@@ -276,9 +276,18 @@ def require_model(folder: Path) -> None:
         InputError: there is no model.
         FormatError: it is damaged.
     """
+    require_model_folder(folder)
+    require_undamaged(folder, f"train or copy the model again, or delete {CHECKSUMS} if the change was meant")
+
+
+def require_model_folder(folder: Path) -> None:
+    """Refuse a folder that holds no model, an encoder or another.
+
+    Raises:
+        InputError: there is none.
+    """
     if not any((folder / name).is_file() for name in (MODULES, "config.json")):
         raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
-    require_undamaged(folder, f"train or copy the model again, or delete {CHECKSUMS} if the change was meant")
 
 
 def tokenizer_json(tokenizer: Any, *, own_limit: bool) -> str:

@@ -29,7 +29,7 @@ from hce.search.fusion import (
     TRANSFORMER_SHARE,
     Ranked,
     candidate_count_for,
-    given_by_tokens,
+    order_by_tokens,
     search_both,
 )
 from hce.search.words import Words
@@ -151,9 +151,9 @@ class HybridSearcher:
         if self.tokens is not None and query is not None:
             first = positions[:TOKENS_FIRST]
             similarities = query.max_similarities([self.tokens.codes[position] for position in first])
-            scores[: len(first)] += given_by_tokens(scores[: len(first)], similarities)
-            order = np.lexsort((positions, -scores.round(6)))
-            positions, scores = positions[order], scores[order]
+            order, added = order_by_tokens(first, scores[: len(first)], similarities)
+            scores[: len(first)] = (scores[: len(first)] + added)[order]
+            positions = np.concatenate([first[order], positions[len(first) :]])
         rows = zip(positions.tolist(), scores.tolist(), strict=True)
         return [Scored(self.dense.ids[position], score) for position, score in rows]
 

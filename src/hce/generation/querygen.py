@@ -20,7 +20,7 @@ from hce.data.text import hash64
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.files import open_atomically, other_identity, unfinished
+from hce.files import open_atomically, other_identity, require_parent, unfinished
 from hce.progress import progress_bar
 from hce.search.exact import score_blocks
 
@@ -104,8 +104,7 @@ def check_output(output: Path) -> None:
         raise InputError(f"{output}: generated queries are written as .jsonl; choose such a name")
     if output.exists():
         raise InputError(f"{output} exists: choose another name or remove it first")
-    if not output.absolute().parent.is_dir():
-        raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
+    require_parent(output)
 
 
 def drawn_documents(count: int, limit: int, seed: int) -> np.ndarray:

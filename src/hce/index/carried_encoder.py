@@ -26,8 +26,8 @@ class CarriedEncoder:
     Where it is made of tables, texts are encoded by `Tables`, for which torch need not be imported.
     """
 
-    def __init__(self, index: Path, manifest: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
-        self.index = index
+    def __init__(self, index_folder: Path, manifest: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
+        self.index_folder = index_folder
         self.manifest = manifest
         self._model = given
         self._encoder: TextEncoder | None = given
@@ -70,7 +70,7 @@ class CarriedEncoder:
 
     def _loaded(self) -> TextEncoder:
         if self._encoder is None:
-            folder = self.index / self.manifest.encoder_folder
+            folder = self.index_folder / self.manifest.encoder_folder
             encoder = Tables.read(folder) or self._load_model()
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
             if file_stamps(folder) != self.manifest.encoder_files and encoder.fingerprint != self.manifest.fingerprint:
@@ -85,10 +85,10 @@ class CarriedEncoder:
     def _load_model(self) -> Encoder:
         from hce.encoding.encoder import Encoder
 
-        return Encoder.load(self.index / self.manifest.encoder_folder)
+        return Encoder.load(self.index_folder / self.manifest.encoder_folder)
 
 
-def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:
+def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None:
     """Refuse an encoder that did not make the vectors.
 
     Raises:
@@ -97,7 +97,7 @@ def check_same(encoder: Encoder, manifest: Manifest, index: Path) -> None:
     fingerprint = encoder.fingerprint
     if fingerprint != manifest.fingerprint:
         raise InputError(
-            f"{index} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), not of "
+            f"{index_folder} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), not of "
             f"{encoder.name} ({fingerprint[:12]}); open it without naming an encoder, or index anew with that one"
         )
 

@@ -35,7 +35,7 @@ FARTHEST = 0.2  # the share of those best hits that are too far off; measured in
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the best hits of spans have, from which on a hit is a good match.
+    """Thresholds above which a hit is a good match, taken from the best hits of spans.
 
     Attributes:
         fingerprint: of the encoder whose cosines these are.

@@ -1,8 +1,8 @@
 """Derived: what an index makes of its store and keeps up to date: an engine of documents, one of passages, the words.
 
-Each is a live part: loaded when it is first needed, and brought to the moment of whoever uses it. A snapshot is such a
-part on disk, as it was after one change of the store. It can be deleted at any time: where it is missing, damaged or of
-another store, the part is made anew from the store.
+Each of the three is a live part: it is loaded when it is first needed, and brought to the moment of the reader that
+uses it. A snapshot is a part on disk, as the part was after one change of the store. Snapshots can be deleted at any
+time: where one is missing, damaged or of another store, the part is built anew from the store.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SNAPSHOT = "snapshot.json"
 
 
 class Builder(Protocol[Held]):
-    """How what a live part holds is made: the engine of an index's documents, that of its passages, or its words.
+    """Builds, loads and extends what a live part holds: an engine of documents, an engine of passages, or words.
 
     Attributes:
-        folder_name: of the folder of its snapshots, below the index.
-        in_memory: whether that is nothing but memory, which a forked process has too.
-        identity: what a snapshot must be of to stand in for it.
+        folder_name: the name of the folder of snapshots, below the folder of the index.
+        in_memory: whether what is held lives only in memory, which a forked process has too.
+        identity: fields that a snapshot must match to be usable.
     """
 
     folder_name: ClassVar[str]
@@ -57,27 +57,27 @@ class Builder(Protocol[Held]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a snapshot must be of to stand in for what is held."""
+        """Fields that a snapshot must match to be usable."""
         ...
 
     def build(self, reader: Reader) -> Held:
-        """Make what the part holds, of all documents."""
+        """Build what the part holds from all documents."""
         ...
 
     def load(self, folder: Path) -> Held:
         """Read a snapshot.
 
         Raises:
-            FormatError: it is damaged.
+            FormatError: the snapshot is damaged.
         """
         ...
 
     def fits(self, held: Held, numbers: np.ndarray) -> bool:
-        """Tell whether what was read from a snapshot, which may be anyone's, can be of these documents (rising)."""
+        """Tell whether what was read from a snapshot, which may come from anyone, fits these documents (rising)."""
         ...
 
     def add(self, held: Held, reader: Reader, after: int) -> int:
-        """Take the documents in whose numbers are above `after`; return how many there are."""
+        """Add the documents whose numbers are above `after`; return how many vectors or texts were added."""
         ...
 
 
@@ -87,8 +87,8 @@ class Live(Generic[Held]):
     def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
         self.store = store
         self.builder: Builder[Held] = builder
-        self._suffix = suffix  # of the folder: parts that are made of another encoder's vectors have one of their own
-        self._since = 0  # the change from which on the store has the vectors that it is made of
+        self._suffix = suffix  # of the folder: parts built from another encoder's vectors have a folder of their own
+        self._since = 0  # the change since which the store has the vectors that this part is built from
         self._lock = SharedLock()
         self._held: Held | None = None
         self._moment: Moment | None = None
@@ -96,7 +96,7 @@ class Live(Generic[Held]):
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Wait for no thread of the parent, and share no files with it, in a process that was just forked."""
+        """Forget the locks of the parent process, and what is held unless it lives in memory, after a fork."""
         self._lock = SharedLock()
         if not self.builder.in_memory:
             self._held = self._moment = None
@@ -107,10 +107,10 @@ class Live(Generic[Held]):
         return self.store.path.parent / f"{self.builder.folder_name}{self._suffix}"
 
     def use(self, reader: Reader, work: Callable[[Held], Result]) -> Result:
-        """Do some work with what is held, as of the moment that `reader` sees.
+        """Call `work` on what is held, brought to the moment that `reader` sees.
 
         Raises:
-            MomentPassedError: another thread has brought it to a later one.
+            MomentPassedError: another thread has brought what is held to a later moment.
         """
         moment = reader.moment()
         while True:
@@ -123,28 +123,28 @@ class Live(Generic[Held]):
                 self._catch_up(reader, moment)
 
     def prepare(self, reader: Reader) -> None:
-        """Do now what the first search would have to wait for."""
+        """Load or build now what the first search would have to wait for."""
         moment = reader.moment()
         with self._lock.alone():
             if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
                 self._catch_up(reader, moment)
 
     def take_up(self, builder: Builder[Held], suffix: str, since: int) -> None:
-        """Drop what is held, and build it from now on with `builder`, from the vectors in force since a change."""
+        """Drop what is held; from now on build it with `builder`, from the vectors in force since a change."""
         with self._lock.alone():
             if since >= self._since:  # else another thread was faster, with later vectors
                 self.builder, self._suffix, self._since = builder, suffix, since
                 self._held = self._moment = None
 
-    def keep(self, reader: Reader) -> None:
-        """Bring what is held to the moment of `reader`, and write a snapshot unless the last one lacks nothing."""
+    def save_snapshot(self, reader: Reader) -> None:
+        """Bring what is held to the moment of `reader`, and write a snapshot unless the last one is current."""
         with self._lock.alone():
             self._catch_up(reader, reader.moment())
             if self._behind or not self._snapshots():
                 self._save()
 
     def rebuild(self, reader: Reader, builder: Builder[Held]) -> None:
-        """Make what is held anew of all documents, by another builder if asked, and write a snapshot."""
+        """Build what is held anew from all documents with `builder`, and write a snapshot."""
         with self._lock.alone():
             self.builder = builder
             self._held = self._moment = None
@@ -158,10 +158,10 @@ class Live(Generic[Held]):
         return reader.moment().documents
 
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
-        """Bring what is held to `moment`; an interruption leaves nothing rather than half of it.
+        """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it.
 
         Raises:
-            FormatError: what has to be added cannot be read in the store, or not be added.
+            FormatError: documents to add cannot be read from the store, or cannot be added.
         """
         held, held_at = self._held, self._moment
         self._held = self._moment = None
@@ -183,7 +183,7 @@ class Live(Generic[Held]):
             self._try_to_save()
 
     def _follow(self, held: Held, reader: Reader, held_at: Moment, moment: Moment) -> None:
-        """Bring what is held from one moment to a later one."""
+        """Bring what is held from the moment `held_at` to a later one."""
         if held_at.change == moment.change:
             return
         gone = reader.removed_since(held_at.change)
@@ -192,7 +192,7 @@ class Live(Generic[Held]):
             held.remove(gone)
 
     def _loaded(self, reader: Reader) -> tuple[Held, Moment]:
-        """Load the newest usable snapshot, or make what is held of all documents; return it with its moment."""
+        """Load the newest usable snapshot, or build from all documents; return what is held, and its moment."""
         for folder, moment in self._usable_snapshots(reader):
             try:
                 with progress_bar(f"loading the {self.builder.folder_name}", None, "snapshots"):
@@ -217,7 +217,7 @@ class Live(Generic[Held]):
         return [path for path in self.folder.glob("*") if path.name.isdigit()]
 
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots that stand in for what is held, the newest first, with their moments of this store."""
+        """Yield the snapshots that match the builder and the store, newest first, with their moments."""
         for folder in sorted(self._snapshots(), reverse=True):
             saved, is_as_written = _told_by_snapshot(folder)
             if is_as_written is False or not self.builder.identity.items() <= saved.items():
@@ -227,7 +227,7 @@ class Live(Generic[Held]):
                 yield folder, moment
 
     def ahead(self) -> Path | None:
-        """Return a snapshot of a later moment than the store, which then has lost writes; None where there is none."""
+        """Return a snapshot of a later moment than the store's, which shows that the store lost writes; else None."""
         for folder in self._snapshots():
             saved, is_as_written = _told_by_snapshot(folder)
             with self.store.reading() as reader:  # of a moment after the snapshot was read
@@ -238,7 +238,7 @@ class Live(Generic[Held]):
         return None
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
-        """Read all snapshots that would be used, and yield those that are damaged, with what is wrong with them."""
+        """Read the snapshots that would be used, and yield each damaged one with what is wrong with it."""
         for folder in self._snapshots():
             damage = _damage_of_snapshot_file(folder)
             if damage:
@@ -252,10 +252,10 @@ class Live(Generic[Held]):
                 yield folder, str(error)
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
-        """Read a snapshot that says to be of a moment.
+        """Read a snapshot that claims to be of a moment.
 
         Raises:
-            FormatError: it is damaged, or not of the documents that there were.
+            FormatError: the snapshot is damaged, or not of the documents of that moment.
         """
         held = self.builder.load(folder)
         if not self.builder.fits(held, reader.numbers_at(moment)):
@@ -263,7 +263,7 @@ class Live(Generic[Held]):
         return held
 
     def _try_to_save(self) -> None:
-        """Save unless someone is writing; a snapshot saves time, and nothing depends on it."""
+        """Save a snapshot unless someone is writing; it only saves time later, and nothing depends on it."""
         try:
             with self.store.writing(wait=0):  # so that no two processes write and tidy up here at once
                 self._save()
@@ -271,7 +271,7 @@ class Live(Generic[Held]):
             logger.debug("no snapshot was written: %s", error)
 
     def _is_wanted(self) -> bool:
-        """Tell whether the index is still to have such a part: another process may have rebuilt it with another."""
+        """Tell whether the manifest still names such a part: another process may have rebuilt the index."""
         manifest = Manifest.read(self.store.path.parent)
         other = manifest.other()
         if self._suffix != manifest.suffix:
@@ -297,7 +297,7 @@ class Live(Generic[Held]):
         self._behind = 0
 
     def _delete(self, snapshots: list[Path]) -> None:
-        """Rename snapshots away, so that each goes at once; then delete these and any unfinished ones."""
+        """Rename snapshots, so that each disappears at once; then delete them and any unfinished ones."""
         for snapshot in snapshots:
             if snapshot.is_dir():
                 snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
@@ -306,9 +306,9 @@ class Live(Generic[Held]):
 
 
 def _told_by_snapshot(folder: Path) -> tuple[dict[str, Any], bool | None]:
-    """Return what a snapshot's file tells, and whether that is as it was written; None where nobody knows.
+    """Return the fields of a snapshot's file, and whether they are as written; None where there is no checksum.
 
-    Of a file that cannot be read: nothing, and False.
+    A file that cannot be read gives no fields, and False.
     """
     try:
         return unsealed(read_json(folder / SNAPSHOT))
@@ -317,7 +317,7 @@ def _told_by_snapshot(folder: Path) -> tuple[dict[str, Any], bool | None]:
 
 
 def _damage_of_snapshot_file(folder: Path) -> str | None:
-    """Say what is wrong with the file that tells what a snapshot is of; None where nothing is."""
+    """Say what is wrong with the file that names what a snapshot is of; None where nothing is wrong."""
     try:
         _, is_as_written = unsealed(read_json(folder / SNAPSHOT))
     except FormatError as error:
@@ -330,11 +330,11 @@ def _damage_of_snapshot_file(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class VectorsBuilder:
-    """What makes an engine of vectors.
+    """The settings of an engine of vectors.
 
     Attributes:
         engine_name: the name of the engine.
-        dtype: what it keeps vectors in.
+        dtype: the type that the engine keeps vectors in.
         dim: the length of a vector.
     """
 
@@ -351,22 +351,23 @@ class VectorsBuilder:
 
 @dataclass(frozen=True)
 class EngineBuilder(VectorsBuilder):
-    """Makes the engine of an index.
+    """Builds the engine of an index's documents.
 
     Attributes:
-        index: the folder of the index.
-        suffix: of the folders of the encoder whose vectors they are.
+        index_folder: the folder of the index.
+        suffix: of the folders of the encoder that made the vectors.
     """
 
-    index: Path
+    index_folder: Path
     suffix: str
     folder_name: ClassVar[str] = "engine"
 
     def build(self, reader: Reader) -> Engine:
         """Build the engine of all vectors."""
-        tree = load_tree(self.index, self.suffix) if self.engine_name == "tree" else None  # flat has no use for it
+        # The engine `flat` has no use for a tree.
+        tree = load_tree(self.index_folder, self.suffix) if self.engine_name == "tree" else None
         kept_in = "float32" if self.dtype == "float32" else "float16"
-        with all_vectors(reader, self.index, kept_in) as (numbers, vectors):
+        with all_vectors(reader, self.index_folder, kept_in) as (numbers, vectors):
             hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
             return new_engine(
                 self.engine_name, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
@@ -389,7 +390,7 @@ class EngineBuilder(VectorsBuilder):
 
 
 class PassagesBuilder(VectorsBuilder):
-    """Makes the engine of the passages of an index's long documents."""
+    """Builds the engine of the passages of an index's long documents."""
 
     folder_name: ClassVar[str] = "passages"
 
@@ -415,7 +416,7 @@ class PassagesBuilder(VectorsBuilder):
 
 @dataclass(frozen=True)
 class WordsBuilder:
-    """Makes the words of an index, in a language."""
+    """Builds the words of an index, in a language."""
 
     language: str
     folder_name: ClassVar[str] = "words"
@@ -437,7 +438,7 @@ class WordsBuilder:
         return Words.load(folder, self.language)
 
     def fits(self, held: Words, numbers: np.ndarray) -> bool:
-        """Tell whether there are as many texts."""
+        """Tell whether the words are of as many texts."""
         return len(held) == len(numbers)
 
     def add(self, held: Words, reader: Reader, after: int) -> int:
@@ -453,20 +454,20 @@ PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
 
 
 class Derived:
-    """The parts that are derived from a store; what each is made of is lent out by `use`, as of a reader's moment.
+    """The parts that are derived from a store; each lends what it holds by `use`, as of a reader's moment.
 
     Attributes:
         engine_part: lends the engine of the vectors of all documents.
         passages_part: lends the engine of the passages of long documents; of no use while there are none.
         words_part: lends the words of all texts.
-        mirror: tells an engine that lives elsewhere of what is written; None where the engine is in this process.
+        mirror: tells an engine that lives elsewhere what was written; None where the engine is in this process.
         engine_name: the name of the engine that searches.
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
-        self._index = store.path.parent
+        self._index_folder = store.path.parent
         self.engine_name = _engine_in_use(store, manifest.engine)
-        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
         self.engine_part: EnginePart
         self.passages_part: PassagesPart
@@ -490,36 +491,36 @@ class Derived:
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
     def prepare(self, reader: Reader) -> None:
-        """Do now what the first search would have to wait for."""
+        """Load or build now what the first search would have to wait for."""
         for part in self.parts(reader):
             part.prepare(reader)
 
     def tell_elsewhere(self) -> None:
-        """Tell an engine that lives elsewhere of what was just written; one in this process needs no telling."""
+        """Tell an engine that lives elsewhere what was just written; an engine in this process needs no telling."""
         if self.mirror is not None:
             self.mirror.follow()
 
     def close(self) -> None:
-        """Let go of the connection to an engine that lives elsewhere."""
+        """Close the connection to an engine that lives elsewhere."""
         if self.mirror is not None:
             self.mirror.close()
 
     def take_up(self, manifest: Manifest) -> None:
-        """Drop all parts, and build them from now on from the vectors of the encoder that `manifest` names."""
-        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        """Drop all parts; from now on build them from the vectors of the encoder that `manifest` names."""
+        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.engine_part.take_up(engine_builder, manifest.suffix, manifest.since)
         self.passages_part.take_up(passages_builder, manifest.suffix, manifest.since)
         self.words_part.take_up(words_builder, manifest.suffix, manifest.since)
 
-    def keep(self, reader: Reader) -> None:
-        """Have a snapshot of each part."""
+    def save_snapshots(self, reader: Reader) -> None:
+        """Write a snapshot of each part that lacks a current one."""
         for part in self.parts(reader):
-            part.keep(reader)
+            part.save_snapshot(reader)
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Make all parts anew of the documents there are, as a manifest names them."""
+        """Build all parts anew from the documents there are, with the engine that `manifest` names."""
         self.engine_name = manifest.engine
-        engine_builder, passages_builder, words_builder = _builders(self._index, manifest, self.engine_name)
+        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.engine_part.rebuild(reader, engine_builder)  # elsewhere, along with the passages
         if self.mirror is None and reader.has_passages():
             self.passages_part.rebuild(reader, passages_builder)
@@ -527,7 +528,7 @@ class Derived:
 
 
 def _engine_in_use(store: Store, named: str) -> str:
-    """Return the engine that the manifest names, or another where this version does not have that one any more."""
+    """Return the engine that the manifest names, or another where this version no longer has that one."""
     with store.reading() as reader:
         chosen = named if named in (*ENGINES, *ELSEWHERE) else engine_for(reader.moment().documents)
     if chosen != named:
@@ -540,9 +541,11 @@ def _engine_in_use(store: Store, named: str) -> str:
     return chosen
 
 
-def _builders(index: Path, manifest: Manifest, engine_name: str) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
+def _builders(
+    index_folder: Path, manifest: Manifest, engine_name: str
+) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
     return (
-        EngineBuilder(engine_name, manifest.dtype, manifest.dim, index, manifest.suffix),
+        EngineBuilder(engine_name, manifest.dtype, manifest.dim, index_folder, manifest.suffix),
         PassagesBuilder(engine_name, manifest.dtype, manifest.dim),
         WordsBuilder(manifest.language),
     )

@@ -143,7 +143,7 @@ def drift_of(
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
     numbers, vectors = vectors_by_row(reader)
-    trained = ModelFacts.find(encoder.index / f"{IN_AN_INDEX}{manifest.suffix}")
+    trained = ModelFacts.find(encoder.index_folder / f"{IN_AN_INDEX}{manifest.suffix}")
     held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values()]
 
     def texts(rows: np.ndarray) -> list[str]:

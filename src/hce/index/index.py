@@ -1,7 +1,7 @@
 """Index: documents that come and go, found by words and by meaning.
 
-It holds an encoder, a store of the documents, and what is derived from the store: an engine of vectors, an index of
-words. Adding and removing documents needs no training.
+An index holds an encoder, a store of the documents, and what is derived from the store: an engine of vectors, an index
+of words. Adding and removing documents needs no training.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
 
 
 class ReindexedError(InputError):
-    """Queries were encoded by another encoder than the one that the index has by now."""
+    """Queries were encoded by another encoder than the one that the index has now."""
 
 
 class Index:
     """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
 
-    It can be used from several threads. Nothing is loaded before it is needed: only a search by text or an addition
-    loads the encoder, only a search loads the engine.
+    An index can be used from several threads. Nothing is loaded before it is needed: only a search by text or an
+    addition loads the encoder, only a search loads the engine.
 
     Attributes:
         path: the folder.
@@ -116,7 +116,7 @@ class Index:
 
         Args:
             path: the new folder.
-            corpus: its first documents.
+            corpus: the first documents.
             encoder: what encodes documents and queries; a copy of it is kept in the folder. By name, "static" is
                 fitted to the corpus first, and a model that `hce train` wrote brings its tree along if that is of
                 this corpus.
@@ -167,7 +167,7 @@ class Index:
             encoder: the encoder that made its vectors, to spare loading the index's own copy.
 
         Raises:
-            FormatError: there is none, it is damaged, or a newer version wrote it.
+            FormatError: there is no index, it is damaged, or a newer version wrote it.
             InputError: `encoder` is another one.
         """
         if is_address(path):
@@ -177,7 +177,7 @@ class Index:
         return cls(path, encoder)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._opened.close()
 
     def __enter__(self) -> Index:
@@ -193,7 +193,7 @@ class Index:
     # ------------------------------------------------------------------------------------------------- documents
 
     def add(self, *batches: Iterable[Document], progress: bool = False) -> int:
-        """Add documents, all or none; when it returns, they survive a crash. Only texts that are new are encoded.
+        """Add documents, all or none; when the call returns, they survive a crash. Only new texts are encoded.
 
         Args:
             batches: a corpus or any documents; several are added together.
@@ -230,7 +230,7 @@ class Index:
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
-        """Take documents out, all or none; when it returns, they stay out after a crash.
+        """Remove documents, all or none; when the call returns, they stay removed after a crash.
 
         Returns:
             How many were removed.
@@ -272,7 +272,7 @@ class Index:
         return (entry.document for entry in self.entries())
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Iterate over all documents with number and vector, in order of number; those above `after` only.
+        """Iterate over the documents with numbers above `after`, with number and vector, in order of number.
 
         A number up to `manifest.documents` says that the document was there at creation, with this text.
         """
@@ -379,7 +379,7 @@ class Index:
             return hits[0] if isinstance(queries, str) else hits
 
     def _reranker(self, rerank: Reranker | str | Path) -> Reranker:
-        """Return a cross-encoder; one that was named is kept for the next search."""
+        """Return a cross-encoder; one that was given by name is kept for the next search."""
         from hce.encoding.reranker import Reranker
 
         if isinstance(rerank, Reranker):
@@ -403,7 +403,7 @@ class Index:
         return vectors
 
     def _encode_query(self, text: str) -> np.ndarray:
-        """Return the vector of a query, of shape (n,); the last one, by the same encoder, is not encoded again."""
+        """Return the vector of a query, of shape (n,); the last query is not encoded again by the same encoder."""
         last = self._last_query
         if last is not None and last[:2] == (self._opened.present_encoder(), text):
             return last[2]
@@ -482,15 +482,15 @@ class Index:
     ) -> bool | None:
         """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
-        That is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`; where tokens
-        or a cross-encoder have put another hit first, by the hit that would be first without them.
+        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`. Where
+        tokens or a cross-encoder have put another hit first, the hit that would be first without them is judged.
 
         Args:
             query: the text that was searched for.
             hits: what `search` returned.
             filter: the filter that `search` was given.
             mode: the mode that `search` was given.
-            vector: the query's vector, of shape (n,), where there is one; that of the last search need not be given.
+            vector: the query's vector, of shape (n,), if at hand; the vector of the last search is remembered.
 
         Returns:
             None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
@@ -520,8 +520,8 @@ class Index:
     ) -> dict[str, list[FacetCount]]:
         """Count documents by their values of some metadata fields, the most frequent values of each first.
 
-        What is counted are all documents that fulfil the filter, whatever is searched for: by meaning every document
-        is found, sooner or later. Of a list each element counts; documents without the field do not.
+        All documents that fulfil the filter are counted, whatever is searched for: by meaning every document is found,
+        sooner or later. Each element of a list counts; documents without the field do not.
 
         >>> documents = [Document(str(n), "shoes", metadata={"year": n // 10 * 10}) for n in (2009, 2012, 2015)]
         >>> Index.create("years", documents, "static").facets(["year"])
@@ -584,7 +584,7 @@ class Index:
             return drift_of(reader, self.manifest, self.tree, self._opened.for_documents, seed)
 
     def build_engine(self) -> None:
-        """Build engines and words of the documents there are, and keep snapshots, so that who opens the index need not.
+        """Build engines and words of all documents, and save snapshots, so that opening the index later is fast.
 
         Raises:
             WriterBusyError: someone else is writing.
@@ -601,12 +601,12 @@ class Index:
         tokens: bool | None = None,
         progress: bool = False,
     ) -> None:
-        """Make all that is derived anew from the documents there are now: the tree, if there is one, and the engine.
+        """Build what is derived anew from the documents there are now: the tree, if there is one, engines and words.
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
         as they are. So does the encoder, unless it is a table that was fitted to less than a quarter of the documents
-        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. Of an index of format 1,
-        whose long documents were read from the beginning only, these are read in passages now. The encoder that was in
+        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. In an index of format 1,
+        whose long documents were read from the beginning only, they are now read in passages. The encoder that was in
         force before the last `reindex` is given up, with its vectors.
 
         Args:
@@ -629,9 +629,9 @@ class Index:
     ) -> bool:
         """Give the index another encoder, while it is searched and written to, by other processes too.
 
-        All documents are encoded beside the vectors in force, and then both change places at one stroke, which every
-        process that has the index open takes up with its next search. Documents that are written meanwhile are there
-        before and after. Interrupted, even by a kill, the same call goes on. What was in force is kept for
+        All documents are encoded beside the vectors in force; then the two change places at one stroke, and every
+        process that has the index open uses the new ones from its next search on. Documents that are written meanwhile
+        are there before and after. Interrupted, even by a kill, the same call goes on. What was in force is kept for
         `undo_reindex` until `rebuild`.
 
         >>> from hce.encoding.encoder import Encoder
@@ -658,7 +658,7 @@ class Index:
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
-        """Take up again the encoder that was in force before the last `reindex`; only later documents are encoded.
+        """Return to the encoder that was in force before the last `reindex`; only later documents are encoded.
 
         Raises:
             InputError: there was none, or `rebuild` has given it up since.

@@ -303,12 +303,12 @@ def is_index(path: str | Path) -> bool:
     return all((Path(path) / name).is_file() for name in (STORE_FILE, MANIFEST_FILE))
 
 
-def delete_other_folders(index: Path, manifest: Manifest) -> None:
+def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
     """Delete encoders, trees and snapshots that a manifest does not name; who calls keeps others from writing."""
     named = manifest.folders()
     for kind in FOLDERS:
-        delete_stale(index.glob(f".{kind}*.partial"))
-        for path in index.glob(f"{kind}*"):
+        delete_stale(index_folder.glob(f".{kind}*.partial"))
+        for path in index_folder.glob(f"{kind}*"):
             if path.name not in named and re.fullmatch(rf"{kind}(-[0-9]+)?", path.name):
                 shutil.rmtree(path, ignore_errors=True)
 

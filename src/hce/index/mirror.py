@@ -93,13 +93,13 @@ class Pointer:
     is_busy: bool = False
 
     @classmethod
-    def read(cls, index: Path) -> Pointer | None:
+    def read(cls, index_folder: Path) -> Pointer | None:
         """Read an index's pointer; None where there is none.
 
         Raises:
             FormatError: it is damaged.
         """
-        path = index / POINTER_FILE
+        path = index_folder / POINTER_FILE
         if not path.is_file():
             return None
         values, is_as_written = unsealed(read_json(path))
@@ -108,14 +108,14 @@ class Pointer:
         return checked_fields(cls, values)
 
     @classmethod
-    def of(cls, index: Path) -> Pointer | None:
+    def of(cls, index_folder: Path) -> Pointer | None:
         """Read an index's own pointer: that of a copy is another's, and None here."""
-        pointer = cls.read(index)
-        return pointer if pointer is not None and pointer.store == _inode(index) else None
+        pointer = cls.read(index_folder)
+        return pointer if pointer is not None and pointer.store == _inode(index_folder) else None
 
-    def write(self, index: Path) -> Pointer:
+    def write(self, index_folder: Path) -> Pointer:
         """Put the pointer into an index's folder, atomically."""
-        write_json(index / POINTER_FILE, sealed(asdict(self)))
+        write_json(index_folder / POINTER_FILE, sealed(asdict(self)))
         return self
 
 
@@ -127,7 +127,7 @@ class Mirror:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.index = store.path.parent
+        self.index_folder = store.path.parent
         self._lock = Lock()
         self._server: Milvus | None = None
         self._known: tuple[Collection, int] | None = None  # and the change up to which it is told
@@ -169,7 +169,7 @@ class Mirror:
             with self._lock:
                 self._known = self._catch_up()
         except AwayError as error:
-            logger.warning("%s; all is kept in %s, and the next write or search tells Milvus", error, self.index)
+            logger.warning("%s; all is kept in %s, and the next write or search tells Milvus", error, self.index_folder)
 
     def rebuild(self, reader: Reader) -> None:
         """Fill a new collection, or go on with one that was begun, while nobody writes; readers see it when whole."""
@@ -179,7 +179,7 @@ class Mirror:
 
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals that the collection has not been told of."""
-        moment, pointer = reader.moment(), Pointer.read(self.index)
+        moment, pointer = reader.moment(), Pointer.read(self.index_folder)
         known = pointer and pointer.is_whole and reader.moment_at(pointer.change, pointer.token)
         if not known:
             return moment.documents
@@ -194,14 +194,15 @@ class Mirror:
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
                 raise FormatError(
-                    f"{self.index}: its collection lacks documents; 'hce rebuild {self.index}' fills another one"
+                    f"{self.index_folder}: its collection lacks documents; 'hce rebuild {self.index_folder}' fills "
+                    "another one"
                 )
 
     # --------------------------------------------------------------------------------------------- telling
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
         """Return the collection as the pointer tells, where it is whole and of this encoder."""
-        pointer, manifest = Pointer.read(self.index), Manifest.read(self.index, reader)
+        pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not _fits(pointer, manifest):
             return None
         server = self._server_at(manifest)
@@ -219,10 +220,10 @@ class Mirror:
 
     def _push(self, reader: Reader, *, anew: bool = False) -> tuple[Collection, int]:
         """Bring the collection to the moment that `reader` sees, from wherever it is."""
-        moment, manifest = reader.moment(), Manifest.read(self.index, reader)
-        server, pointer = self._server_at(manifest), Pointer.of(self.index)
+        moment, manifest = reader.moment(), Manifest.read(self.index_folder, reader)
+        server, pointer = self._server_at(manifest), Pointer.of(self.index_folder)
         if pointer is None:
-            _refuse_copy(self.index, manifest)
+            _refuse_copy(self.index_folder, manifest)
         known = self._known_moment(server, manifest, pointer, reader)
         if pointer is None or known is None or (anew and pointer.is_whole):
             pointer, known = self._begin(server, manifest, pointer, moment), moment
@@ -230,7 +231,7 @@ class Mirror:
         if pointer.is_whole and not pointer.is_busy and known.change == moment.change:
             return collection, moment.change
         again = pointer.is_busy
-        pointer = replace(pointer, is_busy=True).write(self.index)
+        pointer = replace(pointer, is_busy=True).write(self.index_folder)
         if not pointer.is_whole:
             self._put_facts(collection, manifest, pointer, again)
         pointer = self._put_documents(collection, reader, pointer, again)
@@ -243,7 +244,7 @@ class Mirror:
         collection.since = server.now()
         replace(
             pointer, change=moment.change, token=moment.token, last=moment.last, is_whole=True, is_busy=False
-        ).write(self.index)
+        ).write(self.index_folder)
         return collection, moment.change
 
     def _known_moment(
@@ -271,10 +272,10 @@ class Mirror:
             collection=name,
             fingerprint=manifest.fingerprint,
             writer=before.writer if before else secrets.token_hex(8),
-            store=_inode(self.index),
+            store=_inode(self.index_folder),
             change=moment.change,
             token=moment.token,
-        ).write(self.index)
+        ).write(self.index_folder)
         server.create(name, manifest.dim)
         return pointer
 
@@ -282,7 +283,7 @@ class Mirror:
         """Write what a reader needs besides documents: the manifest, and the encoder's files."""
         if pointer.last:
             return  # it was done before the first document
-        files, rows = file_rows(self.index / manifest.encoder_folder)
+        files, rows = file_rows(self.index_folder / manifest.encoder_folder)
         collection.put(FILES, rows, again=again)
         collection.put(LOG, facts_rows(Facts(manifest, files), pointer.writer), again=again)
 
@@ -296,7 +297,7 @@ class Mirror:
                 collection.put(PIECES, further, again=again)
                 collection.put(PASSAGES, passage_rows(reader, some), again=again)
                 collection.put(DOCUMENTS, rows, again=again)
-                pointer = replace(pointer, last=some[-1].number).write(self.index)
+                pointer = replace(pointer, last=some[-1].number).write(self.index_folder)
                 advance(len(some))
         return pointer
 
@@ -309,7 +310,7 @@ class Mirror:
         collection.delete(DOCUMENTS, removed)
 
 
-def check_place(at: str, index: Path) -> None:
+def check_place(at: str, index_folder: Path) -> None:
     """Make sure that an index can have a collection at an address, before anything is written.
 
     Raises:
@@ -318,26 +319,26 @@ def check_place(at: str, index: Path) -> None:
     """
     server = Milvus(Address.parse(at))
     try:
-        _check_owner(server, Pointer.of(index))
+        _check_owner(server, Pointer.of(index_folder))
     finally:
         server.close()
 
 
-def _inode(index: Path) -> int:
-    return (index / STORE_FILE).stat().st_ino
+def _inode(index_folder: Path) -> int:
+    return (index_folder / STORE_FILE).stat().st_ino
 
 
-def _refuse_copy(index: Path, manifest: Manifest) -> None:
+def _refuse_copy(index_folder: Path, manifest: Manifest) -> None:
     """Refuse to write to the collection that the original of a copied folder writes to.
 
     Raises:
         InputError: that is where the copy would write.
     """
-    pointer = Pointer.read(index)
+    pointer = Pointer.read(index_folder)
     if pointer is not None and pointer.address == manifest.engine_at:
         raise InputError(
-            f"{index} is a copy of the index that writes to {pointer.address}; 'hce rebuild {index} --engine milvus "
-            "--at' with another name behind # gives it its own"
+            f"{index_folder} is a copy of the index that writes to {pointer.address}; 'hce rebuild {index_folder} "
+            "--engine milvus --at' with another name behind # gives it its own"
         )
 
 
@@ -352,11 +353,11 @@ def _check_owner(server: Milvus, pointer: Pointer | None) -> None:
         )
 
 
-def withdraw(at: str, index: Path) -> None:
+def withdraw(at: str, index_folder: Path) -> None:
     """Drop the collection that an index had at an address before it moved elsewhere."""
-    server, pointer = Milvus(Address.parse(at)), Pointer.of(index)
+    server, pointer = Milvus(Address.parse(at)), Pointer.of(index_folder)
     if pointer is None:  # a copy leaves the original's alone
-        (index / POINTER_FILE).unlink(missing_ok=True)
+        (index_folder / POINTER_FILE).unlink(missing_ok=True)
         return
     try:
         _check_owner(server, pointer)
@@ -366,7 +367,7 @@ def withdraw(at: str, index: Path) -> None:
     finally:
         server.close()
     if pointer.address == at:
-        (index / POINTER_FILE).unlink()
+        (index_folder / POINTER_FILE).unlink()
 
 
 def _fits(pointer: Pointer, manifest: Manifest) -> bool:
@@ -389,10 +390,10 @@ class MirroredPart(Generic[Searched]):
         self._made: tuple[Collection, int, Searched] | None = None
 
     def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result:
-        """Do some work with the part as of the moment that `reader` sees.
+        """Call `work` on the engine, as of the moment that `reader` sees.
 
         Raises:
-            MomentPassedError: the collection is at a later one.
+            MomentPassedError: the collection is at a later moment.
         """
         collection = self.mirror.at(reader)
         if collection is None:
@@ -407,14 +408,14 @@ class MirroredPart(Generic[Searched]):
             raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error
 
     def prepare(self, reader: Reader) -> None:
-        """Do now what the first search would have to wait for."""
+        """Tell the collection now what the first search would have to wait for."""
         self.mirror.at(reader)
 
     def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        """Have the vectors of another encoder from a change on."""
+        """Look for the collection anew: the index has another encoder from a change on."""
         self.mirror.forget()
 
-    def keep(self, reader: Reader) -> None:
+    def save_snapshot(self, reader: Reader) -> None:
         """Do nothing: the collection itself is the snapshot."""
 
     def rebuild(self, reader: Reader, builder: Any) -> None:

@@ -53,33 +53,33 @@ class NumberedHierarchy(NamedTuple):
         return cls(hierarchy, numbers)
 
 
-def load_tree(index: Path, suffix: str | None = None) -> NumberedHierarchy | None:
+def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarchy | None:
     """Read the tree that the manifest names; None where it names none, or a damaged one, of which a line is logged.
 
     Args:
-        index: the folder.
+        index_folder: the folder of the index.
         suffix: of the folders of the encoder whose tree it is; by default, of the one in force.
     """
-    name = _named(index, suffix)
+    name = _named(index_folder, suffix)
     while name is not None:
         try:
-            return NumberedHierarchy.load(index / name)
+            return NumberedHierarchy.load(index_folder / name)
         except FormatError as error:
-            known, name = name, _named(index, suffix)
+            known, name = name, _named(index_folder, suffix)
             if name == known:  # else another process has just rebuilt the index
-                warn_once(logger, f"{error} (it is left out until 'hce rebuild {index}' grows it anew)")
+                warn_once(logger, f"{error} (it is left out until 'hce rebuild {index_folder}' grows it anew)")
                 return None
     return None
 
 
-def _named(index: Path, suffix: str | None) -> str | None:
+def _named(index_folder: Path, suffix: str | None) -> str | None:
     """Return the folder of the tree of one of an index's encoders."""
-    manifest = Manifest.read(index)
+    manifest = Manifest.read(index_folder)
     other = manifest.other()
     if other is None or suffix in (None, manifest.suffix):
         return manifest.hierarchy
     grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
-    return other.hierarchy or (grown if (index / grown).is_dir() else None)
+    return other.hierarchy or (grown if (index_folder / grown).is_dir() else None)
 
 
 def grow_named_tree(
@@ -105,21 +105,21 @@ def grow_named_tree(
     return tree
 
 
-def regrow_tree(index: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
+def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
     """Return the folder of a tree of just the documents that `reader` sees: `name` if it holds one, else a new one."""
-    if _is_of(index / name, reader.numbers()):
+    if _is_of(index_folder / name, reader.numbers()):
         return name
-    return grow_tree(index, f"{FOLDER}-{reader.moment().change}", reader, progress=progress)
+    return grow_tree(index_folder, f"{FOLDER}-{reader.moment().change}", reader, progress=progress)
 
 
-def grow_tree(index: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
+def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
     """Grow a tree of the documents there are now in a folder of this name; None where they are too few for one."""
-    with all_vectors(reader, index) as (numbers, vectors):
+    with all_vectors(reader, index_folder) as (numbers, vectors):
         tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
         return None
-    shutil.rmtree(index / name, ignore_errors=True)
-    NumberedHierarchy(tree, numbers).save(index / name)
+    shutil.rmtree(index_folder / name, ignore_errors=True)
+    NumberedHierarchy(tree, numbers).save(index_folder / name)
     return name
 
 

@@ -1,15 +1,15 @@
 """An index as one process has it open: the manifest in force, and all that belongs to it.
 
-How a search meets what others write meanwhile, other threads and other processes:
+How a search copes with what other threads and other processes write meanwhile:
 
 - A write is one transaction, and a reader of the store sees one moment, however long it is held.
 - A reindexing puts another encoder in force. `Opened.reading` adopts the manifest that names it, and opens readers
   until one sees the vectors of that encoder.
-- Vectors of queries that the encoder before has made are then of no use: `Index.search_encoded` raises
-  `ReindexedError`, and who encoded them (`Index.search`, the web server) encodes them again.
-- Engines and words are at one moment at a time. Where another thread has brought them to a later one than a reader
-  sees, using them raises `MomentPassedError`, and `Index.search_encoded` looks again with a new reader.
-- In a collection of Milvus there is no moment but now: where documents go during a search,
+- Query vectors of the earlier encoder are then useless: `Index.search_encoded` raises `ReindexedError`, and its
+  callers (`Index.search`, the web server) encode the queries again.
+- Engines and words are at one moment at a time. Where another thread has brought them to a later moment than a reader
+  sees, using them raises `MomentPassedError`, and `Index.search_encoded` searches again with a new reader.
+- A collection of Milvus has only its present moment: where documents are removed during a search,
   `ReplicaIndex.search_encoded` takes over what was written, and searches again.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Opened:
-    """The manifest that is in force, and encoders, derived parts, tree and tokens that belong to it.
+    """The manifest in force, and the encoders, derived parts, tree and tokens that belong to it.
 
     Attributes:
         path: the folder of the index.
@@ -46,7 +46,7 @@ class Opened:
         derived: engine, engine of passages and words, all built from the store.
         for_queries: the encoder of queries.
         for_documents: the encoder of documents: with its own copy, adding thousands does not keep a search waiting.
-        tokens: of documents and queries, by which first hits are put into order.
+        tokens: of documents and queries, which reorder the first hits.
     """
 
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
@@ -64,18 +64,18 @@ class Opened:
         self._tree: NumberedHierarchy | None = None
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self.derived.close()
         self.store.close()
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one moment of the store, at which it has the vectors of the encoder that the manifest names.
+        """Open a moment of the store that has the vectors of the encoder that the manifest names.
 
         Raises:
-            FormatError: the store has none, for it is older than the manifest.
+            FormatError: the store has no such vectors, since it is older than the manifest.
         """
-        behind = None  # of which manifest a reader was too early
+        behind = None  # `since` of the manifest that the last reader was too early for
         while True:
             with self.store.reading() as reader:
                 if self.keep_up(reader):
@@ -96,7 +96,7 @@ class Opened:
         return reader.moment().change >= self.manifest.since
 
     def adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
-        """Go by another manifest of this index from now on, and by another encoder where it names one."""
+        """Put another manifest of this index in force, and its encoder where that is another one."""
         if manifest.since < self.manifest.since:
             return  # of an earlier moment than another thread has seen
         if manifest.encoder_folder != self.manifest.encoder_folder:
@@ -106,18 +106,18 @@ class Opened:
         if manifest.engine_at != self.manifest.engine_at:
             self.derived = Derived(self.store, manifest)
         self.tokens = self._tokens_of(manifest)
-        self.manifest, self._tree = manifest, None  # last: who sees the new manifest sees all that belongs to it
+        self.manifest, self._tree = manifest, None  # last: whoever sees the new manifest sees what belongs to it
         self._stamp = None if manifest.switch else stamp
 
     def present_encoder(self) -> CarriedEncoder:
-        """Return what encodes queries, as of now."""
+        """Return the encoder of queries that is in force now."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
                 self.keep_up(reader)
         return self.for_queries
 
     def encode_documents(self, texts: list[str]) -> np.ndarray:
-        """Encode documents to unit vectors of shape (texts, n), and keep their tokens where these are kept."""
+        """Encode documents to unit vectors of shape (texts, n), and keep their tokens where the index keeps tokens."""
         encoder = self.for_documents  # which another thread may replace
         return encode_keeping_tokens(encoder, self.tokens.codes(encoder), texts)
 
@@ -129,7 +129,7 @@ class Opened:
         return self._tree
 
     def cutter(self) -> Cutter | None:
-        """Return what cuts long documents; None in an index of format 1, which an earlier version may open too."""
+        """Return the cutter of long documents; None in an index of format 1, which an earlier version may open too."""
         if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
             self._cutter = Cutter(self.for_documents.text_encoder())
         return self._cutter

@@ -1,7 +1,7 @@
 """Ranking: from queries to hits, at one moment of an index.
 
-Meaning finds the nearest documents, of a long one by its nearest passage; words find those that share some; a hybrid
-search fuses both. What is ranked are numbers of documents, and the store says at the end what stands behind them.
+Meaning finds the nearest documents, a long document by its nearest passage. Words find the documents that share a word
+with the query. A hybrid search fuses both. Documents are ranked by their numbers; at the end the store looks them up.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.data.snippets import ANY_WORD, SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
-from hce.data.text import is_unicode
+from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
+from hce.data.text import ANY_WORD, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart
 from hce.index.store import MomentPassedError, Reader
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest
-from hce.search.words import Matches, Words
+from hce.search.words import FoundByWords, Words
 
 if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
 
 SearchMode = Literal["hybrid", "dense", "words"]
 
-RERANKED = 50  # hits that a cross-encoder reads, where nothing else is said
-# From where on two documents are near-equal; at 0.95 and 0.8, min was folded under max (docs/LOG.md).
+RERANKED = 50  # hits that a cross-encoder reads by default
+# Thresholds above which two documents are near-equal; at 0.95 and 0.8, min was folded under max (docs/LOG.md).
 SAME_MEANING = 0.97  # the cosine of their vectors
-SAME_WORDS = 0.9  # of the different words of both, which they share
+SAME_WORDS = 0.9  # the share of their distinct words that both have
 
 
 class Hit(NamedTuple):
@@ -40,15 +40,16 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the three parts below; of words alone, BM25;
-            where a cross-encoder re-ranked the hits, its score.
-        number: of the document in the store.
+        score: the cosine to the query; in a hybrid search the sum of the three parts below; in a search by words alone,
+            BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
+        number: the number of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
-        matched: the query's words that the document has, in any form; of a long query, of the first 64 words.
-        passage: where the passage stands in `text` that a long document was found by, `text[start:stop]`; None where
-            it was found as a whole. In a hybrid search, the one of words where these gave more of the score.
+        matched: the query's words that the document has, in any form; only the first 64 words are looked for.
+        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None where
+            the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
+            score.
         first_rank: the rank before a cross-encoder re-ranked the hits; None where none did.
         folded: the ids of near-equal documents that were found below this one and left out, best first.
     """
@@ -76,11 +77,11 @@ class Hit(NamedTuple):
         return cls(rank, score, *shown, number, from_meaning, from_words)
 
     def as_dict(self, query: str | None = None) -> dict[str, Any]:
-        """Return what people are shown, for JSON: numbers mean nothing outside the store.
+        """Return the fields to show, for JSON; not the number, which means nothing outside the store.
 
         Args:
-            query: what was searched for; with it, also what to show of the text, where that begins, and where words of
-                the query stand in it and in the title, in code points.
+            query: the text that was searched for; with it, the snippet and its start are added, and where words of the
+                query stand in the snippet and in the title, in code points.
         """
         shown = {name: value for name, value in self._asdict().items() if name != "number"}
         if query is None:
@@ -98,8 +99,8 @@ class Hit(NamedTuple):
         ['hats']
 
         Args:
-            query: what was searched for.
-            length: of a part, in characters; a passage is shown as it is.
+            query: the text that was searched for.
+            length: of such a part, in characters; a passage is not cut to it.
         """
         return snippet_of(self.text, self.passage, QueryWords(query), length)
 
@@ -108,17 +109,17 @@ class SearchRequest(NamedTuple):
     """Queries that are searched for together, and how.
 
     Attributes:
-        texts: of the queries.
-        vectors: of the queries, of shape (texts, n), float32; None where only words are looked for.
+        queries: the texts to look for.
+        vectors: of the queries, of shape (queries, n), float32; None where only words are looked for.
         k: how many documents are wanted for each.
         allowed: search among the documents of these numbers only, rising.
         mode: by meaning, by words, or by both.
         words_share: of words in a hybrid search, from 0 to 1.
         unique: whether near-equal documents count as one.
-        tell_matched: whether to tell of each hit which words of its query it has; see `with_matched`.
+        tell_matched: whether to fill in `Hit.matched`; see `with_matched`.
     """
 
-    texts: Sequence[str]
+    queries: Sequence[str]
     vectors: np.ndarray | None
     k: int
     allowed: np.ndarray | None
@@ -132,7 +133,7 @@ def checked_queries(queries: str | Sequence[str]) -> list[str]:
     """Return the texts to look for.
 
     Raises:
-        InputError: one of them is none.
+        InputError: one is not a non-empty text.
     """
     if not isinstance(queries, Iterable) or isinstance(queries, bytes):
         raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
@@ -151,7 +152,7 @@ def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
     """Return vectors of queries as an array of shape (Q, n), float32.
 
     Raises:
-        InputError: they are of another shape, or hold NaN.
+        InputError: the vectors are of another shape, or hold NaN.
     """
     try:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -168,7 +169,7 @@ def check_k(k: int, name: str = "k") -> None:
     """Make sure that k is a whole number from 1 on.
 
     Raises:
-        InputError: it is not.
+        InputError: k is not.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise InputError(f"{name} = {k!r}: give a whole number")
@@ -180,7 +181,7 @@ def check_mode(mode: str) -> None:
     """Make sure that there is such a mode of search.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such mode.
     """
     if mode not in get_args(SearchMode):
         raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
@@ -194,16 +195,16 @@ def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[
     """
     if request.unique:
         return _find_unique(reader, derived, request)
-    hits = _hits(reader, _ranked(reader, derived, request))
+    hits = _hits(reader, _rankings(reader, derived, request))
     if request.mode == "dense" or not request.tell_matched:
         return hits
-    return with_matched(reader, derived, request.texts, hits)
+    return with_matched(reader, derived, request.queries, hits)
 
 
-def with_matched(reader: Reader, derived: Derived, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Fill in which words of its query each hit has; hits stay as they are where words are at a later moment."""
+def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
+    """Fill in `Hit.matched`; where the words have gone on to a later moment, return the hits as they are."""
     with suppress(MomentPassedError):
-        return derived.words_part.use(reader, lambda words: _with_matched(words, texts, hits))
+        return derived.words_part.use(reader, lambda words: _with_matched(words, queries, hits))
     return hits
 
 
@@ -222,7 +223,7 @@ class RankedWithPassages(NamedTuple):
     nearest_passages: dict[int, int]
 
     def found_by(self) -> dict[int, int]:
-        """Return the number of the passage that each document was found by; 0 is the document as a whole."""
+        """Return, by document, the number of the passage that it was found by; 0 is the document as a whole."""
         found = {}
         for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.ranked), strict=True):
             by_meaning = self.nearest_passages.get(number, 0)
@@ -257,12 +258,12 @@ class NearestToOne(NamedTuple):
         query_vector: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,
-        passages: np.ndarray,
+        passage_numbers: np.ndarray,
     ) -> NearestToOne:
-        """Take one row of what was found, without the places that nothing was found for."""
+        """Take the row of one query from what was found, without the empty places."""
         there = numbers >= 0
-        by_document = dict(zip(numbers[there].tolist(), passages[there].tolist(), strict=True))
-        return cls(reader, engine_part, query_vector, numbers[there], scores[there], by_document)
+        nearest_passages = dict(zip(numbers[there].tolist(), passage_numbers[there].tolist(), strict=True))
+        return cls(reader, engine_part, query_vector, numbers[there], scores[there], nearest_passages)
 
     def alone(self) -> RankedWithPassages:
         """Rank the documents by meaning alone."""
@@ -270,17 +271,17 @@ class NearestToOne(NamedTuple):
         ranked = Ranked(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
         return RankedWithPassages(ranked, self.nearest_passages)
 
-    def with_words(self, words: Words, text: str, request: SearchRequest) -> RankedWithPassages:
-        """Rank the documents together with those that share a word with the query's text."""
+    def with_words(self, words: Words, query: str, request: SearchRequest) -> RankedWithPassages:
+        """Rank the documents together with those that share a word with the query."""
         nearest_passages = dict(self.nearest_passages)
 
         def cosines_at(numbers: np.ndarray) -> np.ndarray:
-            cosines, passages = self.cosines_of(numbers)
-            nearest_passages.update(passages)
+            cosines, passage_of = self.cosines_of(numbers)
+            nearest_passages.update(passage_of)
             return cosines
 
         ranked = search_both(
-            *(words, text),
+            *(words, query),
             numbers=self.numbers,
             cosines=self.cosines,
             cosines_at=cosines_at,
@@ -292,18 +293,18 @@ class NearestToOne(NamedTuple):
         return RankedWithPassages(ranked, nearest_passages)
 
     def cosines_of(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Measure other documents, a long one by its nearest passage.
+        """Compute the cosines of other documents, that of a long one by its nearest passage.
 
         Returns:
             The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
         """
         try:
             cosines = self.engine_part.use(self.reader, lambda engine: engine.scores(self.query_vector, numbers))
-        except MomentPassedError:  # the store still knows this one
+        except MomentPassedError:  # the store still has this moment
             cosines = self.reader.vectors_at(numbers) @ self.query_vector
         if not len(numbers) or not self.reader.has_passages():
             return cosines, {}
-        passages: dict[int, int] = {}
+        passage_of: dict[int, int] = {}
         further = self.reader.passages_of(numbers.tolist())
         nearer = further.vectors @ self.query_vector
         places = {number: place for place, number in enumerate(numbers.tolist())}
@@ -311,16 +312,16 @@ class NearestToOne(NamedTuple):
             document = int(further.documents[row])
             if nearer[row] > cosines[places[document]]:
                 cosines[places[document]] = nearer[row]
-                passages[document] = int(further.numbers[row])
-        return cosines, passages
+                passage_of[document] = int(further.numbers[row])
+        return cosines, passage_of
 
 
-def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedWithPassages]:
+def _rankings(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedWithPassages]:
     """Rank documents for each query."""
-    texts, vectors, k, allowed, mode, *_ = request
+    queries, vectors, k, allowed, mode, *_ = request
     if vectors is None or mode == "words":
         return derived.words_part.use(
-            reader, lambda words: [_by_words(words.search(text, k, allowed)) for text in texts]
+            reader, lambda words: [_by_words(words.search(query, k, allowed)) for query in queries]
         )
     found = _nearest(reader, derived, vectors, k if mode == "dense" else candidate_count_for(k), allowed)
     nearest = [
@@ -330,7 +331,7 @@ def _ranked(reader: Reader, derived: Derived, request: SearchRequest) -> list[Ra
         return [each.alone() for each in nearest]
     return derived.words_part.use(
         reader,
-        lambda words: [each.with_words(words, text, request) for text, each in zip(texts, nearest, strict=True)],
+        lambda words: [each.with_words(words, query, request) for query, each in zip(queries, nearest, strict=True)],
     )
 
 
@@ -339,19 +340,23 @@ def _nearest(reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allo
     whole = derived.engine_part.use(reader, lambda engine: engine.search(vectors, k, allowed))
     if not reader.has_passages():
         return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
-    return derived.passages_part.use(reader, lambda passages: passages.nearest(whole, vectors, k, allowed))
+    return derived.passages_part.use(
+        reader, lambda passage_engine: passage_engine.merged_with(whole, vectors, k, allowed)
+    )
 
 
-def _by_words(found: Matches) -> RankedWithPassages:
-    return RankedWithPassages(Ranked(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passages), {})
+def _by_words(found: FoundByWords) -> RankedWithPassages:
+    return RankedWithPassages(
+        Ranked(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passage_numbers), {}
+    )
 
 
 # ------------------------------------------------------------------------------------------------- hits
 
 
-def _hits(reader: Reader, ranked: list[RankedWithPassages]) -> list[list[Hit]]:
-    """Turn numbers into the documents that they stand for."""
-    wanted = {number for each in ranked for number in each.ranked.numbers.tolist()}
+def _hits(reader: Reader, rankings: list[RankedWithPassages]) -> list[list[Hit]]:
+    """Turn rankings into hits: look up the documents of the numbers."""
+    wanted = {number for each in rankings for number in each.ranked.numbers.tolist()}
     documents = reader.documents(wanted)
     hits = [
         [
@@ -360,24 +365,24 @@ def _hits(reader: Reader, ranked: list[RankedWithPassages]) -> list[list[Hit]]:
                 zip(*map(np.ndarray.tolist, each.ranked[:3]), strict=True), 1
             )
         ]
-        for each in ranked
+        for each in rankings
     ]
     if not reader.has_passages():
         return hits
-    return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, ranked, strict=True)]
+    return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, rankings, strict=True)]
 
 
-def _with_passages(reader: Reader, hits: list[Hit], passages: dict[int, int]) -> list[Hit]:
-    """Tell of each hit that was found by a passage where that stands."""
-    extents = reader.extents(filter(None, (passages.get(hit.number) for hit in hits)))
-    found = [extents.get(passages.get(hit.number, 0)) for hit in hits]
+def _with_passages(reader: Reader, hits: list[Hit], passage_of: dict[int, int]) -> list[Hit]:
+    """Fill in `Hit.passage` for each hit that was found by a passage."""
+    extents = reader.extents(filter(None, (passage_of.get(hit.number) for hit in hits)))
+    found = [extents.get(passage_of.get(hit.number, 0)) for hit in hits]
     return [hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(hits, found, strict=True)]
 
 
 def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
-    """Turn where a passage stands in the full text of a document, which begins with the title, into where in its text.
+    """Convert the place of a passage in a document's full text, which begins with the title, to its place in the text.
 
-    The part of a passage that is title is left out.
+    The part of a passage that lies in the title is left out.
     """
     joined = f"{document.title} {document.text}"
     before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
@@ -385,11 +390,11 @@ def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
     return Passage(start, stop)
 
 
-def _with_matched(words: Words, texts: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Tell of each hit which words of its query it has."""
+def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
+    """Fill in `Hit.matched` for each hit."""
     shared = [
-        words.matched(text, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
-        for text, row in zip(texts, hits, strict=True)
+        words.matched(query, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
+        for query, row in zip(queries, hits, strict=True)
     ]
     return [
         [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
@@ -418,8 +423,8 @@ def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> li
 def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
     """Leave out each hit that is near-equal to a better one, which then names it; ranks are counted anew.
 
-    Two documents are near-equal where the cosine of their vectors is `SAME_MEANING` or more, and of all the different
-    words of both, case aside, they share `SAME_WORDS` or more.
+    Two documents are near-equal where the cosine of their vectors is at least `SAME_MEANING`, and both have at least
+    `SAME_WORDS` of their distinct words, ignoring case.
     """
     vectors = reader.vectors_at(np.array([hit.number for hit in hits], np.int64))
     words = [frozenset(ANY_WORD.findall(f"{hit.title} {hit.text}".casefold())) for hit in hits]
@@ -443,10 +448,10 @@ def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
 
 
 def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
-    """Put the first `depth` hits into the order of a cross-encoder's scores, ties as they were.
+    """Sort the first `depth` hits by a cross-encoder's scores; ties stay in their order.
 
-    Each of these keeps the rank that it had; of a long document the passage is read that was found, after the title.
-    The other hits stay behind them as they were, with scores that say so.
+    These hits keep their earlier rank as `first_rank`. Of a long document, the cross-encoder reads the title and the
+    passage that was found. The other hits follow in their order, their scores moved below.
     """
     first, others = hits[:depth], hits[depth:]
     scores = reranker.scores(query, [read_text(hit) for hit in first])
@@ -460,10 +465,10 @@ def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> lis
 
 
 def read_text(hit: Hit) -> str:
-    """Return what is read of a hit: all of it, or of a long document the passage that was found, after the title."""
+    """Return the text that is read of a hit: all of it, or the title and the passage that was found."""
     return read_passage(hit, hit.passage) if hit.passage else Document(hit.id, hit.text, hit.title).full_text
 
 
 def read_passage(document: Document | Hit, passage: Passage) -> str:
-    """Return what is read of a passage, given by where it stands in the document's text: it, after the title."""
+    """Return the text that is read of a passage, given by its place in the text: the title, and then the passage."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text

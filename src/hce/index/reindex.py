@@ -77,8 +77,8 @@ def undo(store: Store, *, progress: bool = False) -> Manifest:
 
 
 def _alone(store: Store) -> AbstractContextManager[None]:
-    index = store.path.parent
-    return held_alone(index, f"{index}: another process is reindexing it; wait until it is done")
+    index_folder = store.path.parent
+    return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
 
 
 # ------------------------------------------------------------------------------------------------- the beginning
@@ -86,16 +86,16 @@ def _alone(store: Store) -> AbstractContextManager[None]:
 
 def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
     """Return what is to be put in force: what was begun earlier, or what is begun now; None where it is in force."""
-    index = store.path.parent
-    manifest = Manifest.read(index)
+    index_folder = store.path.parent
+    manifest = Manifest.read(index_folder)
     other = manifest.other()
     if other is not None and other.spec == str(encoder) == "static":
         return other  # fitted to the documents that there were; fitted again, it would be another one
     with store.reading() as reader:
         entries = [(entry.number, entry.document) for entry in reader.entries()]
     if not entries:
-        raise InputError(f"{index}: it has no documents to encode anew; index anew with the other encoder")
-    corpus = Corpus.from_documents([document for _, document in entries], name=index.absolute().name)
+        raise InputError(f"{index_folder}: it has no documents to encode anew; index anew with the other encoder")
+    corpus = Corpus.from_documents([document for _, document in entries], name=index_folder.absolute().name)
     start = start_from(encoder, corpus)
     if start.fingerprint == manifest.fingerprint:
         return None
@@ -111,15 +111,15 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
 
 def _make_room(store: Store) -> str:
     """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
-    index = store.path.parent
+    index_folder = store.path.parent
     with _writing(store) as writer:
-        manifest = replace(Manifest.settled(index, writer), beside=None, format=FORMAT)
-        manifest.write(index)  # before the tables that it told of are gone
-        delete_other_folders(index, manifest)
+        manifest = replace(Manifest.settled(index_folder, writer), beside=None, format=FORMAT)
+        manifest.write(index_folder)  # before the tables that it told of are gone
+        delete_other_folders(index_folder, manifest)
         writer.add_checksums()
         writer.make_beside()
         number = writer.next.change
-        while (index / f"{ENCODER_FOLDER}-{number}").exists():
+        while (index_folder / f"{ENCODER_FOLDER}-{number}").exists():
             number += 1
         return f"-{number}"
 
@@ -135,18 +135,18 @@ def _write_encoder(
     space: TokenSpace | None,
 ) -> StandbyEncoder:
     """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
-    index = store.path.parent
+    index_folder = store.path.parent
     with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
-        folder = index / f"{ENCODER_FOLDER}{suffix}"
+        folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
         start.encoder.save(folder)
         tree = None
         if start.folder is not None:
-            keep_facts(start.folder, index / f"{IN_AN_INDEX}{suffix}")
+            keep_facts(start.folder, index_folder / f"{IN_AN_INDEX}{suffix}")
             tree = trained_tree(start.folder, corpus)
         if tree is not None:
-            NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index / f"{FOLDER}{suffix}")
-        if space is not None and Manifest.read(index, writer).engine not in ELSEWHERE:
-            TokenCodes.create(token_folder(index, suffix), space)
+            NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index_folder / f"{FOLDER}{suffix}")
+        if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
+            TokenCodes.create(token_folder(index_folder, suffix), space)
         other = StandbyEncoder(
             was_in_force=False,
             spec=spec,
@@ -162,7 +162,7 @@ def _write_encoder(
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=max(numbers),
         )
-        replace(Manifest.settled(index, writer), beside=asdict(other)).write(index)
+        replace(Manifest.settled(index_folder, writer), beside=asdict(other)).write(index_folder)
     return other
 
 
@@ -171,14 +171,14 @@ def _write_encoder(
 
 def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
     """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
-    index = store.path.parent
-    carried = CarriedEncoder(index, other)
+    index_folder = store.path.parent
+    carried = CarriedEncoder(index_folder, other)
     cutter = Cutter(carried.text_encoder()) if other.window is not None else None
-    codes = TokenCodes.find(token_folder(index, other.suffix))
+    codes = TokenCodes.find(token_folder(index_folder, other.suffix))
     catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)
     other = _with_tree(store, other)
-    _keep_snapshots(store, other, catch_up)
+    _save_snapshots(store, other, catch_up)
     for left in reversed(range(ROUNDS)):
         catch_up.all(progress=False)
         if _switch(store, other, catch_up, whatever_is_left=not left):
@@ -233,18 +233,18 @@ class _CatchUp:
 
 def _with_tree(store: Store, other: StandbyEncoder) -> StandbyEncoder:
     """Grow a tree of the vectors that are to be in force, where the index has one and the encoder brought none."""
-    index = store.path.parent
-    manifest = Manifest.read(index)
+    index_folder = store.path.parent
+    manifest = Manifest.read(index_folder)
     if other.hierarchy is not None or manifest.hierarchy is None:
         return other
     name = f"{FOLDER}{other.suffix}"
-    if (index / name).is_dir():
+    if (index_folder / name).is_dir():
         return replace(other, hierarchy=name)
     with store.reading_beside(other.dim) as reader:
-        return replace(other, hierarchy=grow_tree(index, name, reader))
+        return replace(other, hierarchy=grow_tree(index_folder, name, reader))
 
 
-def _keep_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> None:
+def _save_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> None:
     """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load.
 
     A snapshot is of a moment at which every document has such a vector; where others write all the time there may be
@@ -254,30 +254,30 @@ def _keep_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> 
     for _ in range(ROUNDS):
         with store.reading_beside(other.dim) as reader:
             if reader.count_after(0) == reader.moment().documents:  # of vectors beside those in force, and of documents
-                derived.keep(reader)
+                derived.save_snapshots(reader)
                 return
         catch_up.all(progress=False)
 
 
 def _switch(store: Store, other: StandbyEncoder, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
     """Let the two encoders change places, unless so many documents came meanwhile that others would wait for long."""
-    index = store.path.parent
+    index_folder = store.path.parent
     with _writing(store) as writer:
         if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
             return False
         catch_up.within(writer)
-        manifest = replace(Manifest.settled(index, writer), beside=asdict(other))
-        manifest.before_switch(writer.next).write(index)
+        manifest = replace(Manifest.settled(index_folder, writer), beside=asdict(other))
+        manifest.before_switch(writer.next).write(index_folder)
         writer.swap_beside(other.dim)
     return True
 
 
 def _decided(store: Store) -> Manifest:
     """Write down what the switch has decided."""
-    index = store.path.parent
+    index_folder = store.path.parent
     with _writing(store) as writer:  # nothing is written to it; it keeps others from writing a manifest
-        manifest = Manifest.read(index, writer)
-        manifest.write(index)
+        manifest = Manifest.read(index_folder, writer)
+        manifest.write(index_folder)
     return manifest
 
 

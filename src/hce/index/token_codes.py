@@ -26,7 +26,7 @@ from hce.files import new_folder
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key
 from hce.progress import progress_bar
-from hce.search.fusion import TOKENS_FIRST, given_by_tokens
+from hce.search.fusion import TOKENS_FIRST, order_by_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -260,9 +260,9 @@ def _keys_of(reader: Reader) -> Iterator[int]:
                 yield _key(read_passage(document, extent_in_text(document, extent)))
 
 
-def token_folder(index: Path, suffix: str) -> Path:
+def token_folder(index_folder: Path, suffix: str) -> Path:
     """Return where an index keeps the tokens of one of its encoders, whose folders end in a suffix."""
-    return index / f"{FOLDER}{suffix}"
+    return index_folder / f"{FOLDER}{suffix}"
 
 
 def is_token_folder(folder: Path) -> bool:
@@ -281,28 +281,28 @@ class AskedTokens:
         """Take the tokens of a query."""
         self.tokens[text] = self.codes.space.query(ids, states)
 
-    def is_of(self, codes: TokenCodes, texts: Sequence[str]) -> bool:
+    def is_of(self, codes: TokenCodes, queries: Sequence[str]) -> bool:
         """Tell whether all of these queries are here, to be compared with these codes."""
-        return codes is self.codes and all(text in self.tokens for text in texts)
+        return codes is self.codes and all(query in self.tokens for query in queries)
 
-    def in_order(self, encoder: CarriedEncoder, text: str, hits: Sequence[Hit]) -> list[Hit]:
+    def in_order(self, encoder: CarriedEncoder, query: str, hits: Sequence[Hit]) -> list[Hit]:
         """Put the first hits of a query into the order of tokens; codes that are not kept are made by the encoder."""
         check_deadline()
         read = [read_text(hit) for hit in hits[:TOKENS_FIRST]]
         found = self.codes.codes_of(read, lambda left, keep: encoder.encode(left, "document", keep))
-        return in_order_of_tokens(self.tokens[text], hits, found)
+        return in_order_of_tokens(self.tokens[query], hits, found)
 
 
 class IndexTokens:
     """The tokens of an index's texts, by the encoder that told of them, and of the last queries.
 
     Attributes:
-        index: the folder of the index.
+        index_folder: the folder of the index.
         are_kept: whether there may be any; readers elsewhere would not have them.
     """
 
-    def __init__(self, index: Path, *, are_kept: bool) -> None:
-        self.index = index
+    def __init__(self, index_folder: Path, *, are_kept: bool) -> None:
+        self.index_folder = index_folder
         self.are_kept = are_kept
         self._codes: dict[Path, TokenCodes | None] = {}  # by folder, None where there are none
         self._asked: AskedTokens | None = None
@@ -311,7 +311,7 @@ class IndexTokens:
         """Return the codes of the texts that an encoder has read; None where none are kept."""
         if not self.are_kept:
             return None
-        folder = token_folder(self.index, encoder.manifest.suffix)
+        folder = token_folder(self.index_folder, encoder.manifest.suffix)
         if folder not in self._codes:
             self._codes[folder] = TokenCodes.find(folder)
         return self._codes[folder]
@@ -324,14 +324,14 @@ class IndexTokens:
         return asked
 
     def in_order(
-        self, encoder: CarriedEncoder, codes: TokenCodes, texts: Sequence[str], hits: Sequence[Sequence[Hit]]
+        self, encoder: CarriedEncoder, codes: TokenCodes, queries: Sequence[str], hits: Sequence[Sequence[Hit]]
     ) -> list[list[Hit]]:
         """Put the first hits of each query into the order of tokens; the others stay behind them."""
         asked = self._asked
-        if asked is None or not asked.is_of(codes, texts):
+        if asked is None or not asked.is_of(codes, queries):
             asked = AskedTokens(codes)
-            encoder.encode(texts, "query", asked.keep)
-        return [asked.in_order(encoder, text, row) for text, row in zip(texts, hits, strict=True)]
+            encoder.encode(queries, "query", asked.keep)
+        return [asked.in_order(encoder, query, row) for query, row in zip(queries, hits, strict=True)]
 
 
 def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
@@ -340,11 +340,10 @@ def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[s
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
-    added = given_by_tokens(scores, similarities)
-    order = np.lexsort(([hit.number for hit in first], -(scores + added).round(6))).tolist()
+    order, added = order_by_tokens(np.array([hit.number for hit in first]), scores, similarities)
     changed = [
         first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
-        for rank, row in enumerate(order, 1)
+        for rank, row in enumerate(order.tolist(), 1)
     ]
     return [*changed, *others]
 

@@ -76,7 +76,7 @@ def check_id(doc_id: str) -> None:
         raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
 
 
-def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index: Path) -> None:
+def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder: Path) -> None:
     """Make sure that none of these documents is there.
 
     Raises:
@@ -85,7 +85,7 @@ def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index: Path) 
     for chunk in chunks:
         if known := writer.present(document.id for document in chunk):
             raise InputError(
-                f"{index}: id {next(iter(known))!r} is there already; update replaces documents, or leave it out"
+                f"{index_folder}: id {next(iter(known))!r} is there already; update replaces documents, or leave it out"
             )
 
 
@@ -100,7 +100,7 @@ def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
             raise InputError(f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it")
 
 
-def numbers_of(writer: Writer, ids: list[str], index: Path) -> list[int]:
+def numbers_of(writer: Writer, ids: list[str], index_folder: Path) -> list[int]:
     """Return the numbers of the documents that have these ids.
 
     Raises:
@@ -110,7 +110,7 @@ def numbers_of(writer: Writer, ids: list[str], index: Path) -> list[int]:
     missing = [doc_id for doc_id in ids if doc_id not in known]
     if missing:
         more = f" ({len(missing):,} of {len(ids):,} ids are not)" if len(ids) > 1 else ""
-        raise InputError(f"{index}: no document {missing[0]!r} is there{more}; nothing was removed")
+        raise InputError(f"{index_folder}: no document {missing[0]!r} is there{more}; nothing was removed")
     return [number for number, _ in known.values()]
 
 

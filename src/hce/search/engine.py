@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
-from hce.errors import FormatError, InputError
+from hce.errors import FormatError, InputError, one_line
 from hce.tree.hierarchy import Hierarchy
 
 ENGINES = {"flat": ("hce.search.exact", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
@@ -309,8 +309,9 @@ def as_format_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FormatError(f"{folder}: the search engine is damaged ({reason}); it has to be rebuilt") from error
+        raise FormatError(
+            f"{folder}: the search engine is damaged ({one_line(error)}); it has to be rebuilt"
+        ) from error
 
 
 def require_sound(condition: bool, complaint: str) -> None:

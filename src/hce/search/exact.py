@@ -51,7 +51,7 @@ def nothing(queries: int, k: int) -> Found:
     return Found(np.full((queries, k), -1, np.int64), np.full((queries, k), -np.inf, np.float32))
 
 
-def ranked(candidates: Found, k: int) -> Found:
+def k_best(candidates: Found, k: int) -> Found:
     """Return the k best of each query's candidates, equal scores in order of number; −1 is no candidate."""
     is_in_order = (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all() and (candidates.numbers >= 0).all()
     if candidates.scores.shape[1] >= k and is_in_order:
@@ -86,7 +86,7 @@ def search_exactly(fetch: Fetch, available: int, queries: np.ndarray, k: int, sl
     if not count or not len(queries):
         return nothing(len(queries), k)
     candidates = fetch(queries, count)
-    found = ranked(candidates, k)
+    found = k_best(candidates, k)
     if count < available:
         shared = found.scores[:, k - 1] - candidates.scores.min(axis=1) <= slack
         for query in np.flatnonzero(shared):
@@ -101,7 +101,7 @@ def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack
     while True:
         count = min(4 * count, available)
         candidates = fetch(query, count)
-        found = ranked(candidates, k)
+        found = k_best(candidates, k)
         if count == available or found.scores[0, k - 1] - candidates.scores.min() > slack:
             return found
 
@@ -110,7 +110,7 @@ def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack
 
 
 def search_rows(
-    storage: faiss.Index, numbers: np.ndarray, queries: np.ndarray, k: int, among: np.ndarray | None = None
+    storage: faiss.Index, numbers: np.ndarray, queries: np.ndarray, k: int, is_allowed: np.ndarray | None = None
 ) -> Found:
     """Search the rows of a faiss index of flat codes exactly.
 
@@ -122,15 +122,15 @@ def search_rows(
         numbers: of its rows, of shape (N,), int64.
         queries: unit rows of shape (Q, n).
         k: 1 or more.
-        among: which rows may be found, of shape (N,), bool; by default all.
+        is_allowed: which rows may be found, of shape (N,), bool; by default all.
     """
-    chosen = None if among is None else faiss.SearchParameters(sel=selector(among))
+    chosen = None if is_allowed is None else faiss.SearchParameters(sel=selector(is_allowed))
 
     def fetch(block: np.ndarray, count: int) -> Found:
         _, rows = storage.search(block, count, params=chosen)
         return Found(numbers[rows], scores_of_rows(storage, block, rows))
 
-    return search_exactly(fetch, len(numbers) if among is None else int(among.sum()), queries, k, SLACK)
+    return search_exactly(fetch, len(numbers) if is_allowed is None else int(is_allowed.sum()), queries, k, SLACK)
 
 
 def selector(chosen: np.ndarray) -> faiss.IDSelector:
@@ -193,8 +193,8 @@ def best_first(scores: np.ndarray, k: int) -> np.ndarray:
     if k < 1:
         return np.empty(0, dtype=np.int64)
     lowest = np.partition(scores, len(scores) - k)[len(scores) - k]
-    among = np.flatnonzero(scores >= lowest)
-    best: np.ndarray = among[np.argsort(-scores[among], kind="stable")[:k]]
+    candidates = np.flatnonzero(scores >= lowest)
+    best: np.ndarray = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
     return best
 
 
@@ -255,8 +255,8 @@ class FlatEngine:
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k vectors of the largest inner product, exactly."""
-        among = None if allowed is None else np.isin(self._numbers, allowed)
-        return search_rows(self._storage, self._numbers, queries, k, among)
+        is_allowed = None if allowed is None else np.isin(self._numbers, allowed)
+        return search_rows(self._storage, self._numbers, queries, k, is_allowed)
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return the inner products of a query with some vectors."""

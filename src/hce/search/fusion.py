@@ -1,11 +1,11 @@
 """Fusion: one ranking of what words and what meaning found.
 
-Scores of both kinds are scaled to 0 … 1 over the candidates of a query and added, words by their share: cosines from
-the worst candidate's to the best one's, BM25 from 0, which is what sharing no word scores, to the best one's. That
-beat reciprocal ranks on seven of eight collections, and full scores of all documents hardly beat those of 200
-candidates of each kind (docs/LOG.md).
+Scores of both kinds are scaled to 0 … 1 over the candidates of a query, weighted by their shares, and added. Cosines
+are scaled from the worst candidate's to the best one's; BM25 from 0, the score of sharing no word, to the best one's.
+That beat reciprocal ranks on seven of eight collections, and scoring all documents hardly beat scoring 200 candidates
+of each kind (docs/LOG.md).
 
-Where the encoder is a transformer, its tokens then put the first hits into another order.
+Where the encoder is a transformer, its tokens then reorder the first hits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hce.search.words import Words
 CANDIDATE_COUNT = 200  # of each kind, at the least
 SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
-# How tokens count is told here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
-TOKENS_FIRST = 50  # hits that tokens put into another order; 30 and 100 were as good
+# Token weights are set here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
+TOKENS_FIRST = 50  # hits that tokens reorder; 30 and 100 were as good
 TOKENS_SHARE = 0.4  # of tokens in that order; .3 and .5 were nearly as good
 
 
@@ -34,7 +34,7 @@ class Ranked(NamedTuple):
             the cosine itself; in one by words alone, 0.
         from_words: what BM25 gave, scaled to the share of words, of shape (m,); in a search by words alone, BM25
             itself; in one by meaning alone, 0.
-        word_passages: the number of the passage that BM25 is of, of shape (m,); 0 where it is of the whole document.
+        word_passages: the number of the passage that got the BM25 score, of shape (m,); 0 where the whole document did.
     """
 
     numbers: np.ndarray
@@ -54,7 +54,7 @@ def candidate_count_for(k: int) -> int:
 
 def search_both(
     words: Words,
-    text: str,
+    query: str,
     *,
     numbers: np.ndarray,
     cosines: np.ndarray,
@@ -66,43 +66,43 @@ def search_both(
 ) -> Ranked:
     """Fuse what meaning found with what words find.
 
-    A document that words found gets its cosine; one that meaning alone found gets its BM25 score if that could bring it
-    among the k best, else 0.
+    A document that words found gets its cosine. A document that only meaning found gets its BM25 score if that could
+    bring it among the k best, else 0.
 
     Args:
         words: of all documents.
-        text: the query.
+        query: a text.
         numbers: of the documents that meaning found, of shape (m,).
         cosines: of these documents, of shape (m,).
         cosines_at: from the numbers of other documents to their cosines.
-        candidate_count: how many to take from words.
-        words_share: of words in the sum, from 0 to 1.
+        candidate_count: how many documents to take from words.
+        words_share: the weight of words in the sum, from 0 to 1.
         allowed: search among these numbers only, rising.
         k: how many of the best are wanted; by default all candidates. With k, tantivy is asked again only for the
             candidates that could be among the k best.
     """
-    matches = words.search(text, candidate_count, allowed)
-    place, is_new = _places(matches.numbers, numbers)
-    only_words = matches.numbers[is_new]
+    by_words = words.search(query, candidate_count, allowed)
+    place, is_new = _places(by_words.numbers, numbers)
+    only_words = by_words.numbers[is_new]
     together = np.concatenate([numbers, only_words])
     cosines = np.concatenate([cosines, cosines_at(only_words)])
-    bm25, passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
+    bm25, word_passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
     place[is_new] = np.arange(len(numbers), len(together))
-    bm25[place], passages[place] = matches.scores, matches.passages
-    if len(matches.numbers) == candidate_count:  # else these are all that share a word
+    bm25[place], word_passages[place] = by_words.scores, by_words.passage_numbers
+    if len(by_words.numbers) == candidate_count:  # else these are all that share a word
         unknown = np.ones(len(together), bool)
         unknown[place] = False
-        ceiling = float(matches.scores[-1])  # whatever words did not find has no more
+        ceiling = float(by_words.scores[-1])  # whatever words did not find has no more
         rows = _in_question(cosines, bm25, unknown, ceiling, words_share, k)
         if len(rows):
-            known = words.among(text, together[rows])
-            found, _ = _places(known.numbers, together[rows])
-            bm25[rows[found]], passages[rows[found]] = known.scores, known.passages
-    return fuse(together, cosines, bm25, words_share, passages).best(len(together) if k is None else k)
+            rescored = words.among(query, together[rows])
+            found, _ = _places(rescored.numbers, together[rows])
+            bm25[rows[found]], word_passages[rows[found]] = rescored.scores, rescored.passage_numbers
+    return fuse(together, cosines, bm25, words_share, word_passages).best(len(together) if k is None else k)
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find where each of some numbers stands among others, in any order; and which do not stand there."""
+    """Find the position of each wanted number in `numbers`, which are in any order; and which are not there."""
     if not len(numbers):
         return np.zeros(len(wanted), np.int64), np.ones(len(wanted), bool)
     order = np.argsort(numbers)
@@ -139,13 +139,14 @@ def fuse(
         numbers: of the documents, of shape (m,).
         cosines: of the documents to the query, of shape (m,).
         bm25: the documents' BM25 scores, 0 where no word is shared, of shape (m,).
-        words_share: of words in the sum, from 0 to 1.
-        word_passages: the numbers of the passages that BM25 is of, of shape (m,); by default, of whole documents.
+        words_share: the weight of words in the sum, from 0 to 1.
+        word_passages: the numbers of the passages that got the BM25 scores, of shape (m,); by default, none did.
     """
     from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
     order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
-    passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
-    return Ranked(numbers[order], from_meaning[order], from_words[order], passages[order])
+    if word_passages is None:
+        word_passages = np.zeros(len(numbers), np.int64)
+    return Ranked(numbers[order], from_meaning[order], from_words[order], word_passages[order])
 
 
 def _scaled_scores(cosines: np.ndarray, bm25: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -155,13 +156,13 @@ def _scaled_scores(cosines: np.ndarray, bm25: np.ndarray, words_share: float) ->
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
-    """Scale scores to 0 … 1 from `low` up; where none is above it they say nothing, and become 0."""
+    """Scale scores from `low` … the highest to 0 … 1; where none is above `low`, all become 0."""
     above = scores.max(initial=low) - low
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
 
 
 def given_by_tokens(scores: np.ndarray, similarities: np.ndarray) -> np.ndarray:
-    """Return what tokens add to the scores of the first hits, so that they have `TOKENS_SHARE` in their order.
+    """Return what tokens add to the scores of the first hits, so that tokens weigh `TOKENS_SHARE` in the sum.
 
     >>> given_by_tokens(np.array([0.9, 0.5, 0.3]), np.array([0.1, 0.4, 0.7])).round(4)
     array([0. , 0.2, 0.4])
@@ -174,3 +175,18 @@ def given_by_tokens(scores: np.ndarray, similarities: np.ndarray) -> np.ndarray:
         return np.zeros(0)
     most = TOKENS_SHARE / (1 - TOKENS_SHARE) * np.ptp(scores)
     return np.asarray(most * _scaled(similarities, similarities.min()))
+
+
+def order_by_tokens(numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the order of the first hits once tokens have added to their scores; ties go by number.
+
+    Args:
+        numbers: of the documents, of shape (m,).
+        scores: see `given_by_tokens`, as `similarities`.
+        similarities: see `given_by_tokens`.
+
+    Returns:
+        The positions of the hits in the new order, and what tokens add to each in the order that was given.
+    """
+    added = given_by_tokens(scores, similarities)
+    return np.lexsort((numbers, -(scores + added).round(6))), added

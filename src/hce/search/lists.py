@@ -285,14 +285,14 @@ class Lists:
 
     def search_exactly(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k best of all lists, or of the allowed ids (rising), ties settled by id."""
-        among = self.ids if allowed is None else np.intersect1d(self.ids, allowed, assume_unique=True)
-        only = None if allowed is None else _id_selector(among)
+        allowed_ids = self.ids if allowed is None else np.intersect1d(self.ids, allowed, assume_unique=True)
+        only = None if allowed is None else _id_selector(allowed_ids)
         lists = np.unique(self.home)
 
         def fetch(block: np.ndarray, count: int) -> Found:
             return self.search(block, count, lists, only)
 
-        return search_exactly(fetch, len(among), queries, k)
+        return search_exactly(fetch, len(allowed_ids), queries, k)
 
 
 @dataclass

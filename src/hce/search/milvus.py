@@ -25,7 +25,7 @@ import numpy as np
 from hce.deadline import check_deadline
 from hce.errors import AwayError, HceError, InputError, MissingPackageError, one_line
 from hce.search.engine import Found
-from hce.search.exact import SLACK, ranked, search_exactly
+from hce.search.exact import SLACK, k_best, search_exactly
 
 NAME = "hce"
 PATIENCE = 15.0  # seconds that a server may be away before that is an error; `hce serve` answers within 30
@@ -612,7 +612,7 @@ class MilvusEngine:
                 continue
             there = self.are_there(found.numbers)
             if (there.sum(axis=1) >= count).all():
-                return found if there.all() else ranked(Found(np.where(there, found.numbers, -1), found.scores), count)
+                return found if there.all() else k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
             extra = int((~there).sum(axis=1).max())
         return self._best_among(queries, count, self._numbers())
 
@@ -630,11 +630,11 @@ class MilvusEngine:
                 found = self._best(queries, depth)
                 there = np.isin(found.numbers, allowed)
                 if (there.sum(axis=1) >= count).all():
-                    return ranked(Found(np.where(there, found.numbers, -1), found.scores), count)
+                    return k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
         blocks = []
         for start in range(0, len(allowed), MOST_FOUND):
             some = allowed[start : start + MOST_FOUND].tolist()
             condition = _among([self.partition.key(number) for number in some])
             blocks.append(self.collection.nearest(self.partition, queries, min(count, len(some)), condition))
         together = Found(*(np.concatenate(columns, axis=1) for columns in zip(*blocks, strict=True)))
-        return ranked(together, count)
+        return k_best(together, count)

@@ -32,7 +32,7 @@ from hce.search.engine import (
     require_sound,
     write_files,
 )
-from hce.search.exact import EXTRA_CANDIDATES, completed, ranked
+from hce.search.exact import EXTRA_CANDIDATES, completed, k_best
 from hce.search.lists import CENTROID_DTYPE, InvertedFile, Layers, Lists
 from hce.tree.growing import Grown, Level
 from hce.tree.hierarchy import Hierarchy
@@ -60,9 +60,9 @@ class TreeEngine:
 
     name: ClassVar[str] = "tree"
 
-    def __init__(self, layers: Layers, effort: float = EFFORT) -> None:
+    def __init__(self, layers: Layers) -> None:
         self._layers = layers
-        self.effort = effort
+        self.effort = EFFORT
         self._way: Descent | None = None
 
     @classmethod
@@ -117,7 +117,7 @@ class TreeEngine:
         if allowed is not None or k + EXTRA_CANDIDATES >= len(self) or not len(queries):
             return documents.search_exactly(queries, k, allowed)
         found = self._descent().search(queries, k + EXTRA_CANDIDATES, self._work(k))
-        return completed(ranked(found, k), queries, lambda few: documents.search_exactly(few, k))
+        return completed(k_best(found, k), queries, lambda few: documents.search_exactly(few, k))
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return the inner products of a query with some vectors."""

@@ -4,14 +4,13 @@ tantivy was chosen over SQLite's FTS5 by measurement (docs/LOG.md): level with b
 documents five times faster than bm25s and seventy times faster than FTS5. An index of words lives in a folder: a
 snapshot that is only read, or a private copy from the first change on.
 
-Of a long text there are its passages too, each under the number of the text: it is scored by the best of them, or as a
-whole where that is better. What is common and how long a text usually is, BM25 counts over texts and passages alike.
+The passages of a long text are indexed too, each under the number of the text. The text gets the score of its best
+passage, or of the whole where that is higher. BM25 counts document frequencies and the mean length over texts and
+passages alike.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,42 +23,42 @@ import numpy as np
 import tantivy
 
 from hce.checksums import CHECKSUMS, damage_in, write_checksums
-from hce.data.terms import analyzer, checked_language, spelled_out, terms
+from hce.data.terms import analyzer, checked_language, inverse_document_frequency, spelled_out, terms
+from hce.data.text import ANY_WORD
 from hce.deadline import check_deadline
 from hce.errors import FormatError
 from hce.files import ScratchFolder
 
-WORD = re.compile(r"\w+")
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
-MOST_TOLD = 64  # words of a query that are told to be in a document, the first ones
-SHORT = range(1, 4000)  # characters of a text that is read faster than tantivy is asked
+MOST_TOLD = 64  # words of a query that `Words.matched` looks for, the first ones
+SHORT = range(1, 4000)  # characters of texts that are faster to read than to look up in tantivy
 SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
 
 
-class Matches(NamedTuple):
+class FoundByWords(NamedTuple):
     """Documents that share a word with a query.
 
     Attributes:
-        numbers: best first, of shape (m,), int64.
+        numbers: of the documents, best first, of shape (m,), int64.
         scores: by BM25, of shape (m,), float32.
-        passages: the number of the passage that has the score, of shape (m,), int64; 0 where the whole text has it.
+        passage_numbers: of the passages that have the scores, of shape (m,), int64; 0 where the whole text has it.
     """
 
     numbers: np.ndarray
     scores: np.ndarray
-    passages: np.ndarray
+    passage_numbers: np.ndarray
 
-    def rows(self, chosen: np.ndarray | slice) -> Matches:
-        """Return some of them, chosen as numpy chooses."""
-        return Matches(*(column[chosen] for column in self))
+    def rows(self, chosen: np.ndarray | slice) -> FoundByWords:
+        """Return some rows, chosen as numpy chooses."""
+        return FoundByWords(*(column[chosen] for column in self))
 
 
-NOTHING = Matches(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+NOTHING = FoundByWords(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
 
 
 class PassageText(NamedTuple):
-    """What is read of a passage, under the number of its text and its own, from 1 on."""
+    """The text of a passage, with the number of its document and its own number, from 1 on."""
 
     number: int
     passage_number: int
@@ -67,11 +66,11 @@ class PassageText(NamedTuple):
 
 
 class Words:
-    """The words of numbered texts.
+    """An index of the words of numbered texts.
 
     Attributes:
-        FORMAT: of a snapshot: tantivy's own, and how texts are cut into words.
-        language: whose endings are cut off, one of `LANGUAGES` or "none".
+        FORMAT: the format of a snapshot: tantivy's own, and how texts are cut into words.
+        language: the language whose endings are cut off, one of `LANGUAGES` or "none".
     """
 
     FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 3"  # type: ignore[attr-defined]
@@ -84,7 +83,7 @@ class Words:
         self._look()
 
     def _look(self) -> None:
-        """See what is there now."""
+        """Open a searcher on what is there now, and count texts and passages."""
         self._searcher = self._index.searcher()
         found = self._searcher.search(self._whole_texts(), 1, count=True) if self._searcher.num_docs else None
         self._texts = int(found.count) if found else 0
@@ -92,7 +91,7 @@ class Words:
 
     @classmethod
     def new(cls, language: str = "english") -> Words:
-        """Make an index of words without a text."""
+        """Make an empty index of words."""
         private = _private_folder()
         _tantivy_index(private.path, checked_language(language), new=True)
         return cls(private.path, language, private)
@@ -111,7 +110,7 @@ class Words:
 
     @classmethod
     def _readable(cls, folder: Path, language: str) -> Words:
-        """Open a folder, or a private copy where that cannot be: tantivy writes a lock into what it reads."""
+        """Open a folder, or a private copy where that fails: tantivy writes a lock into what it reads."""
         try:
             return cls(folder, language)
         except (ValueError, OSError):
@@ -128,7 +127,7 @@ class Words:
         return self._texts
 
     def add(self, texts: Iterable[tuple[int, str]], passages: Iterable[PassageText] = ()) -> int:
-        """Take texts in, each under a number that is not there yet, and passages of them; return how many texts."""
+        """Add texts, each under a new number, and passages of them; return how many texts were added."""
         count = 0
         with self._changing() as writer:
             for number, text in texts:
@@ -139,11 +138,11 @@ class Words:
         return count
 
     def remove(self, numbers: np.ndarray) -> None:
-        """Take texts out, and their passages; numbers that are not there are passed over."""
+        """Remove texts and their passages; numbers that are not there are ignored."""
         with self._changing() as writer:
             writer.delete_documents_by_query(self._numbered(numbers))
 
-    def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> Matches:
+    def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> FoundByWords:
         """Return the k documents with the highest scores that share a word with the query, ties in order of number.
 
         Args:
@@ -151,10 +150,10 @@ class Words:
             k: 1 or more.
             allowed: search among these numbers only (rising, int64).
         """
-        asked = self._asked(query)
+        tantivy_query = self._tantivy_query(query)
         depth = k + SPARE
-        while asked is not None:
-            found = self._found(asked, min(depth, max(1, self._texts + self._passages)))
+        while tantivy_query is not None:
+            found = self._found(tantivy_query, min(depth, max(1, self._texts + self._passages)))
             kept = self._each_once(found)
             if allowed is not None:
                 kept = kept.rows(np.isin(kept.numbers, allowed))
@@ -166,28 +165,27 @@ class Words:
             depth *= 8
         return NOTHING
 
-    def among(self, query: str, numbers: np.ndarray) -> Matches:
-        """Return those of these documents that share a word with the query, best first."""
-        asked = self._asked(query)
-        if asked is None or not len(numbers):
+    def among(self, query: str, numbers: np.ndarray) -> FoundByWords:
+        """Score some documents: return the ones that share a word with the query, best first."""
+        tantivy_query = self._tantivy_query(query)
+        if tantivy_query is None or not len(numbers):
             return NOTHING
         these = tantivy.Query.const_score_query(self._numbered(numbers), 0.0)
-        only = tantivy.Query.boolean_query([(tantivy.Occur.Must, asked), (tantivy.Occur.Must, these)])
+        only = tantivy.Query.boolean_query([(tantivy.Occur.Must, tantivy_query), (tantivy.Occur.Must, these)])
         return self._each_once(self._found(only, len(numbers) + self._passages))
 
     def matched(
         self, query: str, numbers: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})
     ) -> list[tuple[str, ...]]:
-        """Return for each document the words of a query, as the query spells them, that it has in any form.
+        """Return for each document the words of the query that it has in any form, as the query spells them.
 
-        For long documents tantivy is asked for each word: to read the texts took seconds where they are many and long.
-        Short ones are read, which is faster. Of a query that is a text itself, the first `MOST_TOLD` words are looked
-        for.
+        For long documents tantivy is asked for each word: reading many long texts took seconds. Short documents are
+        read, which is faster. Only the first `MOST_TOLD` words of a query are looked for.
 
         Args:
             query: a text.
             numbers: of the documents.
-            texts: of those that are at hand, by number.
+            texts: the texts of documents that are at hand, by number.
         """
         words = _distinct_words(query)
         short = {number for number in numbers if len(texts.get(number, "")) in SHORT}
@@ -209,26 +207,28 @@ class Words:
 
         The words are those that `matched` looks for, as the query spells them.
         """
-        rarity = {}
-        for word in _distinct_words(query):
-            having = [self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)]
-            count = min(having, default=0)
-            rarity[word] = math.log1p((self._searcher.num_docs - count + 0.5) / (count + 0.5))
-        return rarity
+        words = _distinct_words(query)
+        counts = [self._texts_having(word) for word in words]
+        idf = inverse_document_frequency(np.array(counts, np.int64), self._searcher.num_docs)
+        return dict(zip(words, idf.tolist(), strict=True))
+
+    def _texts_having(self, word: str) -> int:
+        """Count the texts and passages that have the rarest term of a word."""
+        return min((self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)), default=0)
 
     def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
         """Return which of these documents have a word in any form."""
-        asked = self._asked(word)
-        if asked is None or not numbers:
+        tantivy_query = self._tantivy_query(word)
+        if tantivy_query is None or not numbers:
             return []
-        wanted = asked, self._numbered(numbers), self._whole_texts()
+        wanted = tantivy_query, self._numbered(numbers), self._whole_texts()
         unscored = [(tantivy.Occur.Must, tantivy.Query.const_score_query(each, 0.0)) for each in wanted]
         with _damage_told(self._folder, ValueError):
             hits = self._searcher.search(tantivy.Query.boolean_query(unscored), len(numbers), count=False).hits
             return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
 
-    def _asked(self, query: str) -> Any:
-        """Build tantivy's query: any of the words, a repeated one counting as often as it stands there."""
+    def _tantivy_query(self, query: str) -> Any:
+        """Build tantivy's query for any of a query's words; a repeated word counts as often as it occurs."""
         schema = self._index.schema
         each = [
             (tantivy.Occur.Should, tantivy.Query.term_query(schema, BODY, term, index_option="freq"))
@@ -241,31 +241,31 @@ class Words:
         return tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
 
     def _whole_texts(self) -> Any:
-        """Build tantivy's query for texts, and not passages of them."""
+        """Build tantivy's query for whole texts, without passages."""
         return tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
 
-    def _found(self, asked: Any, depth: int) -> Matches:
+    def _found(self, tantivy_query: Any, depth: int) -> FoundByWords:
         """Find texts and passages, best first."""
         with _damage_told(self._folder, ValueError):
-            hits = self._searcher.search(asked, depth, count=False).hits
+            hits = self._searcher.search(tantivy_query, depth, count=False).hits
             places = [place for _, place in hits]
             numbers = np.array(self._searcher.fast_field_values(NUMBER, places), np.int64)
-            passages = np.zeros(len(hits), np.int64)
+            passage_numbers = np.zeros(len(hits), np.int64)
             if self._passages:
-                passages = np.array(self._searcher.fast_field_values(PASSAGE, places), np.int64)
+                passage_numbers = np.array(self._searcher.fast_field_values(PASSAGE, places), np.int64)
         scores = np.array([score for score, _ in hits], np.float32)
-        order = np.lexsort((passages, numbers, -scores))
-        return Matches(numbers[order], scores[order], passages[order])
+        order = np.lexsort((passage_numbers, numbers, -scores))
+        return FoundByWords(numbers[order], scores[order], passage_numbers[order])
 
-    def _each_once(self, found: Matches) -> Matches:
-        """Leave the best of each document."""
+    def _each_once(self, found: FoundByWords) -> FoundByWords:
+        """Keep the best row of each document."""
         if not self._passages:
             return found
         return found.rows(np.sort(np.unique(found.numbers, return_index=True)[1]))
 
     @contextmanager
     def _changing(self) -> Iterator[Any]:
-        """Yield a writer on a private copy; what is written is searched afterwards.
+        """Yield a writer on a private copy, and commit afterwards, so that searches see what was written.
 
         Raises:
             FormatError: the snapshot to copy has been replaced by another process.
@@ -292,7 +292,7 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
     """Turn some errors, and tantivy's panics, which no one else would catch, into one sentence.
 
     Raises:
-        FormatError: one of these came.
+        FormatError: one of these was raised.
     """
     try:
         yield
@@ -303,12 +303,12 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def _distinct_words(query: str) -> list[str]:
-    """Return the words of a query, as it spells them, each once; of a long one the first `MOST_TOLD`."""
-    return list(islice(dict.fromkeys(WORD.findall(query)), MOST_TOLD))
+    """Return the distinct words of a query, as it spells them; of a long query, the first `MOST_TOLD`."""
+    return list(islice(dict.fromkeys(ANY_WORD.findall(query)), MOST_TOLD))
 
 
 def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
-    """Return what tantivy keeps of a text, or of a passage of it."""
+    """Make tantivy's document of a text, or of a passage of it."""
     document = tantivy.Document()
     document.add_text(BODY, spelled_out(text))
     document.add_unsigned(NUMBER, number)
@@ -321,7 +321,7 @@ def _private_folder() -> ScratchFolder:
 
 
 def _copy(folder: Path, new: Path) -> None:
-    """Copy tantivy's files into a folder that is there."""
+    """Copy tantivy's files into an existing folder."""
     for file in folder.iterdir():
         if file.suffix != ".lock" and file.name not in (CHECKSUMS, "snapshot.json"):
             shutil.copyfile(file, new / file.name)

@@ -30,6 +30,7 @@ NEIGHBOURS = 10
 LEAVES_AROUND = 6  # whose documents may be neighbours too
 STEPS = 60
 PUSHED = 8  # others in either direction that a document is pushed away from in a step
+SEED = 0  # same tree, same map
 BESIDE = 3  # neighbours that what comes later is put beside
 
 Tell = Callable[[float], None]
@@ -56,7 +57,7 @@ def site_level(tree: Hierarchy) -> int:
     return max((level for level in range(1, tree.depth) if tree.node_count(level) <= MOST_SITES), default=1)
 
 
-def place_sites(tree: Hierarchy, level: int, seed: int = 0) -> np.ndarray:
+def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
     """Return a place for each node of a level, of shape (S, 2), float64, within the unit square."""
     centroids = as_unit_rows(tree.levels[level - 1].centroids.astype(np.float64))
     count = len(centroids)
@@ -76,10 +77,10 @@ def place_sites(tree: Hierarchy, level: int, seed: int = 0) -> np.ndarray:
         init=first * (1e-4 / max(first.std(), 1e-12)),
         perplexity=min(PERPLEXITY, (count - 1) / 3),
         max_iter=500,
-        random_state=seed,
+        random_state=SEED,
     )
     places = model.fit_transform(apart.astype(np.float32)).astype(np.float64)
-    places += np.random.default_rng(seed).normal(0, 1e-3 * max(places.std(), 1e-9), places.shape)  # equal ones differ
+    places += np.random.default_rng(SEED).normal(0, 1e-3 * max(places.std(), 1e-9), places.shape)  # equal ones differ
     return _within_unit_square(_spread(places))
 
 
@@ -105,7 +106,6 @@ def place_documents(
     sites: np.ndarray,
     documents: np.ndarray,
     vectors: np.ndarray,
-    seed: int = 0,
     tell: Tell = lambda share: None,
 ) -> np.ndarray:
     """Return a place for each document, each in the cell of its site.
@@ -115,7 +115,6 @@ def place_documents(
         sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
         documents: positions in the tree, of shape (N,).
         vectors: of these documents, of shape (N, n).
-        seed: same seed, same places.
         tell: told which share is done.
 
     Returns:
@@ -124,7 +123,7 @@ def place_documents(
     site = tree.nodes_at(site_level(tree))[documents]
     order = np.argsort(site, kind="stable")  # those of a cell side by side
     placed = np.empty((len(documents), 2), np.float32)
-    placed[order] = _place_in_order(tree, sites, documents[order], vectors[order], np.random.default_rng(seed), tell)
+    placed[order] = _place_in_order(tree, sites, documents[order], vectors[order], np.random.default_rng(SEED), tell)
     return placed
 
 
