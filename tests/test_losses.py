@@ -446,7 +446,7 @@ def test_hce_is_the_sum_of_its_terms():
         Sampled(unit(3, 1, 4, seed=4)),
     ]
     forbidden = bools([[0, 1, 0], [0, 0, 0], [0, 0, 0]])
-    terms = hce_loss(
+    summands = hce_loss(
         queries,
         documents,
         two_levels(),
@@ -462,10 +462,10 @@ def test_hce_is_the_sum_of_its_terms():
         loop_bidirectional(queries, documents, vectors, 0.1, forbidden, mask)
         for vectors, mask in [(samples[0].vectors, samples[0].forbidden), nothing, last]
     )
-    torch.testing.assert_close(torch.stack(terms.level_losses), torch.stack([loss for loss, _ in levels]))
-    assert [accuracy.item() for accuracy in terms.accuracies] == pytest.approx([right for _, right in levels])
-    torch.testing.assert_close(terms.document_loss, document)
-    torch.testing.assert_close(terms.total, levels[0][0] + levels[1][0] + document)
+    torch.testing.assert_close(torch.stack(summands.level_losses), torch.stack([loss for loss, _ in levels]))
+    assert [accuracy.item() for accuracy in summands.accuracies] == pytest.approx([right for _, right in levels])
+    torch.testing.assert_close(summands.document_loss, document)
+    torch.testing.assert_close(summands.total, levels[0][0] + levels[1][0] + document)
 
 
 def test_level_losses_count_by_their_weight_and_may_follow_documents():
@@ -496,8 +496,8 @@ def test_queries_in_float64_meet_centroids_in_float32():
     """What a user's double-precision vectors met was a crash."""
     level = BatchLevel(unit(2, 4, dtype=torch.float32), Siblings.of(torch.tensor([0, 0])), torch.tensor([0, 1]))
     for target in ("node", "document"):
-        terms = hce_loss(unit(2, 4), unit(2, 4, seed=1), [level], temperature=0.1, level_target=target)
-        assert terms.total.dtype == torch.float64
+        summands = hce_loss(unit(2, 4), unit(2, 4, seed=1), [level], temperature=0.1, level_target=target)
+        assert summands.total.dtype == torch.float64
 
 
 def test_one_temperature_unless_told_otherwise():
@@ -512,9 +512,9 @@ def test_one_temperature_unless_told_otherwise():
 
 def test_without_levels_it_is_the_document_loss():
     queries, documents = unit(3, 4, seed=1), unit(3, 4, seed=2)
-    terms = hce_loss(queries, documents, [], temperature=0.1)
-    assert terms.level_losses == ()
-    torch.testing.assert_close(terms.total, bidirectional(queries, documents, temperature=0.1))
+    summands = hce_loss(queries, documents, [], temperature=0.1)
+    assert summands.level_losses == ()
+    torch.testing.assert_close(summands.total, bidirectional(queries, documents, temperature=0.1))
 
 
 def test_hce_needs_a_document_term():

@@ -69,25 +69,25 @@ def test_forward_is_the_equations(encoder, hierarchy):
     assert set(named) == {"level_1", "level_2", "document"}
 
 
-def terms_of(loss, encoder, ids, labels, negatives=()):
+def summands_of(loss, encoder, ids, labels, negatives=()):
     texts = [TEXTS[i] for i in ids], [TEXTS[i] for i in ids], *([TEXTS[i] for i in column] for column in negatives)
     embeddings = [model["sentence_embedding"] for model in map(encoder, columns(encoder, *texts))]
-    return loss.terms(embeddings, loss.positions(labels, len(embeddings) - 2))
+    return loss.summands(embeddings, loss.positions(labels, len(embeddings) - 2))
 
 
 def test_labels_mask_what_they_name(encoder, hierarchy):
     loss = HCELoss(encoder, hierarchy, temperature=0.1)
     ids, negatives = [0, 3, 4], [[1, 2, 5]]
-    unmasked = terms_of(loss, encoder, ids, torch.tensor(ids), negatives).document_loss
+    unmasked = summands_of(loss, encoder, ids, torch.tensor(ids), negatives).document_loss
     # Query 0 also has document 1 as a known positive: its sample is masked as if it had none.
-    masked = terms_of(loss, encoder, ids, torch.tensor([[0, 1, 1], [3, 2, -1], [4, 5, -1]]), negatives).document_loss
+    masked = summands_of(loss, encoder, ids, torch.tensor([[0, 1, 1], [3, 2, -1], [4, 5, -1]]), negatives).document_loss
     queries, documents, sampled = vectors(encoder, *([TEXTS[i] for i in each] for each in (ids, ids, negatives[0])))
     everywhere = torch.zeros(3, 3, dtype=torch.bool)
     expected = loop_bidirectional(queries, documents, sampled[:, None], 0.1, everywhere, bools([[1], [0], [0]]))
     torch.testing.assert_close(masked.detach(), expected)
     assert masked < unmasked
     # The position alone, a row without known positives, and one with only padding say the same.
-    again = terms_of(loss, encoder, ids, torch.tensor([[0, 1, -1], [3, 2, -1], [4, 5, -1]]), negatives).document_loss
+    again = summands_of(loss, encoder, ids, torch.tensor([[0, 1, -1], [3, 2, -1], [4, 5, -1]]), negatives).document_loss
     torch.testing.assert_close(again, unmasked)
 
 
@@ -105,11 +105,11 @@ def test_groups_and_margin_mask_in_the_batch(encoder, hierarchy):
     groups = np.arange(6)
     groups[ids[list(pair)]] = 7
     grouped = HCELoss(encoder, hierarchy, temperature=0.1, groups=groups)
-    torch.testing.assert_close(terms_of(grouped, encoder, ids, ids).document_loss.detach(), expected)
+    torch.testing.assert_close(summands_of(grouped, encoder, ids, ids).document_loss.detach(), expected)
     apart = HCELoss(encoder, hierarchy, temperature=0.1, margin=(nearest + second) / 2)
-    torch.testing.assert_close(terms_of(apart, encoder, ids, ids).document_loss.detach(), expected)
+    torch.testing.assert_close(summands_of(apart, encoder, ids, ids).document_loss.detach(), expected)
     plain = HCELoss(encoder, hierarchy, temperature=0.1)
-    assert terms_of(plain, encoder, ids, ids).document_loss > expected + 1e-3
+    assert summands_of(plain, encoder, ids, ids).document_loss > expected + 1e-3
 
 
 def test_fewer_levels_more_document_losses(encoder, hierarchy):
@@ -128,14 +128,14 @@ def test_fewer_levels_more_document_losses(encoder, hierarchy):
     )
     torch.testing.assert_close(named["document"].detach(), expected)
     with pytest.raises(InputError, match="1 columns of sampled negatives cannot be dealt out evenly to 2"):
-        terms_of(loss, encoder, ids, ids, [[1, 2, 5]])
+        summands_of(loss, encoder, ids, ids, [[1, 2, 5]])
 
 
 def test_no_levels_is_the_document_loss_over_the_depth(encoder, hierarchy):
     ids = torch.tensor([0, 3, 4])
     queries, documents = vectors(encoder, *([TEXTS[i] for i in ids],) * 2)
-    terms = terms_of(HCELoss(encoder, hierarchy, loss_levels=0, temperature=0.1), encoder, ids, ids)
-    torch.testing.assert_close(terms.total.detach(), 3 * bidirectional(queries, documents, temperature=0.1))
+    summands = summands_of(HCELoss(encoder, hierarchy, loss_levels=0, temperature=0.1), encoder, ids, ids)
+    torch.testing.assert_close(summands.total.detach(), 3 * bidirectional(queries, documents, temperature=0.1))
 
 
 def test_training_moves_encoder_and_centroids_and_not_the_hierarchy(encoder, hierarchy):
@@ -257,13 +257,13 @@ def one_of_two(rank, path, results):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     loss, embeddings, labels = distributed_case()
     mine = slice(3 * rank, 3 * rank + 3)
-    terms = loss.terms(
+    summands = loss.summands(
         [loss.model(each[mine]) for each in embeddings], loss.positions(labels[mine], len(embeddings) - 2)
     )
-    terms.total.backward()
+    summands.total.backward()
     weight = loss.model.weight.grad
     dist.all_reduce(weight)
-    total = terms.total.detach().clone()
+    total = summands.total.detach().clone()
     dist.all_reduce(total)
     torch.save([total / 2, weight / 2, *(each.grad for each in loss.centroids)], f"{results}.{rank}")
     dist.destroy_process_group()
@@ -282,9 +282,9 @@ def distributed_case():
 
 def test_two_processes_are_one_batch(tmp_path):
     loss, embeddings, labels = distributed_case()
-    terms = loss.terms([loss.model(each) for each in embeddings], loss.positions(labels, len(embeddings) - 2))
-    terms.total.backward()
-    expected = [terms.total.detach(), loss.model.weight.grad, *(each.grad for each in loss.centroids)]
+    summands = loss.summands([loss.model(each) for each in embeddings], loss.positions(labels, len(embeddings) - 2))
+    summands.total.backward()
+    expected = [summands.total.detach(), loss.model.weight.grad, *(each.grad for each in loss.centroids)]
     torch.multiprocessing.spawn(one_of_two, (tmp_path / "store", str(tmp_path / "result")), nprocs=2)
     for rank in (0, 1):
         for ours, theirs in zip(torch.load(tmp_path / f"result.{rank}"), expected, strict=True):

@@ -625,9 +625,9 @@ class MilvusEngine:
     def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
         """Find the best of some numbers: in blocks of them, or further down among all where they are most of these."""
         if len(allowed) > MOST_FOUND:
-            depth = int(2 * count * self.count / len(allowed)) + MOST_ROWS
-            if depth <= min(MOST_FOUND, self.count):
-                found = self._best(queries, depth)
+            wider = int(2 * count * self.count / len(allowed)) + MOST_ROWS
+            if wider <= min(MOST_FOUND, self.count):
+                found = self._best(queries, wider)
                 there = np.isin(found.numbers, allowed)
                 if (there.sum(axis=1) >= count).all():
                     return k_best(Found(np.where(there, found.numbers, -1), found.scores), count)

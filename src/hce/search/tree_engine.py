@@ -339,8 +339,8 @@ def _draw_from_neighbours(layers: Layers, layer: int, targets: np.ndarray, centr
     """Move into new lists what is nearer to their centroids than to its own, within the bounds of both sides."""
     lists, above = layers.lists[layer], layers.lists[layer - 1]
     least, most = bounds(layers.branching[layer])
-    depth = min(NEIGHBOURS + len(targets), len(above))
-    near = _nearest(layers, layer, centroids.mean(axis=0, keepdims=True), depth)[0]
+    count = min(NEIGHBOURS + len(targets), len(above))
+    near = _nearest(layers, layer, centroids.mean(axis=0, keepdims=True), count)[0]
     near = near[~np.isin(near, targets)][:NEIGHBOURS]
     for donor, centroid in zip(near[:, None], above.vectors_of(near), strict=True):
         members = lists.members(donor)

@@ -151,18 +151,18 @@ class Words:
             allowed: search among these numbers only (rising, int64).
         """
         tantivy_query = self._tantivy_query(query)
-        depth = k + SPARE
+        wanted = k + SPARE
         while tantivy_query is not None:
-            found = self._found(tantivy_query, min(depth, max(1, self._texts + self._passages)))
+            found = self._found(tantivy_query, min(wanted, max(1, self._texts + self._passages)))
             kept = self._each_once(found)
             if allowed is not None:
                 kept = kept.rows(np.isin(kept.numbers, allowed))
             is_past_the_tie = len(kept.numbers) >= k and kept.scores[k - 1] > found.scores[-1]
-            if is_past_the_tie or len(found.numbers) < depth:
+            if is_past_the_tie or len(found.numbers) < wanted:
                 return kept.rows(slice(k))
             # The filter, or the passages of a few documents, have left too few, or documents further down may share the
             # last place: look there.
-            depth *= 8
+            wanted *= 8
         return NOTHING
 
     def among(self, query: str, numbers: np.ndarray) -> FoundByWords:
@@ -244,10 +244,10 @@ class Words:
         """Build tantivy's query for whole texts, without passages."""
         return tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
 
-    def _found(self, tantivy_query: Any, depth: int) -> FoundByWords:
+    def _found(self, tantivy_query: Any, wanted: int) -> FoundByWords:
         """Find texts and passages, best first."""
         with _damage_told(self._folder, ValueError):
-            hits = self._searcher.search(tantivy_query, depth, count=False).hits
+            hits = self._searcher.search(tantivy_query, wanted, count=False).hits
             places = [place for _, place in hits]
             numbers = np.array(self._searcher.fast_field_values(NUMBER, places), np.int64)
             passage_numbers = np.zeros(len(hits), np.int64)

@@ -385,7 +385,7 @@ class InBatch:
 
 
 @dataclass(frozen=True)
-class HCETerms:
+class HCESummands:
     """L_HCE and what it is made of, all scalars.
 
     Attributes:
@@ -415,7 +415,7 @@ def hce_loss(
     level_weight: float = 1.0,
     pairing: InBatch | None = None,
     taught: Taught | None = None,
-) -> HCETerms:
+) -> HCESummands:
     """Compute L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
 
     M is the number of `levels`, L − M the number of entries in `sampled`. The paper's samples for t are drawn under
@@ -440,7 +440,7 @@ def hce_loss(
     pairing = pairing or InBatch()
     own_documents = documents if pairing.own_row is None else documents[pairing.own_row]  # (B, n)
     followed = own_documents if level_target == "document" else None
-    terms = [
+    by_level = [
         level_loss(
             *(queries, each.centroids, each.node, each.siblings), temperature=tau, right=each.right, documents=followed
         )
@@ -459,7 +459,7 @@ def hce_loss(
             for each in sampled
         ]
     ).sum()
-    level_losses = tuple(term.loss for term in terms)
+    level_losses = tuple(level.loss for level in by_level)
     total = torch.stack([*(level_weight * loss for loss in level_losses), document_loss]).sum()
     neighbour_loss = None
     if taught is not None:
@@ -467,4 +467,4 @@ def hce_loss(
         scores = scores_of(queries, candidates, temperature)
         neighbour_loss = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
         total = total + neighbour_loss
-    return HCETerms(total, level_losses, tuple(term.accuracy for term in terms), document_loss, neighbour_loss)
+    return HCESummands(total, level_losses, tuple(level.accuracy for level in by_level), document_loss, neighbour_loss)

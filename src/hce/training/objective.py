@@ -22,7 +22,7 @@ from hce.errors import InputError
 from hce.processes import gather, process_count, with_averaged_gradient
 from hce.training.losses import (
     BatchLevel,
-    HCETerms,
+    HCESummands,
     InBatch,
     Sampled,
     Siblings,
@@ -186,13 +186,13 @@ class HCELoss(nn.Module):
         self.register_buffer("groups", _integers(groups), persistent=False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
-        """Return the terms of the loss by name; the trainer backpropagates their sum and logs each."""
+        """Return the summands of the loss by name; the trainer backpropagates their sum and logs each."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
-        terms = self.terms(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
-        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(terms.level_losses, start=1)}
-        return {**named, "document": terms.document_loss}
+        summands = self.summands(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
+        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(summands.level_losses, start=1)}
+        return {**named, "document": summands.document_loss}
 
-    def terms(self, embeddings: Sequence[Tensor], positions: Positions, taught: Taught | None = None) -> HCETerms:
+    def summands(self, embeddings: Sequence[Tensor], positions: Positions, taught: Taught | None = None) -> HCESummands:
         """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
 
         Args:

@@ -20,7 +20,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Kind
 from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
-from hce.training.losses import HCETerms, Taught
+from hce.training.losses import HCESummands, Taught
 from hce.training.negatives import Negatives, way_of_choosing
 from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
 from hce.training.objective import HCELoss, Positions
@@ -48,11 +48,11 @@ class Counters:
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
-    def record(self, terms: dict[str, float]) -> None:
+    def record(self, summands: dict[str, float]) -> None:
         """Count a finished step."""
         self.steps_done += 1
         self.step += 1
-        for name, value in terms.items():
+        for name, value in summands.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def close_epoch(self) -> tuple[dict[str, float], list[float]]:
@@ -196,11 +196,11 @@ class Trainer:
         columns = [column for each in batches for column in self._columns(each)]
         for optimizer in self._rates:
             optimizer.zero_grad(set_to_none=True)
-        found: list[HCETerms] = []
+        found: list[HCESummands] = []
 
         def loss_of(embeddings: Tensor) -> Tensor:
-            found[:] = self._terms(batches, columns, embeddings)
-            return torch.stack([each.weight * terms.total for each, terms in zip(batches, found, strict=True)]).sum()
+            found[:] = self._summands(batches, columns, embeddings)
+            return torch.stack([each.weight * loss.total for each, loss in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
         average_gradients(_parameters(self.optimizer))  # those of centroids are averaged already
@@ -255,7 +255,7 @@ class Trainer:
             _Column("document", self.negatives.texts(each.drawn)),
         ]
 
-    def _terms(self, batches: list[_SourceBatch], columns: list[_Column], embeddings: Tensor) -> list[HCETerms]:
+    def _summands(self, batches: list[_SourceBatch], columns: list[_Column], embeddings: Tensor) -> list[HCESummands]:
         """Return the objective of each source, from the embeddings of all columns one below another."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
@@ -264,7 +264,7 @@ class Trainer:
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
             arrays = (batch.positions, chosen.positions, batch.known)
             positions = Positions(*(torch.from_numpy(each).to(self.encoder.device) for each in arrays))
-            found.append(self.objective.terms([queries, documents, *chosen.vectors.unbind(1)], positions, taught))
+            found.append(self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, taught))
         return found
 
     def _set_learning_rate(self, step: int) -> None:
@@ -294,7 +294,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _values(found: list[HCETerms]) -> dict[str, float]:
+def _values(found: list[HCESummands]) -> dict[str, float]:
     """Return a step's losses and accuracies by name, as floats for the history.
 
     Of several sources, each kind of value is of the first that has it: all have a document loss, and all have level
@@ -304,7 +304,7 @@ def _values(found: list[HCETerms]) -> dict[str, float]:
     losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(first.level_losses, start=1)}
     accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(first.accuracies, start=1)}
     values = {**losses, "document": float(first.document_loss.detach())}
-    neighbour_loss = next((terms.neighbour_loss for terms in found if terms.neighbour_loss is not None), None)
+    neighbour_loss = next((summands.neighbour_loss for summands in found if summands.neighbour_loss is not None), None)
     if neighbour_loss is not None:
         values["neighbours"] = float(neighbour_loss.detach())
     return {**values, **accuracies}
