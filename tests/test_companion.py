@@ -219,7 +219,7 @@ class Fixed:
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
 
-    def encode(self, texts, kind="document"):
+    def encode(self, texts, side="document"):
         return np.stack([self.vectors[int(text.split()[0][1:])] for text in texts])
 
 

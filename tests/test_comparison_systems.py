@@ -145,7 +145,7 @@ class Fixed:
     def __init__(self, vectors: dict[str, list[float]]) -> None:
         self.vectors = vectors
 
-    def encode(self, texts, kind="document"):
+    def encode(self, texts, side="document"):
         return np.array([self.vectors[text] for text in texts], dtype=np.float32)
 
 

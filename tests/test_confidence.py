@@ -107,9 +107,9 @@ def test_the_query_of_a_search_is_not_encoded_again_unless_the_encoder_is_anothe
 ):
     asked, encode = [], CarriedEncoder.encode
 
-    def counting(self, texts, kind, *options):
-        asked.extend(texts if kind == "query" else ())
-        return encode(self, texts, kind, *options)
+    def counting(self, texts, side, *options):
+        asked.extend(texts if side == "query" else ())
+        return encode(self, texts, side, *options)
 
     with Index.create(tmp_path / "index", planted_corpus, static_encoder) as index:
         monkeypatch.setattr(CarriedEncoder, "encode", counting)

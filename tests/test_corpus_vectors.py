@@ -165,6 +165,8 @@ def test_it_refuses_vectors_of_another_encoder_or_corpus(static_encoder, tmp_pat
     with pytest.raises(InputError, match="holds vectors with encoder"):
         encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v")
     assert file_hash(tmp_path / "v") == before
+    replaced = encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", replace=True)
+    np.testing.assert_array_equal(replaced, encode_corpus(static_encoder, tiny_corpus()))
 
 
 def test_it_refuses_a_folder_with_other_files(static_encoder, tmp_path):

@@ -26,19 +26,19 @@ from hce.training.train import train
 TEXTS = ["star red w1", "cell", "w5 w6 w7 " * 30, "law law blue w9", "ship green w100 w101", "star"]
 
 
-def sentence_transformers_vectors(folder: Path, texts: list[str], kind: str) -> np.ndarray:
+def sentence_transformers_vectors(folder: Path, texts: list[str], side: str) -> np.ndarray:
     """The independent route: the library's own encode, normalised."""
     model = SentenceTransformer(str(folder), device="cpu")
-    encode = model.encode_query if kind == "query" else model.encode_document
+    encode = model.encode_query if side == "query" else model.encode_document
     return encode(texts, normalize_embeddings=True)
 
 
-@pytest.mark.parametrize("kind", ["query", "document"])
+@pytest.mark.parametrize("side", ["query", "document"])
 @pytest.mark.parametrize("folder", ["bert_folder", "gtr_folder"])
-def test_vectors_are_those_of_sentence_transformers(folder, kind, request):
+def test_vectors_are_those_of_sentence_transformers(folder, side, request):
     path = request.getfixturevalue(folder)
-    expected = sentence_transformers_vectors(path, TEXTS, kind)
-    vectors = Encoder.load(path, device="cpu").encode(TEXTS, kind)
+    expected = sentence_transformers_vectors(path, TEXTS, side)
+    vectors = Encoder.load(path, device="cpu").encode(TEXTS, side)
     np.testing.assert_allclose(vectors, expected, atol=1e-6)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
@@ -71,10 +71,10 @@ def test_passage_is_another_name_for_document(bert_folder):
 def test_saved_directory_loads_in_sentence_transformers(folder, request, tmp_path):
     encoder = Encoder.load(request.getfixturevalue(folder), device="cpu")
     encoder.save(tmp_path / "saved")
-    for kind in ("query", "document"):
+    for side in ("query", "document"):
         model = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-        encode = model.encode_query if kind == "query" else model.encode_document
-        np.testing.assert_allclose(encode(TEXTS), encoder.encode(TEXTS, kind), atol=1e-6)  # Normalize was saved too
+        encode = model.encode_query if side == "query" else model.encode_document
+        np.testing.assert_allclose(encode(TEXTS), encoder.encode(TEXTS, side), atol=1e-6)  # Normalize was saved too
     again = Encoder.load(tmp_path / "saved", device="cpu")
     assert again.fingerprint == encoder.fingerprint
     assert again.model.max_seq_length == 48
@@ -196,7 +196,7 @@ def test_fingerprint_changes_with_what_matters(bert_folder, change):
     [
         (lambda e: e.encode("star"), "put the single text into a list"),
         (lambda e: e.encode(["star", None]), "text number 1 is a NoneType"),
-        (lambda e: e.encode(["star"], "title"), "kind 'title'"),
+        (lambda e: e.encode(["star"], "title"), "side 'title'"),
     ],
 )
 def test_wrong_calls_are_one_line(static_encoder, call, message):

@@ -292,11 +292,11 @@ def test_creation_refuses_what_cannot_be(tmp_path, planted_corpus, encoder):
 def test_an_interrupted_creation_goes_on_where_it_stopped(tmp_path, planted_corpus, encoder, monkeypatch):
     encode, calls = Encoder.encode, []
 
-    def interrupted(self, texts, kind="document", **options):
+    def interrupted(self, texts, side="document", **options):
         calls.append(len(texts))
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return encode(self, texts, kind, **options)
+        return encode(self, texts, side, **options)
 
     monkeypatch.setattr(Encoder, "encode", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -382,10 +382,10 @@ def encoded(monkeypatch):
     """The texts that are encoded as documents from here on."""
     texts, encode = [], Encoder.encode
 
-    def counting(self, given, kind="document", **options):
-        if kind == "document":
+    def counting(self, given, side="document", **options):
+        if side == "document":
             texts.extend(given)
-        return encode(self, given, kind, **options)
+        return encode(self, given, side, **options)
 
     monkeypatch.setattr(Encoder, "encode", counting)
     return texts
@@ -418,9 +418,9 @@ def test_equal_texts_of_the_first_corpus_share_a_vector(tmp_path, encoder, monke
     encode = Encoder.encode
     noise = np.random.default_rng(0)
 
-    def noisy(self, texts, kind="document", **options):  # as a transformer is, from batch to batch
-        rows = encode(self, texts, kind, **options)
-        return rows if kind == "query" else (rows + noise.normal(size=rows.shape) * 1e-6).astype(np.float32)
+    def noisy(self, texts, side="document", **options):  # as a transformer is, from batch to batch
+        rows = encode(self, texts, side, **options)
+        return rows if side == "query" else (rows + noise.normal(size=rows.shape) * 1e-6).astype(np.float32)
 
     monkeypatch.setattr(Encoder, "encode", noisy)
     monkeypatch.setattr("hce.index.writing.DOCUMENTS_AT_ONCE", 2)

@@ -10,7 +10,7 @@ from plain_losses import E1, E2, softmax_loss, unit
 
 from hce.errors import InputError
 from hce.training.losses import bidirectional, known_positives
-from hce.training.objective import Candidates, false_negatives, near_duplicates, same
+from hce.training.objective import ComparedDocuments, false_negatives, near_duplicates, same
 
 # --- false negatives
 
@@ -53,7 +53,7 @@ def test_near_duplicates_by_hand():
     assert not near_duplicates(own.requires_grad_(), own, 0.5).requires_grad
 
 
-OWN = Candidates(torch.tensor([10, 11, 12]), torch.tensor([0, 1, 2]), torch.eye(3))
+OWN = ComparedDocuments(torch.tensor([10, 11, 12]), torch.tensor([0, 1, 2]), torch.eye(3))
 NONE = torch.full((3, 1), -1)
 
 
@@ -104,7 +104,7 @@ def test_each_mask_among_the_samples(kind, arguments):
         groups[0, 1], groups[1, 0] = 0, 0  # the text of document 10, a positive of query 0 only
     if kind == "near":
         vectors[0, 1], vectors[1, 0] = torch.tensor([0.8, 0.6, 0]), torch.tensor([0.8, 0.6, 0])
-    mask = false_negatives(OWN, Candidates(positions, groups, vectors), **arguments)
+    mask = false_negatives(OWN, ComparedDocuments(positions, groups, vectors), **arguments)
     assert mask.tolist() == [[0, 1], [0, 0], [0, 0]]
 
 
@@ -115,7 +115,7 @@ def test_unknown_groups_mask_nothing():
 
 def test_margin_needs_vectors():
     with pytest.raises(InputError, match=r"margin=0\.9 needs the vectors"):
-        false_negatives(OWN, Candidates(OWN.positions), margin=0.9)
+        false_negatives(OWN, ComparedDocuments(OWN.positions), margin=0.9)
 
 
 def test_two_queries_of_one_document_do_not_oppose_each_other():
@@ -123,7 +123,7 @@ def test_two_queries_of_one_document_do_not_oppose_each_other():
     # pairs only (0 | 1) against 2 is left: q0: log(1 + e^(s02 − s00)), and so on.
     queries, shared, other = unit(3, 4, seed=1), unit(1, 4, seed=2)[0], unit(1, 4, seed=3)[0]
     documents = torch.stack([shared, shared, other])
-    own = Candidates(torch.tensor([8, 8, 9]))
+    own = ComparedDocuments(torch.tensor([8, 8, 9]))
     scores = (queries @ documents.T / 0.1).tolist()
     expected = (
         softmax_loss(scores[0][0], scores[0][2])
@@ -140,7 +140,7 @@ def test_two_queries_of_one_document_do_not_oppose_each_other():
 def test_a_known_positive_is_masked_in_both_directions():
     # d1 is also right for q0: q0→d1 is masked, and so is d1→q0, but q1→d0 and d0→q1 are not.
     queries, documents = unit(2, 4, seed=1), unit(2, 4, seed=2)
-    own = Candidates(torch.tensor([0, 1]))
+    own = ComparedDocuments(torch.tensor([0, 1]))
     forbidden = false_negatives(own, own, known=torch.tensor([[0, 1], [1, -1]]))
     scores = (queries @ documents.T / 0.1).tolist()
     expected = (softmax_loss(scores[0][0], scores[1][0]) + softmax_loss(scores[1][1], scores[1][0])) / 2

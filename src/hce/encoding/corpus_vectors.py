@@ -22,7 +22,7 @@ import torch
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
-from hce.files import other_identity, read_json, sync_folder, write_json
+from hce.files import delete_whole, other_identity, read_json, sync_folder, write_json
 from hce.memory import write_to_be_mapped
 from hce.processes import gather_rows, is_first_process, own_rows, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
@@ -43,6 +43,7 @@ def encode_corpus(
     folder: str | Path | None = None,
     *,
     chunk_size: int | None = None,
+    replace: bool = False,
     progress: bool | None = False,
     on_tokens: OnTokens | None = None,
 ) -> np.ndarray:
@@ -56,6 +57,7 @@ def encode_corpus(
             as there are then, and the file is byte for byte what an uninterrupted run of one process would have
             written. By default the vectors are held in memory.
         chunk_size: rows that a process writes at a time; by default 4,096, and 512 where a transformer encodes them.
+        replace: delete vectors of another encoder or corpus that the folder holds, where they would be refused.
         progress: show a bar; None: within `hce.progress.bars_shown`.
         on_tokens: told of the tokens of what is encoded now, see `Encoder.encode`.
 
@@ -75,6 +77,8 @@ def encode_corpus(
     identity = {"encoder": encoder.fingerprint, "corpus": corpus.fingerprint, "chunk_size": chunk_size}
     file = VectorFile(folder, len(corpus), encoder.dim, identity)
     try:
+        if replace:
+            file.delete_other()
         if not file.is_complete():
             _encode_to_file(encode, corpus, file, chunk_size, progress and is_first_process())
     except OSError as error:
@@ -153,6 +157,15 @@ class VectorFile:
     def done(self) -> int:
         """How many rows are safe on disk, from the first on."""
         return self._blocks[-1].stop if self._blocks else 0
+
+    def delete_other(self) -> None:
+        """Delete what the folder holds of another identity, unfinished or not; all processes call it."""
+        told = [self.folder / "manifest.json", self.folder / "progress.json"]
+        if is_first_process() and any(
+            path.is_file() and other_identity(self.identity, read_json(path)) is not None for path in told
+        ):
+            delete_whole(self.folder)
+        wait_for_all()
 
     def is_complete(self) -> bool:
         """Tell whether the array is whole, as it was written, and of this identity; all processes call it.

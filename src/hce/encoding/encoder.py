@@ -30,7 +30,7 @@ from hce.encoding.tables import (
     NO_LIMIT,
     PROMPT_NAMES,
     UNLIMITED_WINDOW,
-    Kind,
+    Side,
     checked_texts,
     fingerprint_of_modules,
     fingerprint_of_parts,
@@ -146,7 +146,7 @@ class Encoder:
 
     @property
     def is_table(self) -> bool:
-        """Whether the encoder sums rows of tables, of tokens or of words, and has no part that takes long."""
+        """Whether each part begins with a table, of tokens or of words; `begins_with_table` knows no companions."""
         models = self.model[0].parts if isinstance(self.model[0], SideBySide) else [self.model]
         return all(isinstance(model[0], StaticEmbedding | WordTable) for model in models)
 
@@ -173,11 +173,11 @@ class Encoder:
         """Whether the model came with vectors of any length, and says that inner products compare them (Contriever)."""
         return self._gave_any_length and self.model.similarity_fn_name == SimilarityFunction.DOT_PRODUCT.value
 
-    def encode_unnormalised(self, texts: Sequence[str], kind: Kind = "document") -> np.ndarray:
+    def encode_unnormalised(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Encode texts to vectors as long as the model itself makes them, of shape (texts, n)."""
         modules = list(self.model)[:-1] if self._gave_any_length else list(self.model)
         model = SentenceTransformer(modules=modules, device=str(self.device))
-        return np.asarray(model.encode(list(texts), prompt=self.prompt(kind), show_progress_bar=False))
+        return np.asarray(model.encode(list(texts), prompt=self.prompt(side), show_progress_bar=False))
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Return where each token that the encoder makes of a text begins and ends, whatever it can read at once.
@@ -262,22 +262,22 @@ class Encoder:
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
-    def prompt(self, kind: Kind) -> str | None:
-        """Return what is put before each text of a kind: its own prompt, else the model's default one."""
-        return prompt_of(self.model.prompts, self.model.default_prompt_name, kind)
+    def prompt(self, side: Side) -> str | None:
+        """Return what is put before each text of a side: its own prompt, else the model's default one."""
+        return prompt_of(self.model.prompts, self.model.default_prompt_name, side)
 
-    def tokenize(self, texts: Sequence[str], kind: Kind) -> dict[str, Any]:
+    def tokenize(self, texts: Sequence[str], side: Side) -> dict[str, Any]:
         """Turn texts into the model's input tensors, on its device."""
         if self.begins_with_table:
-            features = self._token_bags([(self.prompt(kind) or "") + text for text in texts])
+            features = self._token_bags([(self.prompt(side) or "") + text for text in texts])
         else:
-            features = self.model.preprocess(list(texts), prompt=self.prompt(kind), task=kind)
+            features = self.model.preprocess(list(texts), prompt=self.prompt(side), task=side)
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
-    def embed(self, features: dict[str, Any], kind: Kind) -> Tensor:
+    def embed(self, features: dict[str, Any], side: Side) -> Tensor:
         """Encode tokenised texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            vectors: Tensor = self.model(features, task=kind)["sentence_embedding"]
+            vectors: Tensor = self.model(features, task=side)["sentence_embedding"]
         return F.normalize(vectors.float(), dim=1)
 
     @property
@@ -303,7 +303,7 @@ class Encoder:
     def encode(
         self,
         texts: Sequence[str],
-        kind: Kind = "document",
+        side: Side = "document",
         *,
         progress: bool = False,
         zeros: bool = False,
@@ -324,15 +324,15 @@ class Encoder:
         (True, 1.0)
 
         Raises:
-            InputError: a text is not a string, or `kind` is unknown.
+            InputError: a text is not a string, or `side` is unknown.
             FormatError: the model gives infinities or NaN.
         """
-        texts = checked_texts(texts, kind)
+        texts = checked_texts(texts, side)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         self.model.eval()
         with torch.inference_mode(), progress_bar("encoding", len(texts), "texts", show=progress) as advance:
-            for rows in self._batches(texts, kind):
-                vectors[rows] = self._embedded([texts[row] for row in rows], kind, on_tokens)
+            for rows in self._batches(texts, side):
+                vectors[rows] = self._embedded([texts[row] for row in rows], side, on_tokens)
                 advance(len(rows))
         return finished(vectors, self.name, zeros=zeros)
 
@@ -381,7 +381,7 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
-        prompts = {kind: self.prompt(kind) or "" for kind in PROMPT_NAMES}
+        prompts = {side: self.prompt(side) or "" for side in PROMPT_NAMES}
         if isinstance(self.model[0], SideBySide):
             parts = [part.fingerprint for part in self.parts]
             return fingerprint_of_parts(prompts, self.shares, self.centres, parts)
@@ -407,10 +407,10 @@ class Encoder:
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
 
-    def _embedded(self, texts: list[str], kind: Kind, on_tokens: OnTokens | None) -> np.ndarray:
+    def _embedded(self, texts: list[str], side: Side, on_tokens: OnTokens | None) -> np.ndarray:
         try:
-            with self._telling_tokens(texts, kind, on_tokens):
-                return np.asarray(self.embed(self.tokenize(texts, kind), kind).cpu().numpy())
+            with self._telling_tokens(texts, side, on_tokens):
+                return np.asarray(self.embed(self.tokenize(texts, side), side).cpu().numpy())
         except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
             raise unfit(self.name, error) from error
 
@@ -420,13 +420,13 @@ class Encoder:
         return first if isinstance(first, Transformer) else None
 
     @contextmanager
-    def _telling_tokens(self, texts: list[str], kind: Kind, on_tokens: OnTokens | None) -> Iterator[None]:
+    def _telling_tokens(self, texts: list[str], side: Side, on_tokens: OnTokens | None) -> Iterator[None]:
         """Have `on_tokens` told, in this block, of the states that the transformer has for these texts."""
         if on_tokens is None or self._transformer is None:
             yield
             return
         special = torch.tensor(self.tokenizer.all_special_ids, device=self.device)
-        prompt = len(self.tokenizer(self.prompt(kind) or "", add_special_tokens=False)["input_ids"])
+        prompt = len(self.tokenizer(self.prompt(side) or "", add_special_tokens=False)["input_ids"])
 
         def tell(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
             if not {"input_ids", "attention_mask", "token_embeddings"} <= found.keys():
@@ -451,11 +451,11 @@ class Encoder:
         bags = token_bags(ids)
         return {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
 
-    def _batches(self, texts: Sequence[str], kind: Kind) -> Iterator[np.ndarray]:
+    def _batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
         """Yield row numbers, texts of like length together, about the same number of tokens each time."""
         budget = STATIC_TOKENS if self.is_table else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
         for start in range(0, len(texts), SORTED_AT_ONCE):
-            lengths = self._token_counts(texts[start : start + SORTED_AT_ONCE], kind)
+            lengths = self._token_counts(texts[start : start + SORTED_AT_ONCE], side)
             order = np.argsort(-lengths, kind="stable")
             first = 0
             while first < len(order):
@@ -464,11 +464,11 @@ class Encoder:
                 yield start + order[first : first + count]
                 first += count
 
-    def _token_counts(self, texts: Sequence[str], kind: Kind) -> np.ndarray:
+    def _token_counts(self, texts: Sequence[str], side: Side) -> np.ndarray:
         tokenizer = self.model.tokenizer
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_table:
             return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
-        prompt = self.prompt(kind) or ""
+        prompt = self.prompt(side) or ""
         return np.array([len(ids) for ids in self._tokenized([prompt + text for text in texts])])
 
     def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:

@@ -27,10 +27,10 @@ from hce.encoding.static import as_unit_rows
 from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import read_json, read_json_value
 
-Kind = Literal["query", "document"]
+Side = Literal["query", "document"]
 
 # The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
-PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
 NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
@@ -61,7 +61,7 @@ class TextEncoder(Protocol):
     def fingerprint(self) -> str:
         """A sha256 over all that its vectors depend on."""
 
-    def encode(self, texts: Sequence[str], kind: Kind = "document") -> np.ndarray:
+    def encode(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Encode texts to unit vectors, float32, of shape (texts, n)."""
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:
@@ -152,15 +152,15 @@ class WordRows:
 # ----------------------------------------------------------------------------------------- what all encoders share
 
 
-def prompt_of(prompts: Mapping[str, str | None], default: str | None, kind: Kind) -> str | None:
-    """Return what is put before each text of a kind: its own prompt, else the default one.
+def prompt_of(prompts: Mapping[str, str | None], default: str | None, side: Side) -> str | None:
+    """Return what is put before each text of a side: its own prompt, else the default one.
 
     Args:
         prompts: by name.
         default: the name of the default prompt.
-        kind: of the texts.
+        side: of the texts.
     """
-    for name in PROMPT_NAMES[kind]:
+    for name in PROMPT_NAMES[side]:
         if name in prompts:
             return str(prompts[name])
     return prompts.get(default) if default else None
@@ -217,14 +217,14 @@ def check_word_table(row_terms: Sequence[str], shape: tuple[int, ...]) -> None:
         raise ValueError(f"{len(row_terms)} words for {shape[0]} vectors, or some are not words")
 
 
-def checked_texts(texts: Sequence[str], kind: str) -> Sequence[str]:
+def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
     """Refuse what cannot be encoded.
 
     Raises:
-        InputError: a text is not a string, or `kind` is unknown.
+        InputError: a text is not a string, or `side` is unknown.
     """
-    if kind not in PROMPT_NAMES:
-        raise InputError(f"kind {kind!r}: a text is encoded as a 'query' or as a 'document'")
+    if side not in PROMPT_NAMES:
+        raise InputError(f"side {side!r}: a text is encoded as a 'query' or as a 'document'")
     if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
         raise InputError(f"encode takes a list of texts, not a {type(texts).__name__}; put the single text into a list")
     for number, text in enumerate(texts):
@@ -307,7 +307,7 @@ def tokenizer_json(tokenizer: Any, *, own_limit: bool) -> str:
 
 
 def fingerprint_of_modules(
-    prompts: Mapping[Kind, str],
+    prompts: Mapping[Side, str],
     max_length: int | None,
     modules: Sequence[tuple[str, Mapping[str, Any]]],
     tokenizer: str,
@@ -331,7 +331,7 @@ def fingerprint_of_modules(
 
 
 def fingerprint_of_parts(
-    prompts: Mapping[Kind, str], shares: Sequence[float], centres: np.ndarray | None, parts: Sequence[str]
+    prompts: Mapping[Side, str], shares: Sequence[float], centres: np.ndarray | None, parts: Sequence[str]
 ) -> str:
     """Return a sha256 over encoders side by side, whose own fingerprints are `parts`."""
     of_centres = "" if centres is None else hashlib.sha256(np.ascontiguousarray(centres).data).hexdigest()
@@ -352,7 +352,7 @@ class Table(NamedTuple):
 
     vectors: np.ndarray
     splitter: Tokenizer | WordRows
-    prompts: dict[Kind, str]
+    prompts: dict[Side, str]
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -398,7 +398,7 @@ class Tables:
         parts: Sequence[Table],
         shares: tuple[float, ...] | None,
         centres: np.ndarray | None,
-        prompts: dict[Kind, str],
+        prompts: dict[Side, str],
     ) -> None:
         self.name = name
         self.parts = tuple(parts)
@@ -454,21 +454,21 @@ class Tables:
             return self.parts[0].fingerprint
         return fingerprint_of_parts(self.prompts, self.shares, self.centres, [each.fingerprint for each in self.parts])
 
-    def encode(self, texts: Sequence[str], kind: Kind = "document") -> np.ndarray:
+    def encode(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Encode texts to unit vectors, float32, of shape (texts, n); see `hce.encoding.encoder.Encoder.encode`.
 
         Raises:
-            InputError: a text is not a string, or `kind` is unknown.
+            InputError: a text is not a string, or `side` is unknown.
             FormatError: the tables hold infinities or NaN.
         """
-        texts = checked_texts(texts, kind)
-        centre = None if self.centres is None else self.centres[SIDES.index(kind)]
+        texts = checked_texts(texts, side)
+        centre = None if self.centres is None else self.centres[SIDES.index(side)]
         vectors = np.empty((len(texts), sum(part.vectors.shape[1] for part in self.parts)), dtype=np.float32)
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some = texts[start : start + TEXTS_AT_ONCE]
             try:
                 vectors_of_parts = [
-                    part.encode(some, "" if i else self.prompts[kind]) for i, part in enumerate(self.parts)
+                    part.encode(some, "" if i else self.prompts[side]) for i, part in enumerate(self.parts)
                 ]
             except LookupError as error:
                 raise unfit(self.name, error) from error
@@ -514,8 +514,8 @@ def _read_table(folder: Path) -> Table | None:
     return Table(vectors, tokenizer, _prompts(folder))
 
 
-def _prompts(folder: Path) -> dict[Kind, str]:
+def _prompts(folder: Path) -> dict[Side, str]:
     """Read what is put before queries and documents."""
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    return {kind: prompt_of(prompts, default, kind) or "" for kind in PROMPT_NAMES}
+    return {side: prompt_of(prompts, default, side) or "" for side in PROMPT_NAMES}

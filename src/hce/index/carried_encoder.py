@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hce.encoding.tables import Kind, Tables, TextEncoder
+from hce.encoding.tables import Side, Tables, TextEncoder
 from hce.errors import FormatError, InputError
 from hce.index.manifest import Manifest, StandbyEncoder
 from hce.index.threads import heed_forks
@@ -60,13 +60,13 @@ class CarriedEncoder:
                 self._model = self._load_model()
             return self._model
 
-    def encode(self, texts: Sequence[str], kind: Kind, on_tokens: OnTokens | None = None) -> np.ndarray:
+    def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
         """Encode texts to unit vectors of shape (texts, n); a transformer tells of its tokens, if that is asked for."""
         with self._lock:
             encoder = self._loaded()
             if on_tokens is None or self._model is None:
-                return encoder.encode(texts, kind)
-            return self._model.encode(texts, kind, on_tokens=on_tokens)
+                return encoder.encode(texts, side)
+            return self._model.encode(texts, side, on_tokens=on_tokens)
 
     def _loaded(self) -> TextEncoder:
         if self._encoder is None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.text import cut_span
-from hce.encoding.tables import Kind
+from hce.encoding.tables import Side
 from hce.index.carried_encoder import CarriedEncoder
 from hce.index.manifest import Manifest
 from hce.index.mapped import ROWS_AT_ONCE, StoredVectors, vectors_by_row
@@ -177,7 +177,7 @@ def measure_drift(
     is_new: np.ndarray,
     held_out: np.ndarray,
     texts: Callable[[np.ndarray], Sequence[str]],
-    encode: Callable[[Sequence[str], Kind], np.ndarray],
+    encode: Callable[[Sequence[str], Side], np.ndarray],
     unknown_share: Callable[[Sequence[str]], float | None] = lambda texts: None,
     seed: int = 0,
 ) -> Drift:
@@ -190,7 +190,7 @@ def measure_drift(
         is_new: which rows were not trained on, of shape (N,), bool.
         held_out: rows of old documents that were not trained on either.
         texts: returns the texts of some rows.
-        encode: encodes texts of a kind to unit rows, as the vectors were.
+        encode: encodes texts of a side to unit rows, as the vectors were.
         unknown_share: returns the share of the words of some texts that the encoder has no vector for, or None.
         seed: of the samples.
     """
@@ -251,7 +251,7 @@ def _found(
     texts: Sequence[str],
     vectors: np.ndarray | StoredVectors,
     pool: np.ndarray,
-    encode: Callable[[Sequence[str], Kind], np.ndarray],
+    encode: Callable[[Sequence[str], Side], np.ndarray],
     rng: np.random.Generator,
 ) -> float:
     """Return the share of documents, each without a piece of its text, that the piece finds among the first ten."""

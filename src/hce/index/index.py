@@ -483,7 +483,7 @@ class Index:
         """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
         The hit is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`. Where
-        tokens or a cross-encoder have put another hit first, the hit that would be first without them is judged.
+        tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
 
         Args:
             query: the text that was searched for.

@@ -166,7 +166,7 @@ def _calibrate(opened: Opened, writer: Writer) -> None:
     known = Manifest.settled(opened.path, writer)
     found = None
     if opened.derived.mirror is None:
-        encode = partial(opened.for_queries.encode, kind="query")
+        encode = partial(opened.for_queries.encode, side="query")
         found = calibrate(writer, opened.derived, encode, known.fingerprint, known.words_share)
     calibration = None if found is None else asdict(found)
     if calibration != known.calibration:

@@ -156,9 +156,8 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
         vectors: the documents' vectors, of shape (N, n).
         recipe: the settings.
         encoder: whose device computes.
-        clustering_number: which clustering of the run this is; its seed is the recipe's plus this number. That after an
-            epoch has the epoch's number, the first one 0, and that of the weights to return one more than there are
-            epochs.
+        clustering_number: 0 for the first clustering of a run, e for that after epoch e, epochs + 1 for that of the
+            weights to return; added to the recipe's seed.
     """
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
@@ -190,13 +189,13 @@ def _optimise(run: TrainingRun, progress: bool) -> bool:
     trainer, counters = run.trainer, run.counters
     title, pair_count = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
     with progress_bar(title, pair_count, "pairs", show=progress) as advance:
-        advance(min(pair_count, counters.steps_done * trainer.recipe.batch_size))
+        advance(min(pair_count, counters.steps_in_epoch * trainer.recipe.batch_size))
         for losses, count in trainer.steps(counters):
             if not np.isfinite(losses["total"]):
                 logger.warning(
                     "the loss is %s at step %d (epoch %d): training stops and keeps the best encoder so far; "
                     "try a lower learning_rate",
-                    *(losses["total"], counters.step + 1, counters.epoch + 1),
+                    *(losses["total"], counters.steps_in_all + 1, counters.epoch + 1),
                 )
                 return False
             advance(count)
@@ -235,10 +234,11 @@ def _encode_and_cluster(
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's present weights.
 
-    `clustering_number` is that of `cluster_corpus`, and names the folder of the vectors too.
+    `clustering_number` is that of `cluster_corpus`, and names the folder of the vectors too. Vectors that a killed run
+    left there may be of weights that differ in the last digits, where other processes add up in another order.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
-    vectors = encode_corpus(trainer.encoder, trainer.corpus, place, progress=None)
+    vectors = encode_corpus(trainer.encoder, trainer.corpus, place, replace=True, progress=None)
     return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, clustering_number)
 
 

@@ -57,7 +57,8 @@ def with_companions(
     encoder_was_trained = recipe.train != "companion"
     devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
     vectors_folder = run_folder and run_folder / "encoded"
-    vectors = encode_corpus(encoder, corpus, vectors_folder, progress=progress and not encoder.begins_with_table)
+    shown = progress and not encoder.begins_with_table
+    vectors = encode_corpus(encoder, corpus, vectors_folder, replace=True, progress=shown)
     companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
     accompanied = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
     vectors = _vectors_beside(corpus, accompanied.encoder, vectors)
@@ -85,10 +86,10 @@ def with_companions(
 def _companions(
     corpus: Corpus, encoder: Encoder, tables: list[Encoder], measured: np.ndarray, recipe: Recipe
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """Return the companions to use, and those to choose their share by, whose words do not know the measured documents.
+    """Return the companions to use, and the same with words learnt without the measured documents, to choose by.
 
-    That goes for words in every case, also where training leaves no document out: words that know a document find the
-    queries that are made of it.
+    Words that know a document find the queries that are made of it, so the measured documents are left out with
+    `--no-hold-out` too.
     """
 
     def word_table(without: np.ndarray) -> list[Encoder]:

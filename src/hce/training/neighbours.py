@@ -37,7 +37,7 @@ def neighbours_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np
     Args:
         tree: the tree of all documents.
         vectors: the documents' vectors, of shape (N, n).
-        count: how many neighbours each document has.
+        count: how many neighbours at most.
         held_out: positions of documents that are nobody's neighbours.
 
     Returns:

@@ -37,8 +37,8 @@ from hce.tree.hierarchy import Hierarchy
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """What the masks compare documents by. A batch has one axis (G,), sampled negatives two (B, S).
+class ComparedDocuments:
+    """Documents as masks compare them: those of a batch have one axis (G,), sampled negatives two (B, S).
 
     Attributes:
         positions: In the corpus, −1 for unknown, of shape (G,) or (B, S).
@@ -65,12 +65,12 @@ class Positions(NamedTuple):
     known: Tensor
 
 
-def same(own_numbers: Tensor, numbers: Tensor) -> Tensor:
+def same(own_values: Tensor, values: Tensor) -> Tensor:
     """Mark candidates of the row's own position or group: (B,) with (G,) or (B, S) → (B, G) or (B, S).
 
     What is below 0 is "unknown" and equals nothing, not even itself.
     """
-    return (own_numbers[:, None] == numbers) & (own_numbers[:, None] >= 0)
+    return (own_values[:, None] == values) & (own_values[:, None] >= 0)
 
 
 @torch.no_grad()
@@ -80,7 +80,11 @@ def near_duplicates(own_vectors: Tensor, vectors: Tensor, margin: float) -> Tens
 
 
 def false_negatives(
-    positives: Candidates, candidates: Candidates, *, known: Tensor | None = None, margin: float | None = None
+    positives: ComparedDocuments,
+    candidates: ComparedDocuments,
+    *,
+    known: Tensor | None = None,
+    margin: float | None = None,
 ) -> Tensor:
     """Mark candidates that are no true negatives of the row's query, for any of the reasons we know of.
 
@@ -245,9 +249,9 @@ class HCELoss(nn.Module):
         first_known = 1 + sampled_count
         return Positions(labels[:, 0], labels[:, 1:first_known], labels[:, first_known:])
 
-    def _documents(self, positions: Tensor, vectors: Tensor) -> Candidates:
+    def _documents(self, positions: Tensor, vectors: Tensor) -> ComparedDocuments:
         groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
-        return Candidates(positions, groups, vectors.detach())
+        return ComparedDocuments(positions, groups, vectors.detach())
 
     def _levels(self, positions: Tensor, known: Tensor) -> list[BatchLevel]:
         several = known if known.shape[1] > 1 else None  # one is the document itself
@@ -262,7 +266,7 @@ class HCELoss(nn.Module):
         ]
 
     def _sampled(
-        self, columns: Sequence[Tensor], positions: Tensor, positives: Candidates, known: Tensor
+        self, columns: Sequence[Tensor], positions: Tensor, positives: ComparedDocuments, known: Tensor
     ) -> Sequence[Sampled | None]:
         count = self.document_loss_count
         if not columns:
@@ -277,7 +281,7 @@ class HCELoss(nn.Module):
         parts = zip(vectors.chunk(count, dim=1), forbidden.chunk(count, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
 
-    def _in_batch(self, queries: Tensor, documents: Tensor, positives: Candidates, known: Tensor) -> InBatch:
+    def _in_batch(self, queries: Tensor, documents: Tensor, positives: ComparedDocuments, known: Tensor) -> InBatch:
         if not self.gather_across_devices or process_count() == 1:
             return InBatch(forbidden_batch=false_negatives(positives, positives, known=known, margin=self.margin))
         everyones = self._documents(gather(positives.positions), gather(documents.detach()))  # (G,)

@@ -65,7 +65,7 @@ class InverseCloze:
         corpus: the documents.
         positions: which of them to draw from; others are kept out of training.
         lengths: span lengths, one drawn for each pair; the paper has 64 tokens.
-        offsets: where what spans are counted in begins and ends in a text; by default words and marks.
+        offsets: from a text to the begin and end of each unit that `lengths` count; by default words and marks.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
         window: take so many words and marks from the document's start for the document; 0 takes all of it. A

@@ -84,7 +84,7 @@ class TrainingRun:
         }
         facts = {
             "history": [asdict(epoch) for epoch in self.history],
-            "progress": _renamed(asdict(self.counters), steps_done="batch"),
+            "progress": _renamed(asdict(self.counters), steps_in_epoch="batch", steps_in_all="step"),
             "best_metric": self.best_metric,
             "vectors": checkpoints.vectors_folder(self.tree_epoch).name,
             "tree": {"mean_cosines": self.tree.mean_cosines, "facts": self.tree.facts},
@@ -119,7 +119,9 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
     restore_optimizer(trainer.centroid_optimizer, under("centroid_optimizer", tensors), facts["centroid_optimizer"])
     best_weights = {name: tensor.to(trainer.encoder.device) for name, tensor in under("best", tensors).items()}
     history = [checked_fields(Epoch, epoch, may_be_nan=MAY_BE_NAN) for epoch in facts["history"]]
-    counters = checked_fields(Counters, _renamed(facts["progress"], batch="steps_done"), may_be_nan=["sums"])
+    counters = checked_fields(
+        Counters, _renamed(facts["progress"], batch="steps_in_epoch", step="steps_in_all"), may_be_nan=["sums"]
+    )
     best_metric = float(facts["best_metric"])
     return TrainingRun(trainer, tree, vectors, best_weights, best_metric, history, counters, checkpoints)
 

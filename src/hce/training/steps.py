@@ -18,7 +18,7 @@ from transformers.optimization import Adafactor
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import Kind
+from hce.encoding.tables import Side
 from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
 from hce.training.losses import HCESummands, Taught
 from hce.training.negatives import Negatives, way_of_choosing
@@ -38,29 +38,29 @@ class Counters:
 
     Attributes:
         epoch: how many epochs are finished.
-        steps_done: how many steps of the epoch under way; `batch` in checkpoints.
-        step: how many steps in all.
+        steps_in_epoch: how many steps of the epoch under way are done; `batch` in checkpoints.
+        steps_in_all: how many steps of the run are done; `step` in checkpoints.
         sums: of the losses and accuracies of the epoch under way, by name.
     """
 
     epoch: int = 0
-    steps_done: int = 0
-    step: int = 0
+    steps_in_epoch: int = 0
+    steps_in_all: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def record(self, summands: dict[str, float]) -> None:
         """Count a finished step."""
-        self.steps_done += 1
-        self.step += 1
+        self.steps_in_epoch += 1
+        self.steps_in_all += 1
         for name, value in summands.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def close_epoch(self) -> tuple[dict[str, float], list[float]]:
         """Return the epoch's mean losses and accuracies, and begin the next epoch."""
-        means = {name: total / max(self.steps_done, 1) for name, total in self.sums.items()}
+        means = {name: total / max(self.steps_in_epoch, 1) for name, total in self.sums.items()}
         means.pop("total", None)
         accuracy = [means.pop(name) for name in list(means) if name.startswith("accuracy")]
-        self.epoch, self.steps_done, self.sums = self.epoch + 1, 0, {}
+        self.epoch, self.steps_in_epoch, self.sums = self.epoch + 1, 0, {}
         return means, accuracy
 
 
@@ -76,7 +76,7 @@ class _SourceBatch(NamedTuple):
 class _Column(NamedTuple):
     """Texts that are encoded together."""
 
-    kind: Kind
+    side: Side
     texts: list[str]
 
 
@@ -175,12 +175,15 @@ class Trainer:
         """
         self.encoder.model.train()
         streams = [
-            (weight, source, endless(source, self.recipe.batch_size, counters.step)) for weight, source in self.weighted
+            (weight, source, endless(source, self.recipe.batch_size, counters.steps_in_all))
+            for weight, source in self.weighted
         ]
-        while counters.steps_done < self.steps_per_epoch:
-            self._set_learning_rate(counters.step)
-            seed_step(self.recipe.seed, counters.step)  # dropout, so that a continued run draws what it would have
-            seed = [self.recipe.seed, counters.epoch, counters.steps_done]
+        while counters.steps_in_epoch < self.steps_per_epoch:
+            self._set_learning_rate(counters.steps_in_all)
+            seed_step(
+                self.recipe.seed, counters.steps_in_all
+            )  # dropout, so that a continued run draws what it would have
+            seed = [self.recipe.seed, counters.epoch, counters.steps_in_epoch]
             batches = [
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
@@ -218,7 +221,7 @@ class Trainer:
         """Add the gradients of the loss of all embeddings to the parameters, and return the loss."""
         size = self.recipe.chunk_size or max(len(column.texts) for column in columns)
         chunks = [
-            _Column(column.kind, column.texts[start : start + size])
+            _Column(column.side, column.texts[start : start + size])
             for column in columns
             for start in range(0, len(column.texts), size)
         ]
@@ -228,12 +231,12 @@ class Trainer:
 
     def _embed(self, column: _Column) -> Tensor:
         """Encode texts; in chunks, activations are computed anew for backward, and held for one chunk at a time."""
-        features = self.encoder.tokenize(column.texts, column.kind)
+        features = self.encoder.tokenize(column.texts, column.side)
         if not self.recipe.chunk_size:
-            return self.encoder.embed(features, column.kind)
+            return self.encoder.embed(features, column.side)
 
         def embed(given: dict[str, Any]) -> Tensor:
-            return self.encoder.embed(dict(given), column.kind)  # a copy: models put what they compute among features
+            return self.encoder.embed(dict(given), column.side)  # a copy: models put what they compute among features
 
         vectors: Tensor = recomputed(embed, features, use_reentrant=False)  # both times with the same dropout
         return vectors

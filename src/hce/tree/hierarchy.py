@@ -434,7 +434,12 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return documents in order of their node at a level, where each node's start, and each one's rank and node."""
+        """Group the documents by their node at a level.
+
+        Returns:
+            The documents sorted by node, where each node's documents start among these, and of each document its rank
+            within its node, and its node.
+        """
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))
