@@ -24,11 +24,16 @@ class CarriedEncoder:
     """An encoder that one thread at a time uses, since tokenizers are not made for more.
 
     Where it is made of tables, texts are encoded by `Tables`, for which torch need not be imported.
+
+    Args:
+        index_folder: the folder of the index.
+        told: what the manifest tells of the encoder: of the one in force, or of one that stands by.
+        given: the encoder itself, where the caller has it.
     """
 
-    def __init__(self, index_folder: Path, manifest: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
+    def __init__(self, index_folder: Path, told: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index_folder = index_folder
-        self.manifest = manifest
+        self._told = told
         self._model = given
         self._encoder: TextEncoder | None = given
         self._lock = Lock()
@@ -37,6 +42,16 @@ class CarriedEncoder:
     def after_fork(self) -> None:
         """Wait for no thread of the parent, in a process that was just forked."""
         self._lock = Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the encoder, known without loading it."""
+        return self._told.fingerprint
+
+    @property
+    def suffix(self) -> str:
+        """What the names of the encoder's folders end in."""
+        return self._told.suffix
 
     def text_encoder(self) -> TextEncoder:
         """Return what encodes texts, loaded if it was not.
@@ -70,12 +85,12 @@ class CarriedEncoder:
 
     def _loaded(self) -> TextEncoder:
         if self._encoder is None:
-            folder = self.index_folder / self.manifest.encoder_folder
+            folder = self.index_folder / self._told.encoder_folder
             encoder = Tables.read(folder) or self._load_model()
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
-            if file_stamps(folder) != self.manifest.encoder_files and encoder.fingerprint != self.manifest.fingerprint:
+            if file_stamps(folder) != self._told.encoder_files and encoder.fingerprint != self._told.fingerprint:
                 raise FormatError(
-                    f"{folder} is not the encoder that made this index's vectors ({self.manifest.encoder}); "
+                    f"{folder} is not the encoder that made this index's vectors ({self._told.encoder}); "
                     "put that one back or index anew"
                 )
             self._encoder = encoder
@@ -85,7 +100,7 @@ class CarriedEncoder:
     def _load_model(self) -> Encoder:
         from hce.encoding.encoder import Encoder
 
-        return Encoder.load(self.index_folder / self.manifest.encoder_folder)
+        return Encoder.load(self.index_folder / self._told.encoder_folder)
 
 
 def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None:

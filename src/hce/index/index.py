@@ -391,7 +391,7 @@ class Index:
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the encoder that the index has now; a reindexing changes it."""
-        return self._opened.present_encoder().manifest.fingerprint
+        return self._opened.present_encoder().fingerprint
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
@@ -450,7 +450,7 @@ class Index:
         """
         check_mode(mode)
         check_k(k)
-        fingerprint = fingerprint or self._opened.for_queries.manifest.fingerprint
+        fingerprint = fingerprint or self._opened.for_queries.fingerprint
         while True:  # see `hce.index.opened`
             check_deadline()
             with self.reading() as reader, suppress(MomentPassedError):

@@ -311,7 +311,7 @@ class IndexTokens:
         """Return the codes of the texts that an encoder has read; None where none are kept."""
         if not self.are_kept:
             return None
-        folder = token_folder(self.index_folder, encoder.manifest.suffix)
+        folder = token_folder(self.index_folder, encoder.suffix)
         if folder not in self._codes:
             self._codes[folder] = TokenCodes.find(folder)
         return self._codes[folder]
