@@ -95,6 +95,19 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
+def wait_until_free(port: int) -> None:
+    """Wait for a port that connections of a killed server may linger on: its launcher would take the next one."""
+    end = time.monotonic() + 120
+    while True:
+        with closing(socket.socket()) as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                return
+            except OSError:
+                assert time.monotonic() < end, f"port {port} does not become free"
+        time.sleep(0.5)
+
+
 def wait_for(uri: str, process: subprocess.Popen, log: Path) -> None:
     end = time.monotonic() + 120
     while True:
@@ -148,8 +161,10 @@ class RealServer:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
+        wait_until_free(self._port)
         self._server.listen_port = self._port
         self._server.start()
+        assert self._server.listen_port == self._port, "the launcher has taken another port"
         wait_for(self.uri, self._server.server_proc, self._log)
 
     def kill(self) -> None:
