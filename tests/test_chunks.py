@@ -56,7 +56,7 @@ def run(trainer, columns, *, chunk_size, loss_of=in_batch_loss):
 def plain_in_chunks(trainer, columns, size):
     """Compute as `run` does with one graph over all chunks, so that dropout draws chunk by chunk there too."""
     chunks = [
-        _Column(column.kind, column.texts[start : start + size])
+        _Column(column.side, column.texts[start : start + size])
         for column in columns
         for start in range(0, len(column.texts), size)
     ]
