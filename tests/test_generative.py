@@ -316,6 +316,24 @@ def test_every_kind_of_network_is_searched_as_by_brute_force(kind, encoder, bert
     assert float(scores.exp().sum()) <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("kind", ["table", "transformer", "encoder-decoder"])
+def test_texts_are_read_as_if_each_were_alone_and_no_further_than_said(
+    kind, encoder, bert_folder, t5_folder, monkeypatch
+):
+    monkeypatch.setattr(generative, "READ_TOKENS", 8)
+    given = encoder if kind == "table" else Encoder.load(bert_folder if kind == "transformer" else t5_folder)
+    network = network_for(given, atomic_identifiers(3))
+    long = " ".join(f"w{n}" for n in range(1, 30))
+    texts = [long, *TEXTS, long + " w31", "w2 w3"]
+    alone = [network.read([text]) for text in texts]
+    monkeypatch.setattr(generative, "TEXTS_AT_ONCE", 3)
+    together = network.read(texts)
+    for row, one in enumerate(alone):
+        torch.testing.assert_close(together.states[row][together.there[row]], one.states[0][one.there[0]])
+    assert together.there.sum(1).max() == 8
+    assert torch.equal(together.states[0], together.states[-2])  # they differ where neither is read
+
+
 def renamed(encoder, name) -> Encoder:
     encoder.name = str(name)
     return encoder

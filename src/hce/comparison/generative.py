@@ -12,7 +12,7 @@ state (no bias, as in the paper's Sec. 3). There are two kinds:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,8 @@ LAYERS = 2
 FEED_FORWARD = 2  # times the width
 DROPOUT = 0.1
 HEAD_WIDTH = 64
-READ_TOKENS = 64  # of a query, and of what stands for one
+READ_TOKENS = 64  # of a text, whatever reads it
+TEXTS_AT_ONCE = 32  # read by a processor, on which padding takes as long as tokens do
 BEAM = 100
 QUERIES_AT_ONCE = 16
 
@@ -103,14 +104,20 @@ class TransformerReader(TextReader):
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
-        self.encoder = encoder  # tokenises
+        self.prompt = encoder.prompt("query")
         self.transformer: Transformer = deepcopy(encoder.model[0])  # trained, while the encoder stays as it is
+        self.transformer.max_seq_length = min(READ_TOKENS, encoder.model.max_seq_length or READ_TOKENS)
         self.width = int(self.transformer.get_embedding_dimension())
 
     def forward(self, texts: Sequence[str]) -> EncodedTexts:
         """Run the transformer, with the prompt of queries."""
-        features = self.transformer(self.encoder.tokenize(texts, "query"))
-        return EncodedTexts(features["token_embeddings"], features["attention_mask"].bool())
+        return read_by_length(self._read, texts, next(self.parameters()).device)
+
+    def _read(self, texts: list[str], device: torch.device) -> EncodedTexts:
+        tokens = self.transformer.preprocess(texts, prompt=self.prompt, task="query")
+        features = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in tokens.items()}
+        found = self.transformer(features)
+        return EncodedTexts(found["token_embeddings"], found["attention_mask"].bool())
 
 
 class SequenceReader(TextReader):
@@ -124,11 +131,35 @@ class SequenceReader(TextReader):
 
     def forward(self, texts: Sequence[str]) -> EncodedTexts:
         """Run the encoder."""
-        tokens = self.tokenizer(
-            list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
-        ).to(next(self.network.parameters()).device)
+        return read_by_length(self._read, texts, next(self.parameters()).device)
+
+    def _read(self, texts: list[str], device: torch.device) -> EncodedTexts:
+        options = {"padding": True, "truncation": True, "max_length": READ_TOKENS, "return_tensors": "pt"}
+        tokens = self.tokenizer(texts, **options).to(device)
         states = self.network(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
         return EncodedTexts(states.last_hidden_state, tokens["attention_mask"].bool())
+
+
+def read_by_length(
+    read: Callable[[list[str], torch.device], EncodedTexts], texts: Sequence[str], device: torch.device
+) -> EncodedTexts:
+    """Read texts of like length together on a processor, and all at once on a GPU, which has room for the padding.
+
+    Args:
+        read: what reads some of them, on a device.
+        texts: all of them, in any order, which the states have too.
+        device: where.
+    """
+    size = TEXTS_AT_ONCE if device.type == "cpu" else max(1, len(texts))
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    parts = [
+        read([texts[row] for row in order[first : first + size]], device) for first in range(0, len(order), size)
+    ]
+    length = max(part.there.shape[1] for part in parts)
+    states = torch.cat([F.pad(part.states, (0, 0, 0, length - part.there.shape[1])) for part in parts])
+    there = torch.cat([F.pad(part.there, (0, length - part.there.shape[1])) for part in parts])
+    place = torch.tensor(order, device=device).argsort()
+    return EncodedTexts(states[place], there[place])
 
 
 # ----------------------------------------------------------------------------------------------------------- decoders
