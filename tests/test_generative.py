@@ -264,12 +264,30 @@ def test_position_aware_symbols_have_rows_of_their_own():
     assert (Alphabet(5, 3, by_step=True).rows, Alphabet(5, 3).rows) == (15, 5)
 
 
-def test_consistency_is_the_mean_of_both_divergences():
-    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.6, 0.3])
-    by_hand = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
-    logits = [torch.stack([p.log(), p.log(), q.log(), p.log()])] * 2
-    found = nci.divergences(logits, torch.tensor([[0, -1], [1, 2]]))
-    torch.testing.assert_close(found, torch.stack([by_hand, torch.tensor(0.0)]))
+def test_consistency_by_hand():
+    """Two examples, read twice, states of width 2, so that inner products are halved; the second has one step."""
+    codes = torch.tensor([[0, 4], [1, -1], [0, 4], [1, -1]])
+    states = torch.tensor([[2.0, 0], [0, 2], [4, 0], [0, 6]])[:, None].repeat(1, 2, 1)
+    found = nci.consistency(states, codes)
+    scores = [[0.0, 4.0, 0.0], [0.0, 0.0, 6.0], [4.0, 0.0, 0.0], [0.0, 6.0, 0.0]]  # with the other three, in order
+    right = [1, 2, 0, 1]
+    by_hand = [torch.tensor(row).logsumexp(0) - row[place] for row, place in zip(scores, right, strict=True)]
+    torch.testing.assert_close(found, torch.stack(by_hand))  # in the second step only two are left to tell apart
+
+
+def test_nci_learns_from_two_readings_and_their_consistency(encoder, monkeypatch):
+    codes = torch.tensor([[2, 4, 1], [0, 3, -1], [1, -1, -1], [2, 4, 0]])
+    network = network_for(encoder, codes.numpy(), nci.PrefixAwareNetwork, by_step=True)
+    twice, states = codes.repeat(2, 1), network.step_states(network.read(TEXTS * 2), codes.repeat(2, 1))
+    expected = network.losses(network.read(TEXTS), codes) + 0.15 * nci.consistency(states, twice)[:4]
+    torch.testing.assert_close(network.training_losses(TEXTS, codes), expected)  # without dropout, both are the same
+    network.train()
+    monkeypatch.setattr(nci, "CONSISTENCY", 0.0)
+    torch.manual_seed(0)
+    logs = network.losses(network.read(TEXTS * 2), twice)
+    torch.manual_seed(0)
+    torch.testing.assert_close(network.training_losses(TEXTS, codes), logs.view(2, -1).mean(0))
+    assert (logs[:4] - logs[4:]).abs().min() > 0  # and with dropout, they are not
 
 
 def test_both_ways_of_asking_a_text_are_the_same():
@@ -725,6 +743,15 @@ def test_what_is_added_later_takes_no_part_in_training(task):
         assert {each.document_id for each in labels.qrels.judgments()} <= old
     assert set(split.queries) == new
     assert len(split.task.pairs.qrels) == 180
+
+
+def test_a_query_that_names_old_documents_and_new_ones_is_both_theirs(task):
+    ids = task.corpus.ids
+    everything = Labels({"q": Query("q", "w1 w2")}, Qrels([Judgment("q", document_id, 1) for document_id in ids]))
+    split = incremental.split_off(replace(task, pairs=everything, generated=None))
+    new = {document.id for document in split.new}
+    assert split.queries == {document_id: ["w1 w2"] for document_id in new}
+    assert set(split.task.pairs.qrels.positives("q")) == set(ids) - new
 
 
 def test_continual_training_extends_the_head(task):

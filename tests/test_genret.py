@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from itertools import islice
@@ -26,6 +27,7 @@ from hce.comparison.genret import (
     balanced_kmeans,
     build_genret,
     codebook_size,
+    different,
     digits_for,
     document_states,
     groups_of,
@@ -107,7 +109,16 @@ def test_symbols_are_used_alike_even_where_all_prefer_one():
 
 def test_where_scores_are_clear_and_balanced_they_decide():
     assert balanced(torch.eye(6)[[3, 1, 4, 0, 5, 2]]).tolist() == [3, 1, 4, 0, 5, 2]
-    assert balanced(torch.zeros(1, 4)).shape == (1,)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 10**6))
+def test_few_documents_get_different_symbols_the_likeliest_in_all(rows, seed):
+    scores = torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
+    found = different(scores).tolist()
+    ways = itertools.permutations(range(5), rows)
+    best = max(ways, key=lambda way: sum(float(scores[row, symbol]) for row, symbol in enumerate(way)))
+    assert found == list(best)
 
 
 def test_balanced_kmeans_finds_groups_and_their_means():
@@ -127,8 +138,8 @@ def test_means_of_groups_are_taken_away():
 
 
 def test_the_size_of_codebooks_follows_the_corpus():
-    assert [codebook_size(documents) for documents in (1, 5, 50, 200, 1400, 5183, 20958)] == [1, 5, 8, 16, 32, 64, 128]
-    assert codebook_size(320_000) == codebook_size(8_841_823) == 512
+    assert [codebook_size(documents) for documents in (1, 5, 50, 200, 1400, 5183, 20958)] == [1, 5, 8, 16, 64, 128, 256]
+    assert codebook_size(109_739) == codebook_size(8_841_823) == 512
 
 
 # -------------------------------------------------------------------------------------------------------------- losses
@@ -171,17 +182,18 @@ def test_the_loss_is_that_of_the_paper(small, step, quantised):
         def state(text: str, position: int) -> torch.Tensor:
             return network.states(network.read([text]), torch.from_numpy(codes[None, [position]]))[0, 0]
 
-        different = sorted(set(positions.tolist()))
-        d = {position: state(corpus[position].full_text, position) for position in different}
+        distinct = sorted(set(positions.tolist()))
+        d = {position: state(corpus[position].full_text, position) for position in distinct}
         books = [network.head[8 * t : 8 * t + 8] for t in range(step + 1)]
         symbol = dict(
-            zip(different, balanced(torch.stack([books[step] @ d[p][-1] for p in different])).tolist(), strict=True)
+            zip(distinct, balanced(torch.stack([books[step] @ d[p][-1] for p in distinct])).tolist(), strict=True)
         )
         for number, (text, position) in enumerate(zip(examples.texts, positions.tolist(), strict=True)):
             q, own = state(text, position), [*codes[position].tolist(), *([symbol[position]] if quantised else [])]
-            rivals = [other for other in different if codes[other].tolist() == codes[position].tolist()]
+            rivals = [other for other in distinct if codes[other].tolist() == codes[position].tolist()]
             width, right = math.sqrt(network.width), torch.tensor(rivals.index(position))
-            loss = F.cross_entropy(torch.stack([q[-1] @ d[other][-1] / width for other in rivals]), right)
+            batch = torch.stack([q[-1] @ d[other][-1] / width for other in distinct])
+            loss = F.cross_entropy(batch, torch.tensor(distinct.index(position)))
             if quantised:
                 row = books[step][symbol[position]]
                 loss += F.cross_entropy(torch.stack([row @ d[other][-1] for other in rivals]), right)
@@ -247,6 +259,11 @@ def test_next_symbols_are_balanced_among_those_with_the_same_so_far(small, monke
         symbols = next_symbols(network, states, codes, seed=0)
         for rows in (slice(0, 16), slice(16, 24)):
             assert len(set(symbols[rows].tolist())) >= 5  # of 8
+    alone = np.arange(24)[:, None]  # each the only one with its symbols so far
+    with torch.inference_mode():
+        likeliest = network.logits(states, 1, torch.from_numpy(codes)).argmax(1).tolist()
+    assert next_symbols(network, states, alone, seed=0).tolist() == likeliest
+    assert any(likeliest)  # 0 is what a plan without any preference would choose
     assert groups_of(codes).tolist() == [0] * 16 + [1] * 8
     assert groups_of(codes[:, :0]).tolist() == [0] * 24
 

@@ -5,7 +5,8 @@
 - **Hierarchical**: ids are ways down a tree of divisive k-means (k = 10, up to 100 documents in a leaf, numbered in
   their order), written symbol by symbol; a search is a beam search in the trie of all ids.
 
-Both learn two tasks at once: to write a document's id on reading its first 32 tokens, and on reading a query.
+Both learn two tasks at once: to write a document's id on reading its first 32 words (and marks, where the authors count
+tokens), and on reading a query. k-means is by angle.
 """
 
 from __future__ import annotations

@@ -152,9 +152,7 @@ def read_by_length(
     """
     size = TEXTS_AT_ONCE if device.type == "cpu" else max(1, len(texts))
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-    parts = [
-        read([texts[row] for row in order[first : first + size]], device) for first in range(0, len(order), size)
-    ]
+    parts = [read([texts[row] for row in order[first : first + size]], device) for first in range(0, len(order), size)]
     length = max(part.there.shape[1] for part in parts)
     states = torch.cat([F.pad(part.states, (0, 0, 0, length - part.there.shape[1])) for part in parts])
     there = torch.cat([F.pad(part.there, (0, length - part.there.shape[1])) for part in parts])
@@ -378,19 +376,22 @@ class IdNetwork(nn.Module):
         states = self.states(memory, prefixes)[:, :, -1]
         return self.logits(states, prefixes.shape[2], prefixes).log_softmax(-1)
 
-    def step_logits(self, memory: EncodedTexts, codes: Tensor) -> list[Tensor]:
+    def step_states(self, memory: EncodedTexts, codes: Tensor) -> Tensor:
+        """Decode texts' identifiers (B, steps): the state of each step after the true symbols, (B, steps, n)."""
+        return self.states(memory, codes[:, None, :-1])[:, 0]
+
+    def step_logits(self, states: Tensor, codes: Tensor) -> list[Tensor]:
         """Score the symbols of all steps, each after the true ones before it: for each step, of shape (B, size).
 
         Args:
-            memory: the texts.
-            codes: their documents' identifiers, of shape (B, steps).
+            states: of the steps, of shape (B, steps, n).
+            codes: the identifiers, of shape (B, steps).
         """
-        states = self.states(memory, codes[:, None, :-1])[:, 0]  # (B, steps, n)
         return [self.logits(states[:, step], step, codes[:, :step]) for step in range(codes.shape[1])]
 
     def losses(self, memory: EncodedTexts, codes: Tensor) -> Tensor:
         """Return −log p of each text's identifier, of shape (B,): one contrastive loss a step, added up."""
-        return sequence_losses(self.step_logits(memory, codes), codes)
+        return sequence_losses(self.step_logits(self.step_states(memory, codes), codes), codes)
 
     def training_losses(self, texts: Sequence[str], codes: Tensor) -> Tensor:
         """Return what training brings down for each text and its document's identifier (B, steps), of shape (B,)."""

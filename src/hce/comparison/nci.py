@@ -6,10 +6,18 @@ What it changes in hierarchical DSI, whose two tasks it shares:
 - position-aware tokens: the same number is another symbol at each step;
 - the prefix-aware weight-adaptive decoder: a small decoder over the symbols so far gives A_i, and the next symbol is
   scored by the rows of W_i = A_i + W, which so differ from node to node;
-- a consistency loss: each example is read and written twice under other dropout, and the two distributions of every
-  step are drawn together, with weight 0.15.
+- a consistency loss: each example is read and written twice under other dropout, to states z and z′ of every step, and
+  each is to know the other among all states of the step in the batch, with weight α = 0.15:
+
+      L_reg = −log exp(z · z′ / n) / Σ_{z* ≠ z} exp(z · z* / n)
 
 A search follows 100 beams.
+
+A_i + W without the query and inner products divided by the width n are those of the authors' program; their paper
+writes a product of the small decoder's output and W. Here the small decoder has one layer, a quarter as wide (theirs:
+four, as wide), its dropout is drawn once for each way in a batch, symbols that are read and the head have weights of
+their own, clusters are by angle, and a longer id gets no bonus in the beam. In place of ten spans of 64 words, the
+documents' pseudo-queries are those of every other system.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from torch import Tensor, nn
 from hce.comparison.dsi import trained_on_clusters
 from hce.comparison.generative import Alphabet, DecoderLayer, IdNetwork, sequence_losses
 from hce.comparison.task import Built, Task
-from hce.training.losses import precise
+from hce.training.losses import precise, scores_of
 
 BRANCHING, LEAF = 30, 30
 CONSISTENCY = 0.15
@@ -65,26 +73,28 @@ class PrefixAwareNetwork(IdNetwork):
         return super().logits(states, step, prefixes) + extra.view(*states.shape[:-1], -1)
 
     def training_losses(self, texts: Sequence[str], codes: Tensor) -> Tensor:
-        """See `IdNetwork.training_losses`: −log p, the mean of two readings, and how far these lie apart."""
+        """See `IdNetwork.training_losses`: −log p and L_reg, the means of two readings."""
         twice = codes.repeat(2, 1)
-        logits = self.step_logits(self.read([*texts, *texts]), twice)
-        return sequence_losses(logits, twice).view(2, -1).mean(0) + CONSISTENCY * divergences(logits, codes)
+        states = self.step_states(self.read([*texts, *texts]), twice)
+        losses = sequence_losses(self.step_logits(states, twice), twice) + CONSISTENCY * consistency(states, twice)
+        return losses.view(2, -1).mean(0)
 
 
-def divergences(logits: list[Tensor], codes: Tensor) -> Tensor:
-    """Add up over steps the mean of KL(p‖p′) and KL(p′‖p) of two readings, of shape (B,).
+def consistency(states: Tensor, codes: Tensor) -> Tensor:
+    """Add up L_reg over the steps of each reading, of shape (2·B,).
 
     Args:
-        logits: for each step the first readings' scores, then the second ones', of shape (2·B, size).
-        codes: the symbols, of shape (B, steps); steps of padding do not count.
+        states: of the first readings, then of the second ones, of shape (2·B, steps, n).
+        codes: their symbols, of shape (2·B, steps); steps of padding do not count.
     """
-    total = torch.zeros(len(codes), device=codes.device)
-    for step, scores in enumerate(logits):
-        first, second = scores.log_softmax(-1).chunk(2)
-        both = F.kl_div(first, second, reduction="none", log_target=True) + F.kl_div(
-            second, first, reduction="none", log_target=True
-        )
-        total = total + torch.where(codes[:, step] >= 0, both.sum(-1) / 2, 0.0)
+    total = precise(states).new_zeros(len(codes))
+    for step in range(codes.shape[1]):
+        there = (codes[:, step] >= 0).nonzero()[:, 0]
+        rows = states[there, step]
+        scores = scores_of(rows, rows, rows.shape[1])
+        scores = scores.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), -torch.inf)
+        other = torch.arange(len(rows), device=rows.device).roll(len(rows) // 2)
+        total = total.index_add(0, there, F.cross_entropy(scores, other, reduction="none"))
     return total
 
 

@@ -9,7 +9,8 @@ With unit vectors q of a query, p of a document, and x_j of the query of a label
   once, to unit length, and the index is as small as before: p' = λ·p + (1 − λ)·unit(Σ_j Y_jp·x_j).
 
 As in the authors' code, a document's own text counts among the queries that it answers; without that, a document
-nobody asked for yet would only lose. The authors set λ for each collection; here dev queries choose it.
+nobody asked for yet would only lose. The authors set λ for each collection, and k too (16 and 64), and add queries that
+a docT5query wrote; here dev queries choose λ, k is 16, and the labelled queries are all there are.
 """
 
 from __future__ import annotations
@@ -121,9 +122,8 @@ def _known(task: Task) -> _Known:
     labelled = LabelledPairs(task.corpus, *pairs)
     encoder = task.start_encoder(labelled_devset(task.corpus, *dev, task.recipe.dev_pool, task.recipe.seed))
     start = time.perf_counter()
-    documents = encode_corpus(encoder, task.corpus)
-    seconds = time.perf_counter() - start
-    return _Known(encoder, documents, encoder.encode(labelled.texts, "query"), labelled.positives, seconds)
+    documents, queries = encode_corpus(encoder, task.corpus), encoder.encode(labelled.texts, "query")
+    return _Known(encoder, documents, queries, labelled.positives, time.perf_counter() - start)
 
 
 def _chosen(task: Task, known: _Known, with_mix: Callable[[float], Searcher], index_bytes: int) -> Built:

@@ -154,7 +154,7 @@ SYSTEMS: dict[str, System] = {
     ),
     "dsi++": System(
         "dsi-atomic without a tenth of the documents, on which it is then trained along with old ones; unlike DSI++, "
-        "by plain gradients",
+        "by plain gradients, and old ones by their own texts",
         build_continual,
     ),
     "seal": System(

@@ -1,12 +1,15 @@
 """TAS-B (Hofstätter et al. 2021): batches whose queries are about the same topic, so that they are hard for each other.
 
-Queries are clustered once, by the vectors of the encoder that training starts from; a batch is then filled from one
-topic, or from a few where topics are smaller than a batch. This is the paper's topic-aware sampling. Its other half,
-balanced margins and two teachers to distil from, needs a cross-encoder and is left out.
+Queries are clustered once, by the vectors of the encoder that training starts from. Topics are then put one after
+another, each turn in another order, and cut into batches: a batch is of one topic, or of the end of one and the
+beginning of the next. The authors draw a topic and fill a batch from it; so put, each pair comes once a turn. This is
+the paper's topic-aware sampling. Its other half, balanced margins and two teachers to distil from, needs a
+cross-encoder and is left out.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,7 +25,7 @@ from hce.tree.kmeans import spherical_kmeans
 
 
 class TopicBatches:
-    """Labelled pairs in batches of one topic; each pair comes once a turn.
+    """Labelled pairs in batches of one topic, or of few; each pair comes once a turn.
 
     Args:
         pairs: the pairs.
@@ -61,8 +64,11 @@ def build_tas_b(task: Task) -> Built:
     recipe = replace(task.recipe, mode="supervised", tree=False, negatives="none")
     devset = labelled_devset(task.corpus, *dev, recipe.dev_pool, recipe.seed)
     encoder = task.start_encoder(devset)
+    start = time.perf_counter()
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
+    seconds = time.perf_counter() - start
     with encoder.remembering_tokens():
         trained = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
     facts = {"metric": devset.metric_name, "before": trained.history[0].dev, "after": trained.dev}
-    return trained_system(trained, task.corpus, {"mode": recipe.mode, **facts, "words_share": None})
+    built = trained_system(trained, task.corpus, {"mode": recipe.mode, **facts, "words_share": None})
+    return built._replace(training_seconds=built.training_seconds + seconds)

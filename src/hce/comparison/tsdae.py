@@ -3,7 +3,8 @@
 Three words in five of a document are deleted, the rest is encoded to one vector, and a decoder, which shares its
 weights with the encoder, must write the document again from that vector alone. The decoder is thrown away. Steps, batch
 and learning rate are those of all trained systems; and as for all of them, dev chooses how much of the trained weights
-to use. The authors pool by the first token; here the encoder keeps the pooling that it was made for.
+to use, by queries of documents that are held out. The authors pool by the first token; here the encoder keeps the
+pooling that it was made for, and its unit length, and the decoder sees that vector.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def build_tsdae(task: Task) -> Built:
     """Denoise, then keep the best mix of the first and the trained weights."""
     encoder = task.load_encoder()
     recipe = replace(task.recipe, mode="unsupervised")
-    _, devset = sources_and_devset(task.corpus, encoder, LabelSets(), recipe)
+    sources, devset = sources_and_devset(task.corpus, encoder, LabelSets(), recipe)
+    learnt = task.corpus.only(np.setdiff1d(np.arange(len(task.corpus)), sources.held_out))
     start = time.perf_counter()
     first = weights_of(encoder)
-    denoise(encoder, task.corpus, task.recipe, progress=task.progress)
+    denoise(encoder, learnt, task.recipe, progress=task.progress)
     mix = load_best_mix(encoder, first, {task.recipe.epochs: weights_of(encoder)}, devset, task.recipe).mix
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix, "trained": bool(mix)})
 
