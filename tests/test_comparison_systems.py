@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+from hce.comparison import tsdae
 from hce.comparison.bm25 import K1, B, BM25Searcher, ReciprocalRanks, expanded_texts, fused_by_rank
 from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
 from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose, trained
@@ -29,6 +30,7 @@ from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
+from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.state import TrainingRun
 
 SMALL = Recipe(
@@ -149,7 +151,7 @@ class Fixed:
         return np.array([self.vectors[text] for text in texts], dtype=np.float32)
 
 
-def test_pefa_xl_by_hand():
+def test_pefa_xl_by_hand(monkeypatch):
     """Two documents, two known queries, the second answered by the document that is farther from q."""
     documents = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
     queries = np.array([[1.0, 0.0], [0.6, 0.8]], dtype=np.float32)
@@ -160,6 +162,9 @@ def test_pefa_xl_by_hand():
     # q·x is 0.8 and 0.96, both neighbours count, divided by their number
     np.testing.assert_allclose(scores, [[0.5 * 0.8 + 0.5 * (0.8 + 0.96) / 2, 0.5 * 0.6 + 0.5 * 0.96 / 2]], rtol=1e-6)
     assert [hit.id for hit in searcher.search(["q"], 1)[0]] == ["a"]
+    monkeypatch.setattr("hce.comparison.pefa.NEIGHBOURS", 1)
+    scores = searcher.mixed(asked, asked @ documents.T)  # the nearest alone, which both documents answer
+    np.testing.assert_allclose(scores, [[0.5 * 0.8 + 0.5 * 0.96, 0.5 * 0.6 + 0.5 * 0.96]], rtol=1e-6)
 
 
 def test_pefa_xs_by_hand():
@@ -292,6 +297,17 @@ def test_every_system_for_a_static_encoder_builds_and_searches(name, task):
         assert [hit.score for hit in ranked] == sorted((hit.score for hit in ranked), reverse=True)
     assert built.index_bytes > 0
     assert built.training_seconds >= 0
+
+
+def test_tsdae_learns_from_no_document_that_it_chooses_by(bert_folder, concept_corpus, monkeypatch):
+    task = Task(concept_corpus, str(bert_folder), Recipe(train="encoder", epochs=1, batch_size=8, dev_queries=24))
+    learnt: list[str] = []
+    monkeypatch.setattr(tsdae, "denoise", lambda encoder, corpus, recipe, *, progress: learnt.extend(corpus.ids))
+    SYSTEMS["tsdae"].build(task)
+    recipe = replace(task.recipe, mode="unsupervised")
+    sources, _ = sources_and_devset(concept_corpus, task.load_encoder(), LabelSets(), recipe)
+    assert len(sources.held_out) == 24
+    assert set(learnt) == set(concept_corpus.ids) - {concept_corpus.ids[position] for position in sources.held_out}
 
 
 @pytest.mark.parametrize("name", ["simcse", "tsdae"])

@@ -22,6 +22,7 @@ from hce.comparison.genret import (
     POOL,
     STEPS,
     GroupedStream,
+    Tokeniser,
     among,
     balanced,
     balanced_kmeans,
@@ -298,6 +299,27 @@ def test_it_learns_200_documents_by_heart(encoder_folder, monkeypatch):
     assert built.facts["shared_ids"] <= 20
     assert evaluate(built.searcher, *task.pairs, ["R@1"]).means["R@1"] >= 0.95
     assert evaluate(built.searcher, *task.dev, ["R@10"]).means["R@10"] > 0.3  # chance: 0.05
+
+
+def test_identifiers_of_documents_that_are_alike_begin_alike(encoder_folder, monkeypatch):
+    monkeypatch.setattr("hce.comparison.generative.DROPOUT", 0.0)
+    rng = np.random.default_rng(0)
+    topics = np.arange(80) % 8
+    texts = [[f"w{25 * topic + word}" for word in rng.choice(25, size=12, replace=False)] for topic in topics.tolist()]
+    corpus = Corpus.from_documents([Document(f"d{number}", " ".join(text)) for number, text in enumerate(texts)])
+    recipe = replace(TINY, epochs=2, epoch_pairs=30 * 16, batch_size=16)
+    prepared = Prepared.of(Task(corpus, str(encoder_folder), recipe))
+    network = prepared.network(Alphabet(8, STEPS + 2, by_step=True))
+    codes = Tokeniser(prepared, network, size=8, budget=20).learn()
+
+    def share_alike(topics: np.ndarray) -> float:
+        """Of pairs of documents of one topic, return how many have the same first symbol."""
+        same = topics[:, None] == topics
+        np.fill_diagonal(same, val=False)
+        return float((codes[:, None, 0] == codes[:, 0])[same].mean())
+
+    assert share_alike(topics) > 3 * share_alike(rng.permutation(topics))
+    assert np.bincount(codes[:, 0], minlength=8).max() <= 20  # all are used, and none by a quarter
 
 
 def test_a_killed_run_ends_as_it_would_have(encoder_folder, tmp_path, monkeypatch):

@@ -14,7 +14,11 @@ K(d) ⊆ K has the n-grams of document d with an occurrence in d that overlaps n
 weighs more, and C(n, K(d)) the tokens of those of K(d) that weigh more than n. α = 2, β = 0.8, 15 beams and n-grams of
 10 tokens at most are the authors'. As in their program, the query's own n-grams (up to 3 words, where the corpus has
 them) are scored by the language model and belong to K too. P(n) is not smoothed, and all documents are scored, not the
-best 1,500 by rare n-grams alone.
+best 1,500 by rare n-grams alone. Nothing here is of what else their program does: the score of a document's single
+tokens, which it adds by default, twice as many candidates of each step as there are beams, words of the query in both
+cases and without their marks (here they are as they stand between spaces, beginnings of words among them), and titles,
+which it writes by themselves. An occurrence that overlaps one that weighs more is passed over here whether or not that
+one counts itself; in their program, only if it counts.
 
 The authors train BART on pairs of a query and n-grams of its document. This language model is not trained: a causal one
 is shown three queries with their passages, and a seq2seq one is given the query. So it stands for what a language model
