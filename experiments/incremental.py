@@ -28,7 +28,7 @@ from page import Page, Panel, Series, seeds_note, table
 from hce.commands.evaluate import InMode
 from hce.comparison.bench import Bench, keep
 from hce.comparison.bm25 import BM25Searcher
-from hce.comparison.incremental import naming, train_continual, train_incdsi
+from hce.comparison.incremental import train_continual, train_incdsi
 from hce.comparison.systems import SYSTEMS
 from hce.comparison.table import Score
 from hce.comparison.task import Task
@@ -95,7 +95,7 @@ def take_apart(bench: Bench, share: float, seed: int) -> Parts:
     if not all(labels.qrels for labels in asked.values()):
         raise InputError(f"{bench.collection}: no queries of {count:,} new or {len(old):,} old documents to ask")
     corpus = Corpus.from_documents(old, name=f"{bench.collection}, old documents")
-    pairs, dev = (labels and naming(labels, old_ids) for labels in (task.pairs, task.dev))
+    pairs, dev = (labels and labels.among(old_ids) for labels in (task.pairs, task.dev))
     return Parts(replace(task, corpus=corpus, pairs=pairs, dev=dev), new, asked)
 
 

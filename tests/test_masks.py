@@ -71,13 +71,15 @@ def batch_mask(**change):
         ({"known": torch.tensor([[-1, -1], [5, 12], [-1, -1]])}, [[1, 0, 0], [0, 1, 1], [0, 0, 1]]),
         # document 12 has the text of document 11
         ({"documents": {"groups": torch.tensor([0, 1, 1])}}, [[1, 0, 0], [0, 1, 1], [0, 0, 1]]),
+        # query 1 is also answered by another document, which has the text of document 12
+        ({"known_groups": torch.tensor([[-1, -1], [5, 2], [-1, -1]])}, [[1, 0, 0], [0, 1, 1], [0, 0, 1]]),
         # document 12 lies near the positive of query 0
         (
             {"documents": {"vectors": torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.8, 0, 0.6]])}, "margin": 0.7},
             [[1, 0, 1], [0, 1, 0], [0, 0, 1]],
         ),
     ],
-    ids=["itself", "same position", "known", "same text", "near"],
+    ids=["itself", "same position", "known", "same text", "text of a known one", "near"],
 )
 def test_each_mask_in_the_batch(arguments, expected):
     assert batch_mask(**arguments).tolist() == expected

@@ -107,7 +107,7 @@ def test_mined_ones_are_the_nearest_wrong_ones(planted_corpus, planted_tree, pla
     known = [[7, ranked[0, 1]], [100, -1]]
     batch = batch_of(planted_corpus, positions, known)
     drawn = negatives.draw(batch, [0])
-    assert drawn.shape == (2, 0)
+    assert drawn.shape == (2, 22)  # and two that may be right
     chosen = negatives.choose(batch, drawn, torch.from_numpy(planted_vectors[positions]), torch.zeros(0, 32))
     assert chosen.positions.shape == (2, 4)
     for row in range(2):
@@ -143,6 +143,22 @@ def test_near_ones_are_found_through_the_tree(planted_corpus, planted_tree, plan
 
 class Wide(NearNegatives):
     beam = 240
+
+
+@pytest.mark.parametrize("way", [NearNegatives, MinedNegatives])
+def test_what_is_chosen_for_a_part_of_a_batch_is_what_is_chosen_for_the_whole(
+    planted_corpus, planted_tree, planted_vectors, way
+):
+    """As of several processes, each of which has a part."""
+    positions = list(range(0, 240, 6))
+    batch, queries = batch_of(planted_corpus, positions), torch.from_numpy(planted_vectors[positions])
+    negatives = way(planted_corpus, planted_tree, planted_vectors, np.array([3, 4]), 1, RECIPE)
+    drawn = negatives.draw(batch, [0])
+    whole = negatives.choose(batch, drawn, queries, torch.zeros(0, 32)).positions
+    for part in (slice(0, 20), slice(20, 40)):
+        chosen = negatives.choose(batch.rows(part), drawn[part], queries[part], torch.zeros(0, 32)).positions
+        np.testing.assert_array_equal(chosen, whole[part])
+    assert len(np.unique(np.argsort(drawn, axis=1), axis=0)) == 40  # another choice for each query
 
 
 @pytest.mark.parametrize("way", [SiblingNegatives, FreshSiblingNegatives, NearNegatives, MinedNegatives])

@@ -91,6 +91,18 @@ def test_labels_mask_what_they_name(encoder, hierarchy):
     torch.testing.assert_close(again, unmasked)
 
 
+def test_one_further_known_positive_counts_at_the_levels_too(encoder, hierarchy):
+    """However the column `label` is padded."""
+    loss = HCELoss(encoder, hierarchy, temperature=0.1, level_temperature=0.2, level_target="node")
+    ids = [0, 3, 4]
+    narrow, wide, none = (
+        summands_of(loss, encoder, ids, torch.tensor(labels)).level_losses
+        for labels in ([[0, 5], [3, -1], [4, -1]], [[0, 5, -1], [3, -1, -1], [4, -1, -1]], ids)
+    )
+    torch.testing.assert_close(narrow, wide)
+    assert any(one < other for one, other in zip(narrow, none, strict=True))
+
+
 def test_groups_and_margin_mask_in_the_batch(encoder, hierarchy):
     ids = torch.tensor([0, 1, 4])
     queries, documents = vectors(encoder, *([TEXTS[i] for i in ids],) * 2)

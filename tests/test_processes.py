@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import labels_of_concepts
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -23,7 +24,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import _packed, _unpacked, own_rows, share_out, working_together
 from hce.training.co_training import cluster_corpus
-from hce.training.pairs import InverseCloze
+from hce.training.pairs import InverseCloze, LabelledPairs
 from hce.training.recipe import Recipe
 from hce.training.sources import Sources
 from hce.training.steps import Counters, Trainer
@@ -37,10 +38,11 @@ RECIPE = Recipe.for_encoder(
 )
 
 
-def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> dict[str, object]:
-    """Losses of two steps and the weights after them."""
+def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: bool = False) -> dict[str, object]:
+    """Losses of two steps and the weights after them; with labels, negatives are chosen as the queries are encoded."""
     vectors = encode_corpus(encoder, corpus)
-    trainer = Trainer(corpus, encoder, Sources(None, InverseCloze(corpus, lengths=(4,))), recipe)
+    pairs = LabelledPairs(corpus, *labels_of_concepts(60)) if labelled else None
+    trainer = Trainer(corpus, encoder, Sources(pairs, InverseCloze(corpus, lengths=(4,))), recipe)
     trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
     losses = []
     for values, _ in trainer.steps(Counters()):
@@ -81,8 +83,8 @@ def results_of_tasks() -> dict[str, object]:
 def member(rank: int, folder: Path, job: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
-    if job == "steps":
-        result: object = two_steps(corpus, encoder, RECIPE)
+    if job in ("steps", "labelled steps"):
+        result: object = two_steps(corpus, encoder, RECIPE, labelled=job == "labelled steps")
     elif job == "trees":
         result = trees(encode_corpus(encoder, corpus, folder / "vectors"))
     elif job == "tasks":
@@ -111,10 +113,11 @@ def folder(tmp_path, concept_corpus, static_encoder) -> Path:
     return tmp_path
 
 
-def test_two_processes_take_the_steps_of_one(forkserver, folder):
+@pytest.mark.parametrize("job", ["steps", "labelled steps"])
+def test_two_processes_take_the_steps_of_one(forkserver, folder, job):
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
-    alone = two_steps(corpus, encoder, RECIPE)
-    first, second = run_two(forkserver, folder, "steps")
+    alone = two_steps(corpus, encoder, RECIPE, labelled=job == "labelled steps")
+    first, second = run_two(forkserver, folder, job)
     assert first["losses"] == second["losses"]
     for ours, theirs in zip(alone["losses"], first["losses"], strict=True):
         for name, value in ours.items():

@@ -9,6 +9,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,8 +94,10 @@ def test_the_model_folder_is_whole(concept_corpus, static_encoder, tmp_path):
 
 
 def test_no_harm_where_nothing_can_be_learned(concept_corpus, static_encoder):
-    """A learning rate of nearly 0 cannot beat F0, and a huge one destroys it: F0 comes back either way."""
+    """A learning rate of nearly 0 cannot beat F0, which comes back; and whatever a huge one does, none is the worse."""
     before = static_encoder.fingerprint
+    wild = train(concept_corpus, deepcopy(static_encoder), recipe=replace(SMALL, learning_rate=1e6, epochs=1))
+    assert mean_over_kinds(wild.after) >= mean_over_kinds(wild.before)
     result = train(concept_corpus, static_encoder, recipe=replace(SMALL, learning_rate=1e-12, epochs=1))
     assert result.mix == 0
     assert result.encoder.fingerprint == before
@@ -141,11 +144,14 @@ def test_every_option_trains(concept_corpus, static_encoder, changes):
     assert result.history[1].metric != result.history[0].metric  # something moved
     if changes == {"tree": False}:
         assert set(result.history[1].loss) == {"document"}
-        assert not result.history[1].reclustered
-    if changes == {"cotrain": False}:
-        assert not result.history[1].reclustered
     if changes == {"levels": 1}:
         assert set(result.history[1].loss) == {"level_1", "document", "neighbours"}
+
+
+def test_the_corpus_is_clustered_anew_only_in_co_training(concept_corpus, static_encoder):
+    for changes, is_clustered_anew in (({}, True), ({"cotrain": False}, False), ({"tree": False}, False)):
+        result = train(concept_corpus, deepcopy(static_encoder), recipe=replace(SMALL, epochs=3, **changes))
+        assert any(epoch.reclustered for epoch in result.history) == is_clustered_anew, changes
 
 
 def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, concept_labels):
@@ -395,7 +401,13 @@ def run_and_die(folder: Path, model: Path, steps: int) -> None:
 
 
 RESUMED = Recipe.for_encoder(
-    static=False, epochs=2, batch_size=48, learning_rate=1e-3, dev_queries=24, centroid_learning_rate=1e-3
+    static=False,
+    train="encoder",
+    epochs=2,
+    batch_size=48,
+    learning_rate=1e-3,
+    dev_queries=24,
+    centroid_learning_rate=1e-3,
 )
 
 
@@ -522,6 +534,39 @@ def test_generated_queries_are_trained_on_and_not_measured_by(concept_corpus, st
     result = train(concept_corpus, static_encoder, generated=concept_labels, recipe=replace(SMALL, epochs=1))
     assert result.recipe.mode == "joint"
     assert "pseudo-queries" in result.metric
+
+
+def test_nothing_is_learned_of_held_out_documents_from_generated_queries_either(concept_corpus, static_encoder):
+    """Not as answers and so not as negatives; without labels, they are what the weights are chosen by."""
+    ids = concept_corpus.ids
+    queries = {f"g{number}": Query(f"g{number}", f"w{number}") for number in range(len(ids))}
+    generated = Labels(queries, Qrels([Judgment(f"g{number}", each, 1) for number, each in enumerate(ids)]))
+    sources, _ = sources_and_devset(concept_corpus, static_encoder, LabelSets(None, generated, None), SMALL)
+    asked = set(sources.supervised.pairs[:, 1].tolist())
+    assert len(sources.held_out)
+    assert asked == set(range(len(ids))) - set(sources.held_out.tolist())
+    held_out = generated.among({ids[position] for position in sources.held_out.tolist()})
+    with pytest.raises(InputError, match=r"generated queries are all of documents that are held out .*--no-hold-out"):
+        sources_and_devset(concept_corpus, static_encoder, LabelSets(None, held_out, None), SMALL)
+    everywhere, _ = sources_and_devset(
+        concept_corpus, static_encoder, LabelSets(None, generated, None), replace(SMALL, hold_out=False)
+    )
+    assert len(everywhere.supervised) == len(ids)
+
+
+def test_fewer_pairs_than_a_batch_come_as_often_as_is_said(concept_corpus, static_encoder, concept_labels):
+    """Up to eight times an epoch, as long as that is no more than there are documents."""
+    pairs = LabelledPairs(concept_corpus, *concept_labels.only(list(concept_labels.qrels)[:20]))
+    recipe = replace(SMALL, batch_size=64)
+    trainer = Trainer(concept_corpus, static_encoder, Sources(pairs), recipe)
+    turns = min(8, len(concept_corpus) // len(pairs))
+    assert turns > 1
+    assert trainer.steps_per_epoch == turns
+    assert trainer.pairs_per_epoch == turns * len(pairs)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hce.training.steps.process_count", lambda: 65)
+        with pytest.raises(InputError, match="a batch of 64 pairs cannot be shared out to 65 processes; use fewer"):
+            Trainer(concept_corpus, static_encoder, Sources(pairs), recipe)
 
 
 def test_a_better_table_is_not_refitted(concept_corpus, static_encoder):

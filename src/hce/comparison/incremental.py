@@ -44,7 +44,6 @@ from hce.comparison.identifiers import atomic_identifiers
 from hce.comparison.task import Built, Task, hits_of, queries_by_document
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Labels
 from hce.data.text import cut_span, first_words
 from hce.errors import InputError
 from hce.evaluation.runs import Scored
@@ -86,15 +85,16 @@ def _texts_of(document: Document, recipe: Recipe) -> list[str]:
 
 @torch.inference_mode()
 def states_of(network: IdNetwork, texts: Sequence[str]) -> np.ndarray:
-    """Read texts to the state that chooses their document, of shape (texts, n)."""
+    """Read texts to the state that chooses their document, of shape (texts, n); each is read once."""
     network.eval()
     at_once = 16 * QUERIES_AT_ONCE
-    found = []
-    for start in range(0, len(texts), at_once):
-        memory = network.read(texts[start : start + at_once])
+    row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    different, found = list(row_of), []
+    for start in range(0, len(different), at_once):
+        memory = network.read(different[start : start + at_once])
         nothing = torch.empty(len(memory.states), 1, 0, dtype=torch.int64, device=network.device)
         found.append(network.states(memory, nothing)[:, 0, 0].float().cpu().numpy())
-    return np.concatenate(found)
+    return np.concatenate(found)[[row_of[text] for text in texts]]
 
 
 def refuse_known(documents: Sequence[Document], ids: Sequence[str]) -> None:
@@ -321,17 +321,11 @@ def split_off(task: Task) -> Split:
     old = (document for position, document in enumerate(task.corpus) if position not in chosen)
     corpus = Corpus.from_documents(old, name=f"{task.corpus.name}, without those added later")
     new_ids, old_ids = {each.id for each in new}, set(corpus.ids)
-    named = (labels and naming(labels, new_ids) for labels in (task.pairs, task.generated))
-    kept = (labels and naming(labels, old_ids) for labels in (task.pairs, task.dev, task.generated))
+    named = (labels and labels.among(new_ids) for labels in (task.pairs, task.generated))
+    kept = (labels and labels.among(old_ids) for labels in (task.pairs, task.dev, task.generated))
     pairs, dev, generated = (labels if labels and labels.qrels else None for labels in kept)
     without = replace(task, corpus=corpus, pairs=pairs, dev=dev, generated=generated)
     return Split(without, new, queries_by_document(*named))
-
-
-def naming(labels: Labels, ids: set[str]) -> Labels:
-    """Return the queries that have right documents among `ids`, and the judgments of these documents."""
-    there = labels.qrels.among(ids)
-    return Labels(labels.queries, there).only(query_id for query_id in there if there.positives(query_id))
 
 
 def build_incdsi(task: Task) -> Built:

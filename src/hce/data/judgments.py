@@ -150,12 +150,24 @@ class Labels(NamedTuple):
         judgments = (Judgment(query_id, *item) for query_id in chosen for item in self.qrels[query_id].items())
         return Labels({query_id: self.queries[query_id] for query_id in chosen}, Qrels(judgments))
 
+    def among(self, documents: Container[str]) -> Labels:
+        """Return the queries that have right documents among some, and the judgments of these documents alone."""
+        there = self.qrels.among(documents)
+        return Labels(self.queries, there).only(query_id for query_id in there if there.positives(query_id))
+
     def without(self, query_ids: Container[str]) -> Labels:
         """Return the labels of all judged queries but some, such as those that are measured."""
         return self.only(query_id for query_id in self.qrels if query_id not in query_ids)
 
     def joined(self, other: Labels) -> Labels:
-        """Return these labels and others together; no query may be in both."""
+        """Return these labels and others together.
+
+        Raises:
+            InputError: a query is judged in both.
+        """
+        twice = next((query_id for query_id in other.qrels if query_id in self.qrels), None)
+        if twice is not None:
+            raise InputError(f"query {twice!r} is in both sets of queries; give one of them another id")
         return Labels(self.queries | other.queries, Qrels([*self.qrels.judgments(), *other.qrels.judgments()]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import cache, lru_cache
 from typing import Any
 
@@ -25,6 +26,8 @@ IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
 # Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Hiragana, Katakana, Han.
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
+# Ligatures, forms of Arabic letters by their place, full and half width.
+PRESENTED = re.compile(r"[\ufb00-\ufdff\ufe70-\ufeff\uff00-\uffef]+")
 
 
 def terms(text: str, language: str) -> list[str]:
@@ -41,10 +44,18 @@ def terms(text: str, language: str) -> list[str]:
 
 def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
     """Return the terms of what stands between two spaces; no term reaches across one."""
-    return tuple(analyzer(language).analyze(spelled_out(piece)))
+    return tuple(analyzer(language).analyze(spelled_out(piece if piece.isascii() else in_one_form(piece))))
 
 
 _remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces come again
+
+
+def in_one_form(text: str) -> str:
+    """Return a text with each character in its usual form: é as one, and ﬁ or ｆｉ, which are forms of fi, as two.
+
+    Not all that Unicode calls compatible (NFKC) is: that would make one word of "Word™", and 106 of 10⁶.
+    """
+    return unicodedata.normalize("NFC", PRESENTED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
 
 
 def spelled_out(text: str) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ANY_WORD = re.compile(r"\w+")
-WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")  # near what BERT's tokenizer splits first, and the same for all encoders
+# Vowel signs and accents that are characters of their own: part of a word to tantivy, and to Python's \w not.
+COMBINING = "".join(chr(code) for code in range(0x300, 0x1E94B) if unicodedata.category(chr(code))[0] == "M")
+ANY_WORD = re.compile(rf"[\w{COMBINING}]+")
+# Near what BERT's tokenizer splits first, and the same for all encoders.
+WORD_OR_MARK = re.compile(rf"[\w{COMBINING}]+|[^\w\s{COMBINING}]")
 
 
 class Span(NamedTuple):

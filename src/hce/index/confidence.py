@@ -40,7 +40,7 @@ class Calibration:
     Attributes:
         fingerprint: of the encoder whose cosines these are.
         cosine: a hit that has less, and also a lower coverage than below, is no good match.
-        coverage: see `HitCloseness`.
+        coverage: see `HitCloseness`; that of a hit without any of the words is lower than every threshold.
     """
 
     fingerprint: str
@@ -54,7 +54,7 @@ class Calibration:
 
     def is_good(self, found: HitCloseness) -> bool:
         """Tell whether a best hit is a good match."""
-        return found.cosine >= self.cosine or found.coverage >= self.coverage
+        return found.cosine >= self.cosine or (found.coverage > 0 and found.coverage >= self.coverage)
 
 
 class HitCloseness(NamedTuple):

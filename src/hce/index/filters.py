@@ -262,7 +262,9 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
     # numbers, infinity included, by which it is told and left out.
     compared = [f"{RANGE[name]} CAST({parameters.add(end)} AS NUMERIC)" for name, end in ends.items()]
     compared.append("<= CAST(9e999 AS NUMERIC)")
-    return lambda value, _: "(" + " AND ".join(f"{value} {each}" for each in compared) + ")"
+    return lambda value, kind: (
+        f"({kind} NOT IN ('true', 'false')" + "".join(f" AND {value} {each}" for each in compared) + ")"
+    )
 
 
 def _wanted(sign: str, value: str) -> dict[str, Any] | list[Any]:

@@ -2,8 +2,9 @@
 
 Scores of both kinds are scaled to 0 … 1 over the candidates of a query, weighted by their shares, and added. Cosines
 are scaled from the worst candidate's to the best one's; BM25 from 0, the score of sharing no word, to the best one's.
-That beat reciprocal ranks on seven of eight collections, and scoring all documents hardly beat scoring 200 candidates
-of each kind (docs/LOG.md).
+The worst is that of the first 200 candidates of each kind, however many are looked at: so whoever asks for more
+documents does not get the first ones in another order. That beat reciprocal ranks on seven of eight collections, and
+scoring all documents hardly beat scoring 200 candidates of each kind (docs/LOG.md).
 
 Where the encoder is a transformer, its tokens then reorder the first hits.
 """
@@ -17,7 +18,7 @@ import numpy as np
 
 from hce.search.words import Words
 
-CANDIDATE_COUNT = 200  # of each kind, at the least
+CANDIDATE_COUNT = 200  # of each kind, at the least; cosines are scaled by these
 SAME = 2e-6  # scores are rounded to six digits before they are compared
 STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
 # Token weights are set here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
@@ -89,16 +90,20 @@ def search_both(
     bm25, word_passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
     place[is_new] = np.arange(len(numbers), len(together))
     bm25[place], word_passages[place] = by_words.scores, by_words.passage_numbers
+    first = np.concatenate([np.arange(min(len(numbers), CANDIDATE_COUNT)), place[:CANDIDATE_COUNT]])
+    low = float(cosines[first].min(initial=1.0))
     if len(by_words.numbers) == candidate_count:  # else these are all that share a word
         unknown = np.ones(len(together), bool)
         unknown[place] = False
         ceiling = float(by_words.scores[-1])  # whatever words did not find has no more
-        rows = _in_question(cosines, bm25, unknown, ceiling, words_share, k)
+        from_meaning, from_words = _scaled_scores(cosines, bm25, words_share, low)
+        most = words_share * ceiling / bm25.max()  # which is not 0: the ceiling is a score
+        rows = _in_question(from_meaning, from_words, unknown, most, k)
         if len(rows):
             rescored = words.among(query, together[rows])
             found, _ = _places(rescored.numbers, together[rows])
             bm25[rows[found]], word_passages[rows[found]] = rescored.scores, rescored.passage_numbers
-    return fuse(together, cosines, bm25, words_share, word_passages).best(len(together) if k is None else k)
+    return fuse(together, cosines, bm25, words_share, word_passages, low).best(len(together) if k is None else k)
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -111,14 +116,12 @@ def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _in_question(
-    cosines: np.ndarray, bm25: np.ndarray, unknown: np.ndarray, ceiling: float, words_share: float, k: int | None
+    from_meaning: np.ndarray, from_words: np.ndarray, unknown: np.ndarray, most: float, k: int | None
 ) -> np.ndarray:
-    """Return the rows whose BM25 score is unknown (at most `ceiling`) and could still bring them among the k best."""
-    if k is None or k >= len(cosines):
+    """Return the rows to which words give something unknown, up to `most`, which may bring them among the k best."""
+    if k is None or k >= len(unknown):
         return np.flatnonzero(unknown)
-    from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
     kth = np.partition(from_meaning + from_words, -k)[-k]
-    most = words_share * ceiling / bm25.max()  # which is not 0: the ceiling is a score
     return np.flatnonzero(unknown & (from_meaning + most >= kth - SAME))
 
 
@@ -128,6 +131,7 @@ def fuse(
     bm25: np.ndarray,
     words_share: float,
     word_passages: np.ndarray | None = None,
+    low: float | None = None,
 ) -> Ranked:
     """Rank candidates by both kinds of scores; ties go by number.
 
@@ -141,17 +145,21 @@ def fuse(
         bm25: the documents' BM25 scores, 0 where no word is shared, of shape (m,).
         words_share: the weight of words in the sum, from 0 to 1.
         word_passages: the numbers of the passages that got the BM25 scores, of shape (m,); by default, none did.
+        low: the cosine that gives nothing, as does any below; by default that of the worst candidate.
     """
-    from_meaning, from_words = _scaled_scores(cosines, bm25, words_share)
+    low = cosines.min(initial=1.0) if low is None else low
+    from_meaning, from_words = _scaled_scores(cosines, bm25, words_share, low)
     order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
     if word_passages is None:
         word_passages = np.zeros(len(numbers), np.int64)
     return Ranked(numbers[order], from_meaning[order], from_words[order], word_passages[order])
 
 
-def _scaled_scores(cosines: np.ndarray, bm25: np.ndarray, words_share: float) -> tuple[np.ndarray, np.ndarray]:
+def _scaled_scores(
+    cosines: np.ndarray, bm25: np.ndarray, words_share: float, low: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Scale both kinds of scores to their shares of the sum."""
-    from_meaning = (1 - words_share) * _scaled(cosines, cosines.min(initial=1.0))
+    from_meaning = (1 - words_share) * _scaled(cosines, low).clip(min=0.0)
     return from_meaning, words_share * _scaled(bm25, 0.0)
 
 

@@ -73,7 +73,7 @@ class Words:
         language: the language whose endings are cut off, one of `LANGUAGES` or "none".
     """
 
-    FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 3"  # type: ignore[attr-defined]
+    FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 4"  # type: ignore[attr-defined]
 
     def __init__(self, folder: Path, language: str, private: ScratchFolder | None = None) -> None:
         self.language = checked_language(language)
@@ -208,8 +208,9 @@ class Words:
         The words are those that `matched` looks for, as the query spells them.
         """
         words = _distinct_words(query)
-        counts = [self._texts_having(word) for word in words]
-        idf = inverse_document_frequency(np.array(counts, np.int64), self._searcher.num_docs)
+        counts = np.array([self._texts_having(word) for word in words], np.int64)
+        most = counts.max(initial=self._searcher.num_docs)  # counts are with removed texts until these are merged away
+        idf = inverse_document_frequency(counts, int(most))
         return dict(zip(words, idf.tolist(), strict=True))
 
     def _texts_having(self, word: str) -> int:

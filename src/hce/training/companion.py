@@ -24,7 +24,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import WordTable
 from hce.errors import InputError
-from hce.processes import of_the_first
+from hce.processes import of_the_first, take_weights_of_the_first
 from hce.training.co_training import Learnt, cluster_corpus
 from hce.training.heldout import DevSet, DevVectors, joined_dev_vectors, mean_ndcg, means, pseudo_devset
 from hce.training.recipe import TRANSFORMER, Recipe
@@ -185,7 +185,9 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
     except InputError as error:
         logger.warning("%s; the encoder gets no words of the corpus", error)
         return []
-    return [Encoder.of_word_table(table, device=encoder.device)]
+    words = Encoder.of_word_table(table, device=encoder.device)
+    take_weights_of_the_first(words.model.state_dict().values())
+    return [words]
 
 
 def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:

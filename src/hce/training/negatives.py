@@ -55,7 +55,10 @@ class Negatives:
     recipe: Recipe
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw positions of shape (B, S) before anything is encoded, for the whole batch: every process draws alike."""
+        """Draw positions of shape (B, S), or what `choose` makes them of, before anything is encoded.
+
+        It is drawn for the whole batch, by every process alike; each chooses for its own rows.
+        """
         return np.empty((len(batch.positions), 0), dtype=np.int64)
 
     def texts(self, drawn: np.ndarray) -> list[str]:
@@ -103,21 +106,36 @@ class FreshSiblingNegatives(SiblingNegatives):
 class MinedNegatives(Negatives):
     """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
 
+    @property
+    def count(self) -> int:
+        """How many are chosen for each query."""
+        return self.recipe.negative_count * (self.tree.depth - self.loss_levels)
+
+    @property
+    def pool_size(self) -> int:
+        """From among how many wrong documents."""
+        return max(MINED_FROM, self.count)
+
+    def looked_for(self, batch: Batch) -> int:
+        """Return how many documents to look for near each query; right and held-out ones among them are of no use."""
+        return min(self.pool_size + batch.known.shape[1] + len(self.held_out), len(self.vectors))
+
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return the documents nearest to each query, of shape (B, count), −1 for none; here from among all."""
-        spare = len(self.held_out)  # so many of them may be of no use
-        return nearest(queries, self.vectors, min(count + spare, len(self.vectors)))[0]
+        return nearest(queries, self.vectors, count)[0]
+
+    def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
+        """Draw a number for each document that will be found, of shape (B, found): those of the lowest are chosen."""
+        rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
+        return rng.random((len(batch.positions), self.looked_for(batch)))
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
         """Choose some of the nearest for each document loss, at random."""
-        count = self.recipe.negative_count * (self.tree.depth - self.loss_levels)
-        pool_size = max(MINED_FROM, count)
-        found = self.nearest_documents(queries.float().cpu().numpy(), pool_size + batch.known.shape[1])
+        found = self.nearest_documents(queries.float().cpu().numpy(), self.looked_for(batch))
         right = (found[:, :, None] == batch.known[:, None, :]).any(axis=2)
         wrong = ~right & ~np.isin(found, self.held_out) & (found >= 0)
-        wrong &= np.cumsum(wrong, axis=1) <= pool_size
-        rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
-        order = np.argsort(np.where(wrong, rng.random(found.shape), 2.0), axis=1)[:, :count]
+        wrong &= np.cumsum(wrong, axis=1) <= self.pool_size
+        order = np.argsort(np.where(wrong, drawn, 2.0), axis=1)[:, : self.count]
         chosen = np.where(wrong, found, batch.positions[:, None])
         return super().choose(batch, np.take_along_axis(chosen, order, axis=1), queries, encoded)
 
@@ -126,6 +144,10 @@ class NearNegatives(MinedNegatives):
     """Wrong documents from the leaves that a walk down the tree ends in: far fewer are compared than by mining."""
 
     beam = 4  # leaves that are looked into
+
+    def looked_for(self, batch: Batch) -> int:
+        """Return how many documents to look for under the leaves, where held-out ones are few."""
+        return self.pool_size + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return the nearest documents under the leaves that a walk with a narrow beam ends at."""

@@ -84,17 +84,19 @@ def false_negatives(
     candidates: ComparedDocuments,
     *,
     known: Tensor | None = None,
+    known_groups: Tensor | None = None,
     margin: float | None = None,
 ) -> Tensor:
     """Mark candidates that are no true negatives of the row's query, for any of the reasons we know of.
 
-    Such a candidate is the positive itself, another known positive, has the text of the positive, or (with a margin)
+    Such a candidate is the positive itself, another known positive, has the text of one of them, or (with a margin)
     nearly the vector of the positive. Serves both places: candidates of the batch (G,) and sampled ones (B, S).
 
     Args:
         positives: Each query's document, (B,).
         candidates: The documents to judge, (G,) or (B, S).
         known: Positions of known positives of each query, padded with −1, of shape (B, P).
+        known_groups: Their groups, in the same way.
         margin: Inner product above which a candidate is a near-duplicate; None switches that mask off.
 
     Returns:
@@ -105,6 +107,8 @@ def false_negatives(
         forbidden = forbidden | known_positives(known, candidates.positions)
     if positives.groups is not None and candidates.groups is not None:
         forbidden = forbidden | same(positives.groups, candidates.groups)
+        if known_groups is not None:
+            forbidden = forbidden | known_positives(known_groups, candidates.groups)
     if margin is not None:
         if positives.vectors is None or candidates.vectors is None:
             raise InputError(f"margin={margin} needs the vectors of the positives and of the candidates.")
@@ -250,11 +254,18 @@ class HCELoss(nn.Module):
         return Positions(labels[:, 0], labels[:, 1:first_known], labels[:, first_known:])
 
     def _documents(self, positions: Tensor, vectors: Tensor) -> ComparedDocuments:
-        groups = torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
-        return ComparedDocuments(positions, groups, vectors.detach())
+        return ComparedDocuments(positions, self._groups_of(positions), vectors.detach())
+
+    def _groups_of(self, positions: Tensor) -> Tensor:
+        return torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
+
+    def _forbidden(self, positives: ComparedDocuments, candidates: ComparedDocuments, known: Tensor) -> Tensor:
+        groups = self._groups_of(known)
+        return false_negatives(positives, candidates, known=known, known_groups=groups, margin=self.margin)
 
     def _levels(self, positions: Tensor, known: Tensor) -> list[BatchLevel]:
-        several = known if known.shape[1] > 1 else None  # one is the document itself
+        is_other = (known >= 0) & (known != positions[:, None])
+        several = known if bool(is_other.any()) else None
         return [
             BatchLevel(
                 with_averaged_gradient(centroids),
@@ -277,22 +288,20 @@ class HCELoss(nn.Module):
             )
         vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
         candidates = self._documents(positions, vectors)
-        forbidden = false_negatives(positives, candidates, known=known, margin=self.margin)  # (B, S)
+        forbidden = self._forbidden(positives, candidates, known)  # (B, S)
         parts = zip(vectors.chunk(count, dim=1), forbidden.chunk(count, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
 
     def _in_batch(self, queries: Tensor, documents: Tensor, positives: ComparedDocuments, known: Tensor) -> InBatch:
         if not self.gather_across_devices or process_count() == 1:
-            return InBatch(forbidden_batch=false_negatives(positives, positives, known=known, margin=self.margin))
+            return InBatch(forbidden_batch=self._forbidden(positives, positives, known))
         everyones = self._documents(gather(positives.positions), gather(documents.detach()))  # (G,)
         offset = dist.get_rank() * len(queries)
         return InBatch(
             own_row=torch.arange(offset, offset + len(queries), device=queries.device),
             all_queries=gather(queries),
-            forbidden_batch=false_negatives(positives, everyones, known=known, margin=self.margin),  # (B, G)
-            forbidden_queries=false_negatives(
-                everyones, positives, known=gather(known), margin=self.margin
-            ).T,  # (B, G)
+            forbidden_batch=self._forbidden(positives, everyones, known),  # (B, G)
+            forbidden_queries=self._forbidden(everyones, positives, gather(known)).T,  # (B, G)
         )
 
     def get_config_dict(self) -> dict[str, Any]:

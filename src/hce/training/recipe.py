@@ -266,8 +266,12 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
 
 
 def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
-    """Return how a token table is trained beside a transformer that is trained too: measured by the same documents."""
-    settings = {name: getattr(recipe, name) for name in ("mode", "seed", "dev_queries", "language")}
+    """Return how a token table is trained beside a transformer that is trained too.
+
+    It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
+    """
+    alike = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
+    settings = {name: getattr(recipe, name) for name in alike}
     return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
 
 

@@ -87,6 +87,8 @@ def sources_and_devset(
     held_out = measured if recipe.hold_out else measured[:0]
     supervised = unsupervised = None
     learnable = labelled.joined(generated) if labelled and generated else labelled or generated
+    if learnable is not None and len(held_out):
+        learnable = _of_others(learnable, corpus, held_out)
     if learnable is not None:
         supervised = LabelledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
@@ -110,6 +112,21 @@ def split_labels(labelled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     rng = np.random.default_rng([recipe.seed, 7])
     held = labelled.only(query_ids[index] for index in np.sort(rng.choice(len(query_ids), count, replace=False)))
     return labelled.without(held.qrels), held
+
+
+def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
+    """Return the labels of all documents but those that are held out.
+
+    Raises:
+        InputError: nothing is left of them.
+    """
+    found = labels.among(set(corpus.ids) - {corpus.ids[position] for position in held_out.tolist()})
+    if not found.qrels:
+        raise InputError(
+            f"the {len(labels.qrels)} generated queries are all of documents that are held out to measure by; "
+            "generate more, or train with --no-hold-out"
+        )
+    return found
 
 
 def _without_dev(labelled: Labels, dev: Labels) -> Labels:

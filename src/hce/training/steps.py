@@ -19,6 +19,7 @@ from transformers.optimization import Adafactor
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Side
+from hce.errors import InputError
 from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
 from hce.training.losses import HCESummands, Taught
 from hce.training.negatives import Negatives, way_of_choosing
@@ -112,10 +113,15 @@ class Trainer:
         self.has_supervised_pairs = sources.supervised is not None
         wants_teacher = recipe.tree and recipe.neighbours and self.pseudo is not None and recipe.pseudo == "ict"
         self.teacher = WordTeacher(corpus, recipe.language) if wants_teacher else None
+        if recipe.batch_size < process_count():
+            raise InputError(
+                f"a batch of {recipe.batch_size} pairs cannot be shared out to {process_count()} processes; "
+                "use fewer of these, or a larger batch_size"
+            )
         available = max(len(source) for _, source in self.weighted)
         turns = min(TURNS, max(1, len(corpus) // available))
         wanted = recipe.epoch_pairs or min(len(corpus), turns * available)
-        self.steps_per_epoch = batch_count(wanted, recipe.batch_size)
+        self.steps_per_epoch = batch_count(wanted, min(recipe.batch_size, available))
         self.pairs_per_epoch = self.steps_per_epoch * min(len(self.weighted[0][1]), recipe.batch_size)
         parameters = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
         self.optimizer = new_optimizer(recipe.optimizer, [(parameters, recipe.learning_rate)])
