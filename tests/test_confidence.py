@@ -162,6 +162,10 @@ def test_a_hit_is_good_by_its_cosine_or_by_its_words():
     assert (calibration.cosine, calibration.coverage) == pytest.approx((FARTHEST, FARTHEST / 2))
     verdicts = [calibration.is_good(HitCloseness(*found)) for found in ((0.15, 0.05), (0.3, 0.05), (0.15, 0.2))]
     assert verdicts == [False, True, True]
+    wordless = Calibration.of("encoder", [HitCloseness(0.5, 0.0)] * 50)  # spans without a word of another document
+    assert wordless.coverage == 0
+    verdicts = [wordless.is_good(HitCloseness(*found)) for found in ((0.1, 0.0), (0.5, 0.0), (0.1, 0.1))]
+    assert verdicts == [False, True, True]
 
 
 def test_a_rare_word_counts_for_more():
@@ -171,3 +175,10 @@ def test_a_rare_word_counts_for_more():
     assert list(rarity) == ["Shoe", "red", "unheard"]
     assert 0 < rarity["Shoe"] < rarity["red"] < rarity["unheard"]
     assert words.rarity("…") == {}
+
+
+def test_a_word_of_removed_texts_still_counts_for_something():
+    words = Words.new("english")
+    words.add([(number, "red shoes" if number < 200 else "shoes") for number in range(300)])
+    words.remove(np.arange(150))
+    assert all(value > 0 for value in words.rarity("red shoes").values())

@@ -133,6 +133,16 @@ def test_capped_recall_is_recall_where_positives_are_few(data):
     assert capped == pytest.approx(plain * positives / max(1, min(k, positives)))
 
 
+def test_grades_below_0_are_not_relevant():
+    """Also where a query has no others, with which trec_eval itself would break."""
+    run = {"a": [Scored("d2", 2.0), Scored("d1", 1.0)], "b": [Scored("d3", 1.0)]}
+    below = [Judgment("a", "d1", 1), Judgment("a", "d2", -2), Judgment("b", "d3", -2), Judgment("b", "d4", -1)]
+    at_0 = [each._replace(grade=max(each.grade, 0)) for each in below]
+    found, expected = (score_run(run, Qrels(each), ["nDCG@10", "RR@10", "R@10", "AP"]) for each in (below, at_0))
+    assert found.per_query == expected.per_query
+    assert found.per_query["RR@10"] == {"a": 0.5, "b": 0.0}
+
+
 def test_equal_scores_keep_the_searchers_order():
     report = evaluate(Fixed({"a": ["d5", "d1"], "b": ["d3"], "c": []}), QUERIES, QRELS, ["RR@10", "nDCG@1"])
     assert report.per_query["RR@10"]["a"] == 0.5  # and not 1.0, as breaking ties by name might have it

@@ -93,6 +93,13 @@ def test_more_than_sqlite_takes(conditions, said):
         selected(conditions)
 
 
+def test_true_is_no_number():
+    rows = [{"on": True}, {"on": 1}, {"on": [False, 7]}, {"on": [True]}]
+    assert selected({"on": {"gte": 0}}, *rows) == [2, 3]
+    assert selected({"on": 1}, *rows) == [2]
+    assert selected({"on": True}, *rows) == [1, 4]
+
+
 def test_as_much_as_is_allowed():
     assert selected({f"f{i}": {"gte": 0, "lt": 9} for i in range(MOST_FIELDS)}, {f"f{i}": 1 for i in range(200)}) == [1]
     assert selected({"a": list(range(15_000)), "b": list(range(14_990))}, {"a": 14_999, "b": 14_000}) == [1]

@@ -54,6 +54,16 @@ def test_as_many_of_each_as_before_is_no_growth(index):
     assert grown(index) == ()
 
 
+def test_as_many_of_each_is_no_growth_where_clusters_overlap_either(tmp_path, module_static_encoder):
+    """There, a walk brings many documents to other nodes than clustering did."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{word}" for word in rng.integers(0, 200, 6)) for _ in range(1200)]
+    documents = [Document(str(number), text) for number, text in enumerate(texts)]
+    with Index.create(tmp_path / "index", documents[:600], module_static_encoder, "grow") as index:
+        index.add(documents[600:])
+        assert grown(index) == ()
+
+
 def test_a_handful_is_nothing_to_tell_of(index):
     first, *_ = index
     index.add(near(index, first.id, LEAST_GROWTH - 1, "w190"))

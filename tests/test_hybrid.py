@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,10 +61,22 @@ def expected(index: Index, encoder: Encoder, query: str, k: int, allowed=None) -
     return [documents[row].id for row in np.lexsort((np.arange(len(score)), -score.round(6)))[:k]]
 
 
-def test_a_hybrid_search_is_the_fusion_of_both(index, encoder):
+def test_a_hybrid_search_is_the_fusion_of_both(index, encoder, monkeypatch):
+    monkeypatch.setattr("hce.search.fusion.CANDIDATE_COUNT", 300)
     for query in ("star red w3", "w100 moon", "blue w7 w8 w9"):
-        hits = index.search(query, 150)  # so many that every document is a candidate
+        hits = index.search(query, 150)  # every document is a candidate
         assert [hit.id for hit in hits[:10]] == expected(index, encoder, query, 10)
+
+
+def test_whoever_asks_for_more_gets_the_same_first(index, monkeypatch):
+    monkeypatch.setattr("hce.search.fusion.CANDIDATE_COUNT", 20)
+    for query in ("star red w3", "w100 moon", "blue w7 w8 w9"):
+        first = index.search(query, 10)
+        for k in (11, 60, 240):
+            hits = index.search(query, k)
+            assert [(hit.id, hit.score) for hit in hits[:10]] == [(hit.id, hit.score) for hit in first]
+            assert all(one.score >= other.score - 2e-6 for one, other in pairwise(hits))
+            assert min(min(hit.from_meaning, hit.from_words) for hit in hits) >= 0
 
 
 def test_hybrid_is_the_default_and_explains_itself(index):

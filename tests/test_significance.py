@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 import numpy as np
 import pytest
@@ -173,6 +174,15 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_order_of_queries():
 def test_the_same_system_twice():
     scores = by_query(np.random.default_rng(0).random(40))
     assert compare_paired(scores, scores) == (0.0, 1.0, 0.0, 0.0, 0, 0, 40)
+
+
+def test_rounding_is_no_difference():
+    """A system without seeds beside the mean of three runs that are all the same as it."""
+    scores = {f"q{number}": value for number, value in enumerate(np.random.default_rng(0).random(200).tolist())}
+    means = {query_id: statistics.fmean([value] * 3) for query_id, value in scores.items()}
+    assert means != scores
+    paired = compare_paired(means, scores)
+    assert (paired.better, paired.worse, paired.equal, paired.p) == (0, 0, 200, 1.0)
 
 
 def test_one_query_has_no_interval_and_no_significance():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hce.data.snippets import QueryWords
 from hce.data.terms import analyzer, spelled_out, terms
 from hce.errors import FormatError, InputError
 from hce.search.words import PassageText, Words
@@ -94,11 +95,24 @@ def test_scores_of_given_documents_are_those_of_the_search():
         ("Привет, мир!", "мир", "none"),
         ("café au lait", "CAFÉ", "english"),
         ("version 3.11 of Python", "3.11", "english"),
+        ("cafe\u0301 au lait", "caf\u00e9", "english"),  # é as two characters, and as one
+        ("caf\u00e9 au lait", "cafe\u0301", "english"),
+        ("the \ufb01le in the o\ufb03ce", "office files", "english"),  # ligatures, as in a PDF
+        ("ＡＢＣ １２３", "abc 123", "none"),
+        ("Word™ of 10⁶", "word", "none"),
+        ("தமிழ் மொழி", "மொழி", "tamil"),
+        ("हिन्दी भाषा", "हिन्दी", "none"),
     ],
 )
 def test_scripts_languages_and_identifiers(text, query, language):
     words = of([text, "something else entirely 999"], language)
     assert numbers_of(words, query)[0] == 1
+
+
+@pytest.mark.parametrize(("text", "query"), [("தமிழ் மொழி", "மொழி"), ("हिन्दी भाषा", "हिन्दी"), ("red hat", "hat")])
+def test_matched_words_are_whole_in_any_script(text, query):
+    assert of([text, "something else"], "none").matched(query, [1]) == [(query,)]
+    assert [text[slice(*mark)] for mark in QueryWords(query).marks_in(text)] == [query]
 
 
 def test_a_compound_is_a_word_like_any_other():

@@ -44,7 +44,7 @@ def terms(text: str, language: str) -> list[str]:
 
 def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
     """Return the terms of what stands between two spaces; no term reaches across one."""
-    return tuple(analyzer(language).analyze(spelled_out(piece if piece.isascii() else in_one_form(piece))))
+    return tuple(analyzer(language).analyze(spelled_out(piece)))
 
 
 _remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces come again
@@ -59,7 +59,7 @@ def in_one_form(text: str) -> str:
 
 
 def spelled_out(text: str) -> str:
-    """Prepare a text for a tokenizer that knows words between spaces only.
+    """Prepare a text for a tokenizer that knows words between spaces only, and characters in one form.
 
     An identifier is followed by its parts; a run of a script without spaces becomes its pairs of characters.
 
@@ -68,6 +68,7 @@ def spelled_out(text: str) -> str:
     >>> spelled_out("東京都 in Japan")
     ' 東京 京都  in Japan'
     """
+    text = text if text.isascii() else in_one_form(text)
     text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
     return UNSPACED.sub(lambda found: f" {' '.join(_pairs(found[0]))} ", text)
 

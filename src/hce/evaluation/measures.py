@@ -72,7 +72,11 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
     """
     values = {measure: dict.fromkeys(qrels, 0.0) for measure in measures}
     through = {ir_measures.parse_measure(str(measure)): measure for measure in values if measure.family != CAPPED}
-    judged = {query_id: dict(grades) for query_id, grades in qrels.items()}
+    # Below 0 is not relevant either, and trec_eval's memory breaks where a query has no other grades.
+    judged = {
+        query_id: {document_id: max(grade, 0) for document_id, grade in grades.items()}
+        for query_id, grades in qrels.items()
+    }
     # trec_eval breaks ties by document id; falling ranks in place of scores keep the ranking's own order.
     ranks = {
         query_id: {hit.id: float(len(hits) - rank) for rank, hit in enumerate(hits)}

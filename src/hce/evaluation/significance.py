@@ -81,6 +81,7 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0, *, draws: int = DRAWS) -
             f"{len(a.keys() & b.keys()):,} in common"
         )
     differences = np.array([a[query_id] - b[query_id] for query_id in sorted(a)])
+    differences[np.abs(differences) < ROUNDING] = 0.0  # the mean of three equal numbers need not be that number
     low, high = bootstrap_interval(differences, seed, draws)
     return Paired(
         difference=float(differences.mean()),

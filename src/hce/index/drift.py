@@ -46,6 +46,7 @@ STANDARD_ERRORS = 2.0
 
 REGIONS = 5  # that are told of
 LEAST_GROWTH = 5  # later documents in a region that are worth a line
+WALKED = 10_000  # old documents that are sent down the tree as later ones are
 TEXTS = 300  # of a region, of either kind, whose words are compared
 WORDS = 4
 EXAMPLES = 3
@@ -208,7 +209,7 @@ def measure_drift(
         asked = np.sort(rng.choice(unread, min(len(unread), SPANS), replace=False))
         found = _found(asked, texts(asked), vectors, pool, encode, rng) if len(asked) >= LEAST else None
         cosines = float(cosine.mean()), float(cosine.std())
-        unknown = unknown_share(texts(sample[:SPANS]))
+        unknown = unknown_share(texts(np.sort(rng.choice(sample, min(len(sample), SPANS), replace=False))))
         return Population(len(rows), *cosines, float(astray.mean()), found, len(asked), unknown), leaf
 
     old, _ = look_at(old_rows, held_out)
@@ -302,13 +303,18 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
     if len(later) < LEAST_GROWTH:
         return ()
     hierarchy, kept = tree.hierarchy, np.isin(tree.numbers, reader.numbers())
-    node_of = hierarchy.walk(vectors)[1][:, 0]
-    old_node_of = hierarchy.nodes_at(1)[kept]
+    old, old_node_of = tree.numbers[kept], hierarchy.nodes_at(1)[kept]
+    if not len(old):
+        return ()
     count = hierarchy.node_count(1)
+    node_of = hierarchy.walk(vectors)[1][:, 0]
     added, before = np.bincount(node_of, minlength=count), np.bincount(old_node_of, minlength=count)
-    middles, old = hierarchy.levels[0].centroids, tree.numbers[kept]
+    # Not all documents go to the node that clustering put them under, so old ones are sent down the tree as well.
+    some = np.sort(np.random.default_rng(0).choice(old, min(len(old), WALKED), replace=False))
+    old_ones = np.bincount(hierarchy.walk(reader.vectors_at(some))[1][:, 0], minlength=count)
+    middles = hierarchy.levels[0].centroids
     regions = []
-    for node in _grown(before, added):
+    for node in _grown(old_ones, added):
         inside = node_of == node
         nearest = later[inside][np.argsort(-(vectors[inside] @ middles[node]), kind="stable")]
         old_documents = reader.documents(old[old_node_of == node][:TEXTS].tolist())
@@ -319,11 +325,18 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
     return tuple(regions)
 
 
-def _grown(before: np.ndarray, added: np.ndarray) -> list[int]:
-    """Return the nodes that got more than their share, by more than chance, those with the largest surplus first."""
-    expected = before * (added.sum() / max(1, before.sum()))
+def _grown(old_ones: np.ndarray, added: np.ndarray) -> list[int]:
+    """Return the nodes that got more than their share, by more than chance, those with the largest surplus first.
+
+    Args:
+        old_ones: how many of a sample of old documents a walk brings to each node, of shape (nodes,).
+        added: how many later documents it brings there.
+    """
+    ratio = added.sum() / max(1, old_ones.sum())
+    expected = old_ones * ratio
     surplus = added - expected
-    is_grown = (added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * np.sqrt(np.maximum(expected, 1)))
+    error = np.sqrt(np.maximum(expected, 1) * (1 + ratio))  # of what was added, and of what was expected
+    is_grown = (added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * error)
     nodes = np.flatnonzero(is_grown)
     return nodes[np.argsort(-surplus[nodes], kind="stable")][:REGIONS].tolist()
 
