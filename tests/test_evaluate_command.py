@@ -127,6 +127,20 @@ def test_the_query_itself_is_dropped_unless_kept(run, folder, encoder_folder, pl
     assert kept["nDCG@10"] < values["nDCG@10"]
 
 
+def test_runs_of_unequal_depth_are_compared_to_the_same_depth(run, folder, encoder_folder, tmp_path):
+    run(folder, "-m", encoder_folder, "--run", tmp_path / "deep.trec", "--depth", "200")
+    run(folder, "-m", encoder_folder, "--run", tmp_path / "flat.trec", "--depth", "20")
+    options = ("--measures", "AP", "--depth", "20", "--json")
+
+    def measured(*files) -> dict:
+        return json.loads(run(folder, "--run-file", *files, *options).out)
+
+    both = measured(tmp_path / "deep.trec", "--against-run", tmp_path / "flat.trec")
+    assert both["against"]["paired"]["AP"]["equal"] == 49
+    alone = [measured(tmp_path / name)["measures"]["AP"] for name in ("deep.trec", "flat.trec")]
+    assert alone[0] > alone[1]  # a run that is measured by itself is measured as it is
+
+
 def test_against_another_model_or_run(run, folder, encoder_folder, other_folder, tmp_path):
     run(folder, "-m", other_folder, "--run", tmp_path / "other.trec")
     options = ("-m", encoder_folder, "--measures", "nDCG@10,R@5", "--json")

@@ -130,7 +130,12 @@ def evaluate(
     ),
     run: Annotated[Path | None, typer.Option(help="write the rankings as a TREC run (.gz: compressed)")] = None,
     per_query: Annotated[Path | None, typer.Option(help="write each query's values: a .tsv or .jsonl file")] = None,
-    depth: Annotated[int, typer.Option(help="hits to ask for; a deeper cut-off asks for more", min=1)] = 100,
+    depth: Annotated[
+        int,
+        typer.Option(
+            help="hits to ask for, and to look at in runs that are compared; a deeper cut-off asks for more", min=1
+        ),
+    ] = 100,
     drop_self: Annotated[
         bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
     ] = True,
@@ -169,7 +174,7 @@ def evaluate(
     sources = [_open(model, run_file)._replace(rerank=reranking)]
     if against or against_run:
         sources.append(_open(against, against_run))  # before the work: a wrong one is told of at once
-    systems = [_measured(asked, source) for source in sources]
+    systems = [_measured(asked, source, is_compared=len(sources) > 1) for source in sources]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
     diagnosis = _diagnosis(judged, cast("DenseSearcher", systems[0].searcher), seed) if by_level else None
@@ -252,9 +257,9 @@ def _open(model: str | None, run_file: Path | None) -> Source:
     return Source(model, Index.open(model) if is_index(model) else Encoder.load(model))
 
 
-def _measured(asked: Asked, source: Source) -> Measured:
-    """Measure a run, or what a model or an index finds."""
-    from hce.evaluation.evaluate import rank, score_run
+def _measured(asked: Asked, source: Source, *, is_compared: bool) -> Measured:
+    """Measure a run, or what a model or an index finds; a run that is compared, as deep as what it is compared with."""
+    from hce.evaluation.evaluate import rank, score_run, without_self
 
     qrels, queries, _ = asked.judged
     name, run, searcher = source.name, source.what, None
@@ -262,6 +267,11 @@ def _measured(asked: Asked, source: Source) -> Measured:
         searcher = _searcher(asked, run, source.rerank)
         name = f"{name}, {source.rerank[0].name}" if source.rerank else name
         run = rank(searcher, queries, qrels, asked.depth, drop_self=asked.drop_self)
+    elif is_compared:
+        run = {
+            query_id: (without_self(query_id, hits) if asked.drop_self else hits)[: asked.depth]
+            for query_id, hits in run.items()
+        }
     return Measured(name, run, score_run(run, qrels, asked.measures, drop_self=asked.drop_self), searcher)
 
 

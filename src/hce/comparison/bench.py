@@ -2,8 +2,8 @@
 
 A `Bench` runs the systems one at a time and keeps their results. Each finished system is a file of its own and not run
 again; a training run that was killed goes on from its last checkpoint. A file is named after everything that its
-figures depend on, so that nothing stale is ever shown: other settings, other data or another version of this program
-give it another name.
+figures depend on, so that nothing stale is shown: other settings, other data or another version of this program give it
+another name. What is changed in the program within a version gives it none.
 """
 
 from __future__ import annotations

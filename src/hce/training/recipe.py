@@ -184,7 +184,7 @@ class Recipe:
         """Return the paper's settings, to the letter where it tells, with some replaced; see docs/how-it-works.md.
 
         The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`), which gives
-        the same gradients in less memory.
+        the same gradients, but for what dropout draws, in less memory.
         """
         return cls._of(PAPER, documents, settings)
 
