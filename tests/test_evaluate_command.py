@@ -128,8 +128,8 @@ def test_the_query_itself_is_dropped_unless_kept(run, folder, encoder_folder, pl
 
 
 def test_runs_of_unequal_depth_are_compared_to_the_same_depth(run, folder, encoder_folder, tmp_path):
-    run(folder, "-m", encoder_folder, "--run", tmp_path / "deep.trec", "--depth", "200")
-    run(folder, "-m", encoder_folder, "--run", tmp_path / "flat.trec", "--depth", "2")
+    run(folder, "-m", encoder_folder, "--run", tmp_path / "deep.trec", "--measures", "AP", "--depth", "200")
+    run(folder, "-m", encoder_folder, "--run", tmp_path / "flat.trec", "--measures", "AP", "--depth", "2")
     options = ("--measures", "AP", "--depth", "2", "--json")
 
     def measured(*files) -> dict:
