@@ -34,6 +34,16 @@ def counts(index, field, *arguments):
     return [(each.value, type(each.value), each.documents) for each in index.facets([field], *arguments)[field]]
 
 
+def test_half_a_surrogate_pair_is_no_damage(tmp_path, module_static_encoder):
+    odd = [Document("a", "w1", metadata={"s": "\ud800"}), Document("b", "w2", metadata={"s": "plain"})]
+    with Index.create(tmp_path / "index", odd, module_static_encoder) as index:
+        found = {each.value: each.documents for each in index.facets(["s"])["s"]}
+        assert found.pop("plain") == 1
+        assert len(found) == 1
+        assert all(set(value) == {"\ufffd"} for value in found)
+        assert index.get("a").metadata == {"s": "\ud800"}
+
+
 def test_values_are_counted_by_kind_and_lists_by_element(index):
     assert [(value, documents) for value, _, documents in counts(index, "year")] == [(2001, 2), (2002, 2), ("2001", 1)]
     assert counts(index, "tags") == [("a", str, 3), ("b", str, 1)]

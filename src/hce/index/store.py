@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -438,7 +438,12 @@ class Reader:
             InputError: a filter that is not valid, or a field that no document has.
         """
         query = facet_query(field, conditions, most)
-        rows = self._connection.execute(query.sql, query.parameters).fetchall()
+        # Half a surrogate pair, which JSON may hold and no filter can ask for, is shown as what cannot be read.
+        self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        try:
+            rows = self._connection.execute(query.sql, query.parameters).fetchall()
+        finally:
+            self._connection.text_factory = str
         if not rows:
             self._require_fields(query.fields)
         return [FacetCount(bool(value) if kind == "bool" else value, documents) for value, kind, documents in rows]
