@@ -43,13 +43,20 @@ def labels() -> Labels:
     return labels_of_concepts(80)
 
 
+def as_generated(labels: Labels) -> Labels:
+    """The same queries under other ids."""
+    queries = {f"g-{name}": Query(f"g-{name}", query.text) for name, query in labels.queries.items()}
+    return Labels(queries, Qrels([each._replace(query_id=f"g-{each.query_id}") for each in labels.qrels.judgments()]))
+
+
 @pytest.fixture(scope="module")
 def task(concept_corpus, labels, module_static_encoder, tmp_path_factory) -> Task:
     folder = tmp_path_factory.mktemp("encoder") / "static"
     module_static_encoder.save(folder)
     names = list(labels.qrels)
     return Task(
-        concept_corpus, str(folder), SMALL, labels.only(names[:50]), labels.only(names[50:]), labels.only(names[:20])
+        *(concept_corpus, str(folder), SMALL),
+        *(labels.only(names[:50]), labels.only(names[50:]), as_generated(labels.only(names[:20]))),
     )
 
 

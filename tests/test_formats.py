@@ -112,8 +112,9 @@ def test_words_and_passages(tmp_path):
     """Which came with 0.2.0."""
     formats = Formats.read("0.2.0")
     with Index.open(formats.copy_of_index(tmp_path)) as index:
-        check_hits(formats, index, mode="words")
-        check_hits(formats, index, mode="hybrid")
+        # Words are made anew, since texts are now cut into them in another way, and no longer count what was removed.
+        check_hits(formats, index, 0.2, mode="words")
+        check_hits(formats, index, 0.02, mode="hybrid")
         found = [hit.passage for hit in index.search("roll the dough thin", 3) if hit.id == "book"]
         assert [list(each) for each in found if each] == [each for each in formats.index["passages"] if each] != []
 
