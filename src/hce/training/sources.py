@@ -120,7 +120,8 @@ def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
     Raises:
         InputError: nothing is left of them.
     """
-    found = labels.among(set(corpus.ids) - {corpus.ids[position] for position in held_out.tolist()})
+    named = {judgment.document_id for judgment in labels.qrels.judgments()}
+    found = labels.among(named - {corpus.ids[position] for position in held_out.tolist()})
     if not found.qrels:
         raise InputError(
             f"the {len(labels.qrels)} generated queries are all of documents that are held out to measure by; "
