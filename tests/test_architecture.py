@@ -17,7 +17,7 @@ PACKAGE = Path(hce.__file__).parent
 
 # From the top down; modules of `hce` itself that every package needs come first, those that need every package last.
 ORDER = [
-    *("_version", "errors", "deadline", "progress", "memory", "files", "checksums", "processes", "hosts"),
+    *("_version", "errors", "deadline", "progress", "memory", "contained", "files", "checksums", "processes", "hosts"),
     *("data", "encoding", "tree", "search", "evaluation", "training", "index"),
     *("generation", "comparison", "pages", "web", "integrations"),
     *("demo", "commands", "cli", "__main__"),

@@ -20,13 +20,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from hce.contained import CHECKSUMS as CHECKSUMS
 from hce.errors import FormatError, HceError
 from hce.files import open_atomically, read_json, write_json
 from hce.progress import Advance
 
 logger = logging.getLogger(__name__)
 
-CHECKSUMS = "checksums.json"
 SEAL = "checksum"
 LEFT_OUT = {CHECKSUMS, "README.md"}  # the latter is for people, who may change it as they like
 BYTES_AT_ONCE = 1 << 22

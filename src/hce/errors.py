@@ -24,6 +24,10 @@ class InputError(HceError):
     """A file, a value or an option is not what it has to be."""
 
 
+class OutsideError(InputError):
+    """Something in the folder of an index or a model leads out of it: a link, a pipe, a device."""
+
+
 class WriterBusyError(InputError):
     """Someone else is writing just now; the same call may succeed a little later."""
 

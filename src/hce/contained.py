@@ -1,0 +1,325 @@
+"""Contained: files of an index or a model, opened, listed and deleted without leaving its folder.
+
+A folder may come from a stranger. The path that a user gives may be a link; nothing inside may be a link, a pipe or a
+device. Every reader opens files by `open_file` or `read_bytes`. A library that opens paths itself gets `plain_path`, or
+reads a folder that `check_tree` has passed. Everything that is deleted goes through `delete_file` or `delete_folder`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from hce.errors import FormatError, OutsideError
+
+logger = logging.getLogger(__name__)
+
+MOST_TEXT = 128 << 20  # bytes of JSON or text that is read as a whole
+TEXTS = (".json", ".jsonl", ".txt", ".jinja", ".model")
+CHECKSUMS = "checksums.json"
+
+# O_NONBLOCK: a pipe without a writer is opened at once, and then refused. Windows has none of these flags.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | NO_LINK
+HAS_DIR_FD = os.open in os.supports_dir_fd
+
+# Files that hce and tantivy write into the folders of an index and that no `checksums.json` names, or one that is
+# damaged named.
+OWN_FILE = re.compile(
+    r"(checksums|snapshot|manifest|labels|meta|\.managed)\.json|(arrays|hierarchy|space)\.safetensors|[a-z0-9_]+\.npy"
+    r"|[0-9a-f]{32}\.[a-z.]+|\.tantivy-[a-z]+\.lock|\.?codes-[0-9a-f]{8}(-[0-9]+)?\.sqlite(-journal|\.partial)?"
+)
+
+
+def open_file(path: str | Path, within: str | Path | None = None, *, most: int | None = None) -> BinaryIO:
+    """Open a regular file for reading, by a way that has no link.
+
+    Args:
+        path: the file.
+        within: the folder of the index or model, whose own path may be a link; by default the file's folder.
+        most: bytes that the file may have.
+
+    Raises:
+        OutsideError: the file is a link, a pipe, a device or a folder, or the way to it leads through a link.
+        FormatError: it is larger than `most`.
+        FileNotFoundError: nothing is there.
+    """
+    path = Path(path)
+    found = _require_plain(path, within, stat.S_ISREG)
+    if most is not None:
+        _check_size(path, found, most)
+    try:
+        descriptor = _opened(path, within)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # replaced since it was looked at
+            raise _outside(path, "a link") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _outside(path, "no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: str | Path, within: str | Path | None = None, *, most: int = MOST_TEXT) -> bytes:
+    """Read a regular file as `open_file` opens it."""
+    with open_file(path, within, most=most) as file:
+        content = file.read(most + 1)
+    if len(content) > most:  # it grows while it is read
+        raise FormatError(f"{path}: damaged (more than {most:,} bytes)")
+    return content
+
+
+def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
+    """Return the path of a regular file, for a library that opens it itself; a missing one is for the library to miss.
+
+    Raises:
+        OutsideError: see `open_file`.
+    """
+    is_file(path, within)
+    return Path(path)
+
+
+def is_file(path: str | Path, within: str | Path | None = None) -> bool:
+    """Return whether a regular file is there; False where nothing is.
+
+    Raises:
+        OutsideError: something else is there; see `open_file`.
+    """
+    return _is_there(Path(path), within, stat.S_ISREG)
+
+
+def is_folder(path: str | Path, within: str | Path | None = None) -> bool:
+    """Return whether a folder is there; False where nothing is.
+
+    Raises:
+        OutsideError: something else is there; see `open_file`.
+    """
+    return _is_there(Path(path), within, stat.S_ISDIR)
+
+
+def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
+    """Return the sorted names of what is in a folder; none where there is no folder.
+
+    Raises:
+        OutsideError: the folder is no folder inside of `within`; see `open_file`.
+    """
+    folder = Path(folder)
+    if within is not None and not is_folder(folder, within):
+        return []
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def check_tree(
+    folder: str | Path, within: str | Path | None = None, *, follow: bool = False
+) -> dict[str, os.stat_result]:
+    """Return the files of a folder and below by their path below it, if all of them are regular files.
+
+    Args:
+        folder: of an index, a model, or a part of one.
+        within: see `open_file`; by default the folder may be a link itself.
+        follow: let links to regular files and folders count as what they lead to: in a folder that the user names and
+            hce did not write. Such folders are not looked into.
+
+    Raises:
+        OutsideError: there is a link, a pipe or a device.
+        FormatError: a text is larger than any that hce writes.
+    """
+    folder = Path(folder)
+    if within is not None:
+        is_folder(folder, within)
+    return {path.relative_to(folder).as_posix(): found for path, found in sorted(_walk(folder, follow))}
+
+
+def delete_file(path: str | Path, within: str | Path | None = None) -> None:
+    """Delete a regular file, if it is there.
+
+    Raises:
+        OutsideError: something else is there; see `open_file`.
+    """
+    if is_file(path, within):
+        Path(path).unlink(missing_ok=True)
+
+
+def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
+    """Delete a folder that hce wrote, so that it disappears at once; leave it unchanged if anything else is in it.
+
+    Files of hce are those that a `checksums.json` in the folder names, and those with a name that hce gives.
+
+    Returns:
+        Whether the folder is gone; else a warning says why.
+
+    Raises:
+        OutsideError: it is no folder, or a link is on the way to it; see `open_file`.
+    """
+    path = Path(path)
+    if not is_folder(path, within):
+        return True
+    strange = _strange(path)
+    if strange is not None:
+        logger.warning("%s is left there (%s); move what is yours, then delete the folder", path, strange)
+        return False
+    hidden = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.partial"
+    )  # what a kill leaves, the next write deletes
+    with suppress(OSError):  # another process was faster, or there is no right to
+        path.replace(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
+# ------------------------------------------------------------------------------------------------- the way to a file
+
+
+def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> os.stat_result:
+    """Return what is at a path, reached from `within` through real folders alone."""
+    root = path.parent if within is None else Path(within)
+    names = path.relative_to(root).parts
+    if ".." in names:
+        raise _outside(path, "outside of it")
+    place = root
+    for name in names[:-1]:
+        place /= name
+        above = place.lstat()
+        if not stat.S_ISDIR(above.st_mode):
+            raise _outside(place, _kind(above.st_mode))
+    found = path.lstat() if names else path.stat()
+    if stat.S_ISLNK(found.st_mode) and _is_of_hub(path):
+        found = path.stat()
+    if not is_wanted(found.st_mode):
+        raise _outside(path, _kind(found.st_mode))
+    return found
+
+
+def _is_there(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> bool:
+    try:
+        _require_plain(path, within, is_wanted)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _opened(path: Path, within: str | Path | None) -> int:
+    """Open a file relative to the folder above it, and each folder relative to the one before; follow no link."""
+    root = path.parent if within is None else Path(within)
+    if path.is_symlink() and _is_of_hub(path):
+        return os.open(os.path.realpath(path), READ)
+    if not HAS_DIR_FD:
+        return os.open(path, READ)
+    *above, last = path.relative_to(root).parts
+    place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in above:
+            below = os.open(name, READ | os.O_DIRECTORY, dir_fd=place)
+            os.close(place)
+            place = below
+        return os.open(last, READ, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def _is_of_hub(path: Path) -> bool:
+    """Return whether a link leads to a blob of the hub's cache that it is a part of.
+
+    huggingface_hub keeps a model as snapshots/REVISION/NAME, links to ../../blobs/HASH.
+    """
+    target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    blobs = target.parent
+    return blobs.name == "blobs" and folder.is_relative_to(blobs.parent / "snapshots") and target.is_file()
+
+
+def _walk(folder: Path, follow: bool) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the regular files below a folder, in which others may be writing and deleting meanwhile."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    yield from _walk(path, follow)
+                    continue
+                if stat.S_ISLNK(found.st_mode) and (follow or _is_of_hub(path)):
+                    found = _followed(path)
+                    if stat.S_ISDIR(found.st_mode):
+                        continue
+                if not stat.S_ISREG(found.st_mode):
+                    raise _outside(path, _kind(found.st_mode))
+                if path.suffix in TEXTS:
+                    _check_size(path, found, MOST_TEXT)
+                yield path, found
+
+
+def _followed(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):  # a link to nothing: whoever needs the file misses it
+            raise
+        raise _outside(path, f"a link that leads nowhere ({error.strerror})") from error
+
+
+def _check_size(path: Path, found: os.stat_result, most: int) -> None:
+    if found.st_size > most:
+        raise FormatError(f"{path}: damaged ({found.st_size:,} bytes, where at most {most:,} are expected)")
+
+
+def _outside(path: Path, kind: str) -> OutsideError:
+    why = "hce follows nothing out of an index or a model"
+    if kind in ("a file", "a folder"):
+        why = f"hce writes {'a folder' if kind == 'a file' else 'a file'} there"
+    return OutsideError(f"{path} is {kind}, and {why}; delete it, or restore it from a copy")
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFLNK: "a link",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFREG: "a file",
+    }
+    return kinds.get(stat.S_IFMT(mode), "no regular file")
+
+
+# ------------------------------------------------------------------------------------------------- what hce wrote
+
+
+def _strange(folder: Path) -> str | None:
+    """Say what in a folder hce did not write; None where all of it is hce's."""
+    try:
+        files, device = check_tree(folder), folder.stat().st_dev
+    except (OutsideError, FormatError, OSError) as error:
+        return str(error)
+    listed: set[str] = set()
+    for name in files:
+        place, _, last = name.rpartition("/")
+        if last == CHECKSUMS:
+            listed |= {f"{place}/{each}" if place else each for each in _listed(folder / name)}
+    for name, found in files.items():
+        is_own = name in listed or OWN_FILE.fullmatch(name.rpartition("/")[2])
+        if not is_own or found.st_dev != device:
+            return f"hce did not write {name} in it"
+    return None
+
+
+def _listed(path: Path) -> list[str]:
+    """Return the names that a `checksums.json` lists; none where it is damaged."""
+    try:
+        known = json.loads(read_bytes(path))
+    except (ValueError, RecursionError, FormatError, OSError):
+        return []
+    return list(known) if isinstance(known, dict) else []
