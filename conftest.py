@@ -28,7 +28,7 @@ from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
 from hce.tree.hierarchy import Hierarchy
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[1] / "shared" / "data"
 
 TOPICS = ("star", "cell", "law", "ship")
 KINDS = ("red", "green", "blue")

@@ -19,7 +19,7 @@ from typing import Any
 import hce
 
 DOCS = Path(__file__).parent
-COMMANDS = (
+COMMANDS = (  # the last two need hce-lab
     "",
     "demo",
     "train",

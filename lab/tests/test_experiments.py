@@ -6,9 +6,7 @@ import argparse
 import json
 import math
 import shutil
-import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from xml.etree import ElementTree
 
@@ -16,28 +14,31 @@ import plotly.graph_objects as go
 import pytest
 from conftest import write_concept_dataset
 
-from hce.comparison.bench import Bench
-from hce.comparison.systems import SYSTEMS
-from hce.comparison.table import Comparison, Result
 from hce.data.judgments import Dataset
 from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
 from hce.training.recipe import parsed_settings
-
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-sys.path.insert(0, str(EXPERIMENTS))
-
-import branching  # noqa: E402
-import clustering_cost  # noqa: E402
-import common  # noqa: E402
-import generative  # noqa: E402
-import incremental  # noqa: E402
-import page as pages  # noqa: E402
-import scenarios  # noqa: E402
-import supervised_table  # noqa: E402
-import unsupervised_table  # noqa: E402
+from hce_lab.comparison.bench import Bench
+from hce_lab.comparison.systems import SYSTEMS
+from hce_lab.comparison.table import Comparison, Result
+from hce_lab.experiments import (
+    branching,
+    clustering_cost,
+    common,
+    generative,
+    incremental,
+    scenarios,
+    supervised_table,
+    unsupervised_table,
+)
+from hce_lab.experiments import page as pages
 
 BUDGET = [f"--set={item}" for item in ("epochs=1", "epoch_pairs=32", "batch_size=16", "dev_queries=20")]
+
+
+def name_of(module):
+    """The name by which `python -m hce_lab` runs it."""
+    return module.__name__.rpartition(".")[2]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def launch(folder, encoder, tmp_path, capsys, monkeypatch):
         files = [f"--results={tmp_path / 'runs'}", f"--output={tmp_path / 'results'}"]
         module.main([str(folder), *others, "--encoder", encoder, *files, *options])
         printed = capsys.readouterr()
-        return printed.out, printed.err, (tmp_path / "results" / f"{module.__name__}.md").read_text()
+        return printed.out, printed.err, (tmp_path / "results" / f"{name_of(module)}.md").read_text()
 
     return start
 
@@ -107,17 +108,17 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("module", CASES, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", CASES, ids=lambda module: name_of(module))
 def test_an_experiment_writes_its_page_and_runs_nothing_twice(module, launch, folder, tmp_path):
     out, err, page = launch(module, *CASES[module])
     assert err.count(": done") == RUNS[module] == len(list((tmp_path / "runs").rglob("*.json")))
     assert list((tmp_path / "runs").rglob("*.unfinished")) == []
     assert page.startswith("# ")
-    assert f"$ python experiments/{module.__name__}.py data/concepts --encoder tiny" in page
+    assert f"$ python -m hce_lab {name_of(module)} data/concepts --encoder tiny" in page
     assert str(tmp_path) not in page
     assert str(folder.parent) not in page
     assert rows(page) == rows(out) != []
-    picture = tmp_path / "results" / f"{module.__name__}.svg"
+    picture = tmp_path / "results" / f"{name_of(module)}.svg"
     assert (f"]({picture.name})" in page) == picture.is_file() == (module not in (supervised_table, generative))
     if picture.is_file():
         assert all(trace["y"] for trace in json.loads(picture.read_text())["data"])
@@ -184,7 +185,7 @@ def test_an_index_that_grew_finds_what_one_made_at_once_finds(bench, tmp_path):
 
 
 def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("hce.comparison.incremental.LEAST_STEPS", 5)
+    monkeypatch.setattr("hce_lab.comparison.incremental.LEAST_STEPS", 5)
     parts = incremental.take_apart(bench, 0.1, seed=0)
     small = replace(bench.task.recipe, epochs=1, epoch_pairs=32, batch_size=16)
     for system in ("incdsi", "dsi++"):
@@ -293,7 +294,7 @@ def test_the_command_names_no_place_of_this_machine(monkeypatch):
     options = ["--seeds=3", "--encoder=/models/my encoder", "--splits=test,dev"]
     arguments = parser.parse_args([*files, *settings, *options])
     assert pages.shown_command(parser, arguments) == (
-        "python experiments/x.py data/squad --encoder 'my encoder' --set epochs=1 --set tree=false "
+        "python -m hce_lab x data/squad --encoder 'my encoder' --set epochs=1 --set tree=false "
         "--output docs/results --splits test,dev"
     )
 

@@ -26,11 +26,6 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5Fo
 from typer.testing import CliRunner
 
 from hce.cli import app
-from hce.comparison import dsi, generative, generative_training, identifiers, incremental, nci
-from hce.comparison.generative import Alphabet, IdNetwork, is_encoder_decoder, new_network
-from hce.comparison.generative_training import Prepared, identifier_losses, searcher_of
-from hce.comparison.identifiers import Trie, atomic_identifiers, beam_search, clustered_identifiers, padded
-from hce.comparison.task import Task, queries_by_document
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
@@ -40,6 +35,11 @@ from hce.evaluation.evaluate import evaluate
 from hce.training import state as training_state
 from hce.training.losses import contrastive, scores_of
 from hce.training.recipe import Recipe
+from hce_lab.comparison import dsi, generative, generative_training, identifiers, incremental, nci
+from hce_lab.comparison.generative import Alphabet, IdNetwork, is_encoder_decoder, new_network
+from hce_lab.comparison.generative_training import Prepared, identifier_losses, searcher_of
+from hce_lab.comparison.identifiers import Trie, atomic_identifiers, beam_search, clustered_identifiers, padded
+from hce_lab.comparison.task import Task, queries_by_document
 
 DOCUMENTS = 200
 RECIPE = Recipe(

@@ -15,10 +15,16 @@ from conftest import random_static_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.comparison import genret
-from hce.comparison.generative import Alphabet
-from hce.comparison.generative_training import Examples, Prepared
-from hce.comparison.genret import (
+from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.judgments import Judgment, Labels, Qrels, Query
+from hce.errors import FormatError
+from hce.evaluation.evaluate import evaluate
+from hce.training.recipe import Recipe
+from hce_lab.comparison import genret
+from hce_lab.comparison.generative import Alphabet
+from hce_lab.comparison.generative_training import Examples, Prepared
+from hce_lab.comparison.genret import (
     POOL,
     STEPS,
     GroupedStream,
@@ -40,15 +46,9 @@ from hce.comparison.genret import (
     tokenisation_losses,
     without_means,
 )
-from hce.comparison.identifiers import Trie
-from hce.comparison.systems import SYSTEMS
-from hce.comparison.task import Task
-from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.judgments import Judgment, Labels, Qrels, Query
-from hce.errors import FormatError
-from hce.evaluation.evaluate import evaluate
-from hce.training.recipe import Recipe
+from hce_lab.comparison.identifiers import Trie
+from hce_lab.comparison.systems import SYSTEMS
+from hce_lab.comparison.task import Task
 
 TINY = Recipe(train="encoder", epochs=2, epoch_pairs=32, batch_size=8, span_lengths=(4,), fit_static=False)
 
@@ -289,9 +289,9 @@ def test_only_the_codebook_of_the_step_learns(small):
 
 def test_it_learns_200_documents_by_heart(encoder_folder, monkeypatch):
     """And of other queries, it finds far more than chance would."""
-    monkeypatch.setattr("hce.comparison.generative_training.FRESH_RATE", 0.01)
-    monkeypatch.setattr("hce.comparison.generative_training.KNOWN_RATE", 0.01)
-    monkeypatch.setattr("hce.comparison.generative.DROPOUT", 0.0)
+    monkeypatch.setattr("hce_lab.comparison.generative_training.FRESH_RATE", 0.01)
+    monkeypatch.setattr("hce_lab.comparison.generative_training.KNOWN_RATE", 0.01)
+    monkeypatch.setattr("hce_lab.comparison.generative.DROPOUT", 0.0)
     recipe = replace(TINY, epochs=2, epoch_pairs=100 * 50, batch_size=50, learning_rate=0.01)
     task = random_task(encoder_folder, 200, recipe)
     built = build_genret(task)
@@ -302,7 +302,7 @@ def test_it_learns_200_documents_by_heart(encoder_folder, monkeypatch):
 
 
 def test_identifiers_of_documents_that_are_alike_begin_alike(encoder_folder, monkeypatch):
-    monkeypatch.setattr("hce.comparison.generative.DROPOUT", 0.0)
+    monkeypatch.setattr("hce_lab.comparison.generative.DROPOUT", 0.0)
     rng = np.random.default_rng(0)
     topics = np.arange(80) % 8
     texts = [[f"w{25 * topic + word}" for word in rng.choice(25, size=12, replace=False)] for topic in topics.tolist()]

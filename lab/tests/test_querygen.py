@@ -18,9 +18,9 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import read_generated
 from hce.errors import FormatError, InputError
-from hce.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
-from hce.generation.querygen import Journal, QueryCounts, drawn_documents, generate_queries, own_ranks
 from hce.training.pairs import LabelledPairs
+from hce_lab.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
+from hce_lab.generation.querygen import Journal, QueryCounts, drawn_documents, generate_queries, own_ranks
 
 PASSAGES = ["star red w1 w2 w3", "cell green w40", "law blue w99 w98 w97 w96", "ship"]
 

@@ -19,9 +19,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hce.comparison import seal
-from hce.comparison.bench import compare
-from hce.comparison.seal import (
+from hce.data.corpus import Corpus
+from hce.data.judgments import Dataset
+from hce.errors import InputError
+from hce.evaluation.evaluate import evaluate
+from hce_lab.comparison import seal
+from hce_lab.comparison.bench import compare
+from hce_lab.comparison.seal import (
     SHOWN,
     Author,
     SEALSearcher,
@@ -31,11 +35,7 @@ from hce.comparison.seal import (
     weight,
     write_ngrams,
 )
-from hce.data.corpus import Corpus
-from hce.data.judgments import Dataset
-from hce.errors import InputError
-from hce.evaluation.evaluate import evaluate
-from hce.generation.generator import Generator
+from hce_lab.generation.generator import Generator
 
 SEPARATOR = len(WORDS)
 documents_strategy = st.lists(st.lists(st.integers(4, 8), max_size=7), min_size=1, max_size=6)

@@ -16,14 +16,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from benchmarks.torture import children, damage, inputs, kills, requests
-from benchmarks.torture.faults import Fault
-from benchmarks.torture.samples import documents_of, random_contents, tiny_encoder
-from benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
-from benchmarks.torture.verify import faults_of
 
 from hce.files import write_json
 from hce.index.index import Index
+from hce_lab.benchmarks.torture import children, damage, inputs, kills, requests
+from hce_lab.benchmarks.torture.faults import Fault
+from hce_lab.benchmarks.torture.samples import documents_of, random_contents, tiny_encoder
+from hce_lab.benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
+from hce_lab.benchmarks.torture.verify import faults_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTENTS = random_contents(random.Random(0), [f"d{number}" for number in range(30)], (6,))  # noqa: S311
@@ -50,7 +50,7 @@ def index(made, tmp_path):
 def test_nothing_hurts():
     """`make torture`, with a few trials of each kind."""
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.torture", "--short"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "hce_lab", "torture", "--short"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     *_, together = [line for line in run.stdout.splitlines() if line.startswith("together")]

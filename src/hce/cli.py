@@ -10,36 +10,73 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from hce._version import __version__
 from hce.commands.common import err, harmless, out
-from hce.commands.evaluate import compare, evaluate
-from hce.commands.generate import generate_queries
+from hce.commands.evaluate import evaluate
 from hce.commands.index import add, index, remove, search, status
 from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
 from hce.commands.upkeep import check, rebuild, reindex
 from hce.data.text import is_unicode
-from hce.errors import HceError, InputError, system_reason
+from hce.errors import HceError, InputError, MissingPackageError, system_reason
 from hce.progress import bars_shown
 
+HELP = {"help_option_names": ["-h", "--help"]}
+LABORATORY = ("compare", "generate-queries")
 REPORT_BUGS = "this is a bug in hce; please report it with the lines above and the command you ran"
+
+
+class Commands(TyperGroup):
+    """Our commands, and those that installed packages offer as entry points of the group `hce.commands`.
+
+    Other packages are looked at only where a command is none of ours, or all are listed: looking takes time.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Name our commands, in the order of `hce --help`, then the others."""
+        return [*super().list_commands(ctx), *offered_commands()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command by its name.
+
+        Raises:
+            MissingPackageError: it belongs to the laboratory, which is not installed.
+        """
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        if (offer := offered_commands().get(cmd_name)) is not None:
+            single = typer.Typer(add_completion=False, context_settings=HELP)
+            single.command(cmd_name)(offer.load())
+            return typer.main.get_command(single)
+        if cmd_name in LABORATORY:
+            raise MissingPackageError(f"hce {cmd_name} is in a package of its own; pip install hce-lab")
+        return None
+
+
+def offered_commands() -> dict[str, EntryPoint]:
+    """Return the commands of other installed packages by name."""
+    return {entry.name: entry for entry in sorted(entry_points(group="hce.commands"), key=lambda entry: entry.name)}
+
 
 app = typer.Typer(
     name="hce",
+    cls=Commands,
     help="Adapt a text retriever to your corpus: a tree of the documents and a better encoder, learned together.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 COMMANDS = (
     *(demo, with_recipe(train), report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
-    *(evaluate, compare, generate_queries),
+    evaluate,
 )
 for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there
     app.command()(command)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hce.comparison.bm25 import BM25Searcher
 from hce.data.corpus import Corpus
 from hce.data.docstrings import python_docstrings
 from hce.data.documents import Document
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Report, Searcher, evaluate
+from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
+from hce.search.words import Words
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -38,6 +39,31 @@ NEWCOMER = Document(
     title="teleport(thing, place)",
 )
 QUESTION = "move an object to another place at once"
+
+
+@dataclass(frozen=True)
+class WordSearcher:
+    """BM25 as an index has it, over the documents of a collection.
+
+    Attributes:
+        ids: of the documents.
+        words: of the documents, numbered by their position.
+    """
+
+    ids: Sequence[str]
+    words: Words
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> WordSearcher:
+        """Index the words of a corpus."""
+        words = Words.new()
+        words.add(enumerate(corpus.texts()))
+        return cls(corpus.ids, words)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
+        """Find the k best documents that share a word with each query, best first."""
+        found = (self.words.search(query, k) for query in queries)
+        return [[Scored(self.ids[n], float(score)) for n, score in zip(*each[:2], strict=True)] for each in found]
 
 
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -84,7 +110,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     recipe = Recipe.for_encoder(static=untrained.begins_with_table, documents=len(corpus), seed=seed)
     by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
-        "BM25": BM25Searcher.index(corpus.ids, corpus.texts()),
+        "BM25": WordSearcher.of(corpus),
         "untrained": by_untrained,
         "untrained and words": HybridSearcher.of(by_untrained, corpus),
     }

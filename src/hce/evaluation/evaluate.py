@@ -243,15 +243,16 @@ def evaluate(
 ) -> Report:
     """Search for every judged query and measure the rankings.
 
-    >>> from hce.comparison.bm25 import BM25Searcher
+    >>> from hce.data.documents import Document
     >>> from hce.data.judgments import Judgment
-    >>> searcher = BM25Searcher.index(["a", "b"], ["red shoes", "blue hats"])
-    >>> queries = {"q": Query("q", "a hat that is blue"), "r": Query("r", "socks")}
-    >>> report = evaluate(searcher, queries, Qrels([Judgment("q", "b", 1), Judgment("r", "a", 1)]), ["RR@10"])
+    >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
+    >>> searcher = DenseSearcher.of(Encoder.load("static"), corpus)
+    >>> queries = {"q": Query("q", "blue hats"), "r": Query("r", "red shoes")}
+    >>> report = evaluate(searcher, queries, Qrels([Judgment("q", "b", 1), Judgment("r", "b", 1)]), ["RR@10"])
     >>> report.per_query
-    {'RR@10': {'q': 1.0, 'r': 0.0}}
+    {'RR@10': {'q': 1.0, 'r': 0.5}}
     >>> print(report)
-    RR@10 0.5000
+    RR@10 0.7500
 
     Args:
         searcher: what is measured.

@@ -1,10 +1,10 @@
 """Time, quality, growth and memory of spherical k-means, beside others' on the same vectors in the same run.
 
-python benchmarks/cluster.py compare VECTORS [...]     beside faiss (10 rounds), faiss.SuperKmeans and superkmeans
-python benchmarks/cluster.py growth [VECTORS]          fast mode as the number of rows doubles
-python benchmarks/cluster.py trees VECTORS             whole trees beside their first level alone
-python benchmarks/cluster.py memory --rows 1000000     peak memory on a memory-mapped file made for it
-python benchmarks/cluster.py make VECTORS OUTPUT.npy --rows 1000000      real vectors, recombined
+python -m hce_lab cluster compare VECTORS [...]     beside faiss (10 rounds), faiss.SuperKmeans and superkmeans
+python -m hce_lab cluster growth [VECTORS]          fast mode as the number of rows doubles
+python -m hce_lab cluster trees VECTORS             whole trees beside their first level alone
+python -m hce_lab cluster memory --rows 1000000     peak memory on a memory-mapped file made for it
+python -m hce_lab cluster make VECTORS OUTPUT.npy --rows 1000000      real vectors, recombined
 
 VECTORS is an .npy file, or a corpus, which is then encoded by the static encoder; "fitted:CORPUS" fits that first.
 Without any, vectors are synthetic. "superkmeans" is a package of PyPI (0.2); without it, its lines say so. `compare` is
@@ -313,7 +313,3 @@ def main() -> None:
         trees(arguments.vectors)
     else:
         memory(arguments.rows, arguments.branching)
-
-
-if __name__ == "__main__":
-    main()

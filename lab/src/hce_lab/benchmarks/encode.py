@@ -1,6 +1,6 @@
 """Encoding: MiniLM against sentence-transformers' own `encode`, static against MiniLM, memory, and a known figure.
 
-    python benchmarks/encode.py SCIFACT_FOLDER [LARGE_CORPUS]
+    python -m hce_lab encode SCIFACT_FOLDER [LARGE_CORPUS]
 
 prints ratios measured in one run. The first argument is a BEIR folder (scifact, for the known NDCG@10 of 0.6451),
 the second any corpus to encode with the static encoder while its peak memory is watched.
@@ -86,7 +86,3 @@ def main() -> None:
     texts = [document.full_text for document in Corpus.load(arguments.scifact)[:TEXTS]]
     throughput(texts, minilm, static)
     known_figures(arguments.scifact, minilm, static)
-
-
-if __name__ == "__main__":
-    main()

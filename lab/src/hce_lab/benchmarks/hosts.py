@@ -1,8 +1,8 @@
 """Several hosts on one machine: network namespaces with addresses and names of their own, joined by a bridge.
 
-    sudo python -m benchmarks.hosts equal DOCS --output FOLDER       # 2 and 4 hosts come to what one process comes to:
+    sudo python -m hce_lab hosts equal DOCS --output FOLDER       # 2 and 4 hosts come to what one process comes to:
                                                                      # vectors and tree, a model, an index
-    sudo python -m benchmarks.hosts deaths DOCS --output FOLDER      # one is killed or cut off; the others; --resume
+    sudo python -m hce_lab hosts deaths DOCS --output FOLDER      # one is killed or cut off; the others; --resume
 
 The hosts speak gloo over TCP and share one output folder. `equal` also counts what each of 1, 2 and 4 hosts has to do;
 its processes are forked, so that the libraries are imported once. `deaths` starts `torchrun` on each host, as users do.
@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file
 
-ROOT = Path(__file__).parents[1]
 TRAIN = ("--epochs", "2", "--seed", "1")
 TOLERANCE = 1e-4  # of trained weights: sums over processes are made in another order
 SECONDS_TO_SAY_IT = 60
@@ -98,7 +97,6 @@ class Hosts:
         with log.open("wb") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.names[number], "unshare", "--uts", *named],
-                cwd=ROOT,
                 env=environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -155,7 +153,7 @@ def run_alone(module: Sequence[str], log: Path) -> None:
     """Run a module in one process, on no host in particular."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("ab") as file:
-        subprocess.run([sys.executable, "-m", *module], cwd=ROOT, env=environment, check=True, stdout=file, stderr=file)
+        subprocess.run([sys.executable, "-m", *module], env=environment, check=True, stdout=file, stderr=file)
 
 
 def enter(space: str) -> None:
@@ -439,7 +437,3 @@ def main() -> None:
     source, output = str(Path(given.source).absolute()), given.output.absolute()
     good = equal(source, output, [1, *given.hosts]) if given.what == "equal" else deaths(source, output)
     sys.exit(not good)
-
-
-if __name__ == "__main__":
-    main()

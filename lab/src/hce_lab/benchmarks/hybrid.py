@@ -1,6 +1,6 @@
 """A hybrid search beside a dense one and beside bm25s: median milliseconds of processor time a query, and ratios.
 
-    python benchmarks/hybrid.py DATASET [--model static] [--split test] [--queries 300] [--index FOLDER]
+    python -m hce_lab hybrid DATASET [--model static] [--split test] [--queries 300] [--index FOLDER]
 
 Queries go one by one through `Index.search(text, k=10)`, hits and shared words included; the three take turns.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hce.comparison.bm25 import BM25Searcher
 from hce.data.judgments import Dataset
 from hce.index.index import Index
+from hce_lab.comparison.bm25 import BM25Searcher
 
 TURNS = 3
 
@@ -65,7 +65,3 @@ def main() -> None:
         for name, value in medians.items():
             ratios = f"{value / medians['dense']:6.2f} × dense {value / medians['bm25s']:6.2f} × bm25s"
             print(f"{name:8} {value:7.2f} ms {ratios}")
-
-
-if __name__ == "__main__":
-    main()

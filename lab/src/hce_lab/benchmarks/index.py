@@ -1,6 +1,6 @@
 """The index beside the bare work: adding against encoding, opening against reading, searching against faiss.
 
-    python benchmarks/index.py CORPUS [--encoder static] [--added 10000] [--rounds 5]
+    python -m hce_lab index CORPUS [--encoder static] [--added 10000] [--rounds 5]
 
 Everything is measured in one run, with one thread for tokenising, encoding and comparing, the rivals in turn, and
 printed as ratios of medians. Beside the clock's stands processor time, which other work on the machine disturbs less;
@@ -147,7 +147,3 @@ def main() -> None:
         queries = [" ".join(corpus[i].text.split()[:8]) for i in range(0, len(corpus), step)][: arguments.queries]
         with Index.open(folder / "index") as index:
             searching(index, encoder, queries)
-
-
-if __name__ == "__main__":
-    main()

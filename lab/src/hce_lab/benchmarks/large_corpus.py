@@ -1,8 +1,8 @@
 """A large corpus on one machine: what each command takes in time, memory and disk.
 
-    python benchmarks/large_corpus.py make BEIR-FOLDER... --documents 1000000 --output 1m.jsonl
-    python benchmarks/large_corpus.py run 1m.jsonl --output 1m [--memory 4GB]
-    python benchmarks/large_corpus.py table 10k 100k 1m
+    python -m hce_lab large_corpus make BEIR-FOLDER... --documents 1000000 --output 1m.jsonl
+    python -m hce_lab large_corpus run 1m.jsonl --output 1m [--memory 4GB]
+    python -m hce_lab large_corpus table 10k 100k 1m
 
 `make` recombines the sentences of real collections into short documents, some 180 bytes each: sentences that stood near
 each other, under a title that stood near them, so that documents have topics. The number of different words does not
@@ -370,7 +370,3 @@ def main() -> None:
         run(options.corpus, options.output, options)
     else:
         print(table(options.folders), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """An index on Milvus beside the same index in memory: telling the collection, opening a reader, searching, changing.
 
-    python benchmarks/milvus.py CORPUS --documents 10000,100000 --at PATH.db [--queries-from BEIR-FOLDER --split dev]
-    python benchmarks/milvus.py CORPUS --documents 10000,100000 --at http://HOST:PORT [--data FOLDER] [--output FOLDER]
+    python -m hce_lab milvus CORPUS --documents 10000,100000 --at PATH.db [--queries-from BEIR-FOLDER --split dev]
+    python -m hce_lab milvus CORPUS --documents 10000,100000 --at http://HOST:PORT [--data FOLDER] [--output FOLDER]
 
 CORPUS is anything that `hce index` reads. For each size, the first so many documents are indexed with the engine flat,
 and without tokens, which an index on Milvus has not; a copy of that index moves to Milvus, into a collection of its
@@ -480,7 +480,3 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except BrokenProcessPool:
         sys.exit("error: a process was killed, perhaps for want of memory; give smaller --documents")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """A corpus encoded by one process, by two under torchrun, and by two actors of Ray Data: what each takes.
 
-python benchmarks/ray_encode.py compare DOCS [--encoder minilm] [--documents N]   the same matrix in several ways
-python benchmarks/ray_encode.py deaths DOCS [--chunk 512]                         a process of each is killed midway
+python -m hce_lab ray_encode compare DOCS [--encoder minilm] [--documents N]   the same matrix in several ways
+python -m hce_lab ray_encode deaths DOCS [--chunk 512]                         a process of each is killed midway
 
 DOCS is anything that `hce train` reads. All ways encode the same chunks into one float32 matrix on disk, and their rows
 must be equal to the last bit. Ray's actors write into the matrix where they are ("ray"), or its rows come back through

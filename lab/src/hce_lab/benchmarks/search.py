@@ -1,18 +1,18 @@
 """Engines beside others' indexes: queries a second, what building takes, and what training with the tree changes.
 
-python benchmarks/search.py engines DATASET MODEL [--page PAGE]   ours beside faiss's IVF and HNSW, hnswlib and ScaNN
-python benchmarks/search.py aware DATASET WITH WITHOUT             a model trained with the tree, and one without
-python benchmarks/search.py flat DATASET MODEL                     flat beside IndexFlatIP; float16 and int8
-python benchmarks/search.py trees DATASET MODEL                    a tree grown bottom-up, and one grown top-down
+python -m hce_lab search engines DATASET MODEL [--page PAGE]   ours beside faiss's IVF and HNSW, hnswlib and ScaNN
+python -m hce_lab search aware DATASET WITH WITHOUT             a model trained with the tree, and one without
+python -m hce_lab search flat DATASET MODEL                     flat beside IndexFlatIP; float16 and int8
+python -m hce_lab search trees DATASET MODEL                    a tree grown bottom-up, and one grown top-down
 
 DATASET is a BEIR folder, MODEL a folder written by `hce train` or the name of an encoder. Real documents, real
 queries, one thread; `--documents` puts others in the place of the collection's documents, such as a million by
-benchmarks/large_corpus.py. In the place of MODEL may stand an index: then its encoder, its vectors and its engine, as
-they are on disk, are taken, and `--dtype int8` has faiss's rivals keep what that engine keeps. Recall is the share of
-the exact ten best that is found, by the true scores of what is found; rivals are compared where they reach `--target`.
-Of IVF and tree the centroids are counted as vectors too. Times are of the processor, so that other programs count
-little; rivals take turns, and the ratio is taken in each turn. Bytes are those of the index written to disk. hnswlib
-and scann are packages of PyPI; without one of them, a line says so.
+`large_corpus` here. In the place of MODEL may stand an index: then its encoder, its vectors and its engine, as they
+are on disk, are taken, and `--dtype int8` has faiss's rivals keep what that engine keeps. Recall is the share of the
+exact ten best that is found, by the true scores of what is found; rivals are compared where they reach `--target`. Of
+IVF and tree the centroids are counted as vectors too. Times are of the processor, so that other programs count little;
+rivals take turns, and the ratio is taken in each turn. Bytes are those of the index written to disk. hnswlib and scann
+are packages of PyPI; without one of them, a line says so.
 """
 
 import argparse
@@ -579,7 +579,3 @@ def main() -> None:
         trees(task(options.model))
     else:
         flat(task(options.model), options.turns)
-
-
-if __name__ == "__main__":
-    main()

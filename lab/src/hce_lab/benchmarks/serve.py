@@ -1,6 +1,6 @@
 """The web server: many clients at once beside one bare search, measured in one run.
 
-    python benchmarks/serve.py INDEX [--clients 64] [--searches 20] [--idle 600]
+    python -m hce_lab serve INDEX [--clients 64] [--searches 20] [--idle 600]
 
 starts `hce serve` on the index and lets that many clients search at once, each as fast as it is answered. Beside it
 stand one client alone, and what a search cannot do without: encoding the query and a faiss flat search, one query
@@ -150,7 +150,3 @@ def main() -> None:
     print(f"errors: 0 of {len(many.each):,}")
     ratio = (len(many.each) / many.whole) / (len(best.each) / best.whole)
     print(f"searches/s served to {arguments.clients} clients / bare, one after the other: {ratio:.2f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A training step of HCE with free negatives beside one of sentence-transformers' MultipleNegativesRankingLoss.
 
-    python benchmarks/train_step.py CORPUS [--encoder minilm] [--batch 32] [--steps 8]
+    python -m hce_lab train_step CORPUS [--encoder minilm] [--batch 32] [--steps 8]
 
 Same texts, same batch, same optimiser, in turns in one run; prints the medians and the medians of the ratios. Both
 tokenise alike; of a static encoder, a step is also taken as training takes it, which tokenises each word once, and of
@@ -93,7 +93,3 @@ def main() -> None:
     ):
         print(f"{name:32} {median * 1000:8.0f} ms a step of {arguments.batch} pairs, {ratio:.3f} x")
     print(f"ratios to {RIVAL}, {arguments.encoder}, medians over {len(times)} steps")
-
-
-if __name__ == "__main__":
-    main()

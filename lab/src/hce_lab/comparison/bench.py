@@ -20,9 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
 from hce.checksums import file_checksum, files_in
-from hce.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
-from hce.comparison.table import Comparison, Result
-from hce.comparison.task import MODEL, Built, Task
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.encoding.encoder import Encoder
@@ -30,9 +27,12 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import DenseSearcher, HasScore, HybridSearcher, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
 from hce.files import delete_whole, new_folder, require_new, unfinished, write_json
-from hce.generation.generator import BUNDLED
 from hce.training.recipe import Recipe
 from hce.training.sources import split_labels
+from hce_lab.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
+from hce_lab.comparison.table import Comparison, Result
+from hce_lab.comparison.task import MODEL, Built, Task
+from hce_lab.generation.generator import BUNDLED
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
 FINGERPRINT = "fingerprint of the model"  # beside the splits in a file that is kept
@@ -241,8 +241,8 @@ def compare(
     Args:
         folder: corpus.jsonl, queries.jsonl and qrels/.
         output: where finished results are kept; it may hold some already.
-        systems: names, see `hce.comparison.systems`; none means those that this collection and encoder allow. Beside
-            HCE, the same training without the tree is always among them.
+        systems: names, see `hce_lab.comparison.systems`; none means those that this collection and encoder allow.
+            Beside HCE, the same training without the tree is always among them.
         split: what is measured.
         seeds: how many seeds to train with.
         on_result: called as each system is finished.

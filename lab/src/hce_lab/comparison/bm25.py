@@ -15,21 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.comparison.task import LACKS, Built, Task, best_hits, queries_by_document, searched_by_vectors
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.evaluate import HasScore, Searcher
 from hce.evaluation.runs import Scored
 from hce.search.fusion import candidate_count_for
+from hce_lab.comparison.task import LACKS, Built, Task, best_hits, queries_by_document, searched_by_vectors
 
 try:
     import bm25s
 except ImportError as error:
-    raise MissingPackageError(
-        "BM25 needs bm25s and nltk; "
-        "pip install 'hierarchical-corpus-encoder[compare]' (the extra [bundled] includes it)"
-    ) from error
+    raise MissingPackageError("BM25 needs bm25s and nltk; pip install bm25s nltk") from error
 
 K1, B = 1.5, 0.75
 RANK_OFFSET = 60  # a document scores 1 / (60 + rank) in each list that is fused

@@ -15,10 +15,10 @@ import time
 
 import numpy as np
 
-from hce.comparison.generative import Alphabet, IdNetwork
-from hce.comparison.generative_training import Prepared, built, identifier_losses, searcher_of
-from hce.comparison.identifiers import atomic_identifiers, clustered_identifiers
-from hce.comparison.task import Built, Task
+from hce_lab.comparison.generative import Alphabet, IdNetwork
+from hce_lab.comparison.generative_training import Prepared, built, identifier_losses, searcher_of
+from hce_lab.comparison.identifiers import atomic_identifiers, clustered_identifiers
+from hce_lab.comparison.task import Built, Task
 
 BRANCHING, LEAF = 10, 100
 

@@ -25,14 +25,14 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding, 
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hce.comparison.identifiers import Trie, beam_search
-from hce.comparison.task import hits_of
 from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import BUNDLED, Encoder, fast_dtype
 from hce.errors import InputError, one_line
 from hce.evaluation.runs import Scored
 from hce.training.losses import scores_of
 from hce.training.recipe import Recipe
+from hce_lab.comparison.identifiers import Trie, beam_search
+from hce_lab.comparison.task import hits_of
 
 LAYERS = 2
 FEED_FORWARD = 2  # times the width

@@ -19,9 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hce.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, new_network, parameter_count
-from hce.comparison.identifiers import Trie
-from hce.comparison.task import Built, Task
 from hce.data.corpus import Corpus
 from hce.data.text import first_words
 from hce.encoding.corpus_vectors import encode_corpus
@@ -36,6 +33,9 @@ from hce.training.recipe import Recipe, Supervision
 from hce.training.sources import LabelSets, Sources, sources_and_devset
 from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.steps import new_optimizer, rate_share
+from hce_lab.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, new_network, parameter_count
+from hce_lab.comparison.identifiers import Trie
+from hce_lab.comparison.task import Built, Task
 
 FIRST_WORDS = 32  # and marks, of a document, which DSI reads to its id
 STARTS_SHARE = 0.5  # of the examples made of documents

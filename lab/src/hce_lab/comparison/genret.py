@@ -48,8 +48,14 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from hce.comparison.generative import Alphabet, IdNetwork, sequence_losses
-from hce.comparison.generative_training import (
+from hce.data.corpus import Corpus
+from hce.errors import FormatError
+from hce.files import read_json, write_json
+from hce.progress import progress_bar
+from hce.training.losses import scores_of
+from hce.tree.kmeans import spherical_kmeans
+from hce_lab.comparison.generative import Alphabet, IdNetwork, sequence_losses
+from hce_lab.comparison.generative_training import (
     Budget,
     Examples,
     Prepared,
@@ -59,14 +65,8 @@ from hce.comparison.generative_training import (
     joined_examples,
     searcher_of,
 )
-from hce.comparison.identifiers import NONE, padded
-from hce.comparison.task import Built, Task
-from hce.data.corpus import Corpus
-from hce.errors import FormatError
-from hce.files import read_json, write_json
-from hce.progress import progress_bar
-from hce.training.losses import scores_of
-from hce.tree.kmeans import spherical_kmeans
+from hce_lab.comparison.identifiers import NONE, padded
+from hce_lab.comparison.task import Built, Task
 
 STEPS = 3  # M
 MOST_CODES, LEAST_CODES = 512, 8  # K

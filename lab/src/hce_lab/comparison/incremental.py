@@ -37,11 +37,6 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
-from hce.comparison.dsi import build_dsi_atomic
-from hce.comparison.generative import QUERIES_AT_ONCE, GenerativeSearcher, IdNetwork
-from hce.comparison.generative_training import Budget, Examples, fit, identifier_losses, searcher_of
-from hce.comparison.identifiers import atomic_identifiers
-from hce.comparison.task import Built, Task, hits_of, queries_by_document
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.text import cut_span, first_words
@@ -50,6 +45,11 @@ from hce.evaluation.runs import Scored
 from hce.search.exact import nearest
 from hce.training.pairs import batch_count
 from hce.training.recipe import Recipe
+from hce_lab.comparison.dsi import build_dsi_atomic
+from hce_lab.comparison.generative import QUERIES_AT_ONCE, GenerativeSearcher, IdNetwork
+from hce_lab.comparison.generative_training import Budget, Examples, fit, identifier_losses, searcher_of
+from hce_lab.comparison.identifiers import atomic_identifiers
+from hce_lab.comparison.task import Built, Task, hits_of, queries_by_document
 
 MARGIN = 0.1  # γ, in units of a logit; with more, new rows grow long and win for queries of old documents too
 ROUNDS = 10  # of taking up violated constraints

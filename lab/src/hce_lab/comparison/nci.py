@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hce.comparison.dsi import trained_on_clusters
-from hce.comparison.generative import Alphabet, DecoderLayer, IdNetwork, sequence_losses
-from hce.comparison.task import Built, Task
 from hce.training.losses import precise, scores_of
+from hce_lab.comparison.dsi import trained_on_clusters
+from hce_lab.comparison.generative import Alphabet, DecoderLayer, IdNetwork, sequence_losses
+from hce_lab.comparison.task import Built, Task
 
 BRANCHING, LEAF = 30, 30
 CONSISTENCY = 0.15

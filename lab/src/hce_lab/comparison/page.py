@@ -7,10 +7,10 @@ from html import escape
 
 import numpy as np
 
-from hce.comparison.table import Comparison, ComparisonTable, Row, header, notes, table_cells
 from hce.evaluation.significance import bootstrap_interval
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Bar, Point, bar_panels, difference_bars, point_panel
+from hce_lab.comparison.table import Comparison, ComparisonTable, Row, header, notes, table_cells
 
 
 def page(table: ComparisonTable) -> str:

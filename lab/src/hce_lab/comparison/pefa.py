@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.comparison.task import Built, Task, best_hits
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
@@ -30,6 +29,7 @@ from hce.evaluation.runs import Scored
 from hce.search.exact import nearest, score_blocks
 from hce.training.heldout import labelled_devset
 from hce.training.pairs import LabelledPairs
+from hce_lab.comparison.task import Built, Task, best_hits
 
 LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEIGHBOURS = 16  # the authors' k for NQ320k

@@ -41,14 +41,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hce.comparison.generative import parameter_count
-from hce.comparison.task import Built, Task, best_hits
 from hce.data.corpus import Corpus
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.runs import Scored
-from hce.generation.generator import EXAMPLES, Generator
 from hce.progress import progress_bar
 from hce.search.exact import best_first
+from hce_lab.comparison.generative import parameter_count
+from hce_lab.comparison.task import Built, Task, best_hits
+from hce_lab.generation.generator import EXAMPLES, Generator
 
 ALPHA, BETA = 2.0, 0.8
 BEAMS, LENGTH = 15, 10
@@ -177,9 +177,7 @@ def _suffix_array(tokens: np.ndarray) -> np.ndarray:
     try:
         from pydivsufsort import divsufsort
     except ImportError as error:
-        raise MissingPackageError(
-            "seal sorts the corpus with pydivsufsort; pip install 'hierarchical-corpus-encoder[compare]'"
-        ) from error
+        raise MissingPackageError("seal sorts the corpus with pydivsufsort; pip install pydivsufsort") from error
     return np.asarray(divsufsort(tokens)) if len(tokens) else np.empty(0, dtype=np.int32)
 
 

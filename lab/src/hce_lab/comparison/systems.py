@@ -18,19 +18,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hce.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
-from hce.comparison.dsi import build_dsi, build_dsi_atomic
-from hce.comparison.genret import build_genret
-from hce.comparison.incremental import build_continual, build_incdsi
-from hce.comparison.nci import build_nci
-from hce.comparison.pefa import build_pefa_xl, build_pefa_xs
-from hce.comparison.seal import build_seal
-from hce.comparison.tas_b import build_tas_b
-from hce.comparison.task import MODEL, Built, System, Task, searched_by_vectors, trained_encoder
-from hce.comparison.tsdae import build_tsdae
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, InnerProductSearcher
 from hce.training.train import train
+from hce_lab.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
+from hce_lab.comparison.dsi import build_dsi, build_dsi_atomic
+from hce_lab.comparison.genret import build_genret
+from hce_lab.comparison.incremental import build_continual, build_incdsi
+from hce_lab.comparison.nci import build_nci
+from hce_lab.comparison.pefa import build_pefa_xl, build_pefa_xs
+from hce_lab.comparison.seal import build_seal
+from hce_lab.comparison.tas_b import build_tas_b
+from hce_lab.comparison.task import MODEL, Built, System, Task, searched_by_vectors, trained_encoder
+from hce_lab.comparison.tsdae import build_tsdae
 
 
 def build_untrained(task: Task) -> Built:

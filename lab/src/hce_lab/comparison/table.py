@@ -20,7 +20,7 @@ COSTS = ("training_seconds", "indexing_seconds", "search_ms", "index_bytes")  # 
 
 @dataclass(frozen=True)
 class Result:
-    """One system with one seed, measured; for what is not told here, see `hce.comparison.task.Built`.
+    """One system with one seed, measured; for what is not told here, see `hce_lab.comparison.task.Built`.
 
     Attributes:
         system: the system's name.

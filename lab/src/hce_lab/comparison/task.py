@@ -20,12 +20,12 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
 from hce.evaluation.runs import Scored
-from hce.generation.generator import BUNDLED
 from hce.search.exact import best_first
 from hce.training.co_training import CoTrained, TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
+from hce_lab.generation.generator import BUNDLED
 
 MODEL = "model"  # where below its folder a system leaves the model that it trained
 
@@ -52,7 +52,7 @@ class Task:
         generated: generated queries.
         folder: where a training run keeps its state until it is done; None keeps none.
         progress: show bars.
-        language_model: the spec of what writes n-grams, see `hce.generation.generator.Generator.load`.
+        language_model: the spec of what writes n-grams, see `hce_lab.generation.generator.Generator.load`.
         defaults: what `hce train` does with the same settings and seed, companions included; ours train by it. None
             is the same as `recipe`.
     """

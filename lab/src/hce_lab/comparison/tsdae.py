@@ -19,7 +19,6 @@ import torch
 from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
 from torch import Tensor
 
-from hce.comparison.task import Built, Task, searched_by_vectors
 from hce.data.corpus import Corpus
 from hce.data.text import WORD_OR_MARK
 from hce.encoding.bundled import quiet_transformers
@@ -30,6 +29,7 @@ from hce.training.pairs import batch_count, in_batches
 from hce.training.recipe import Recipe
 from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.weights import load_best_mix, weights_of
+from hce_lab.comparison.task import Built, Task, searched_by_vectors
 
 DELETED = 0.6
 MAX_GRADIENT = 1.0

@@ -1,7 +1,7 @@
 """Recall and NDCG against the branching factor b, with the tree's depth, beside the same training without a tree.
 
-python experiments/branching.py data/scifact data/cranfield --branching 2,4,8,16,32,64,128,256
-python experiments/branching.py data/scifact --mode joint --seeds 3 --output docs/results
+python -m hce_lab branching data/scifact data/cranfield --branching 2,4,8,16,32,64,128,256
+python -m hce_lab branching data/scifact --mode joint --seeds 3 --output docs/results
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from common import MODES, bench_of, command_line, for_mode, names, numbers, run_script, run_systems
-from page import Page, Panel, Series, seeds_note, table
-
-from hce.comparison.bench import Bench
-from hce.comparison.table import Comparison, Score
 from hce.tree.growing import level_sizes
+from hce_lab.comparison.bench import Bench
+from hce_lab.comparison.table import Comparison, Score
+from hce_lab.experiments.common import MODES, bench_of, command_line, for_mode, names, numbers, run_systems
+from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
 One tree for each branching factor b, everything else alike. A small b makes a deep tree with few siblings to tell
@@ -89,7 +88,3 @@ def _panel(collection: str, found: Found, measure: str) -> Panel:
         Series("the same without a tree", [without.mean] * len(scores), dashed=True),
     ]
     return Panel(collection, "branching factor b", measure, list(scores), series)
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,6 +1,6 @@
 """Seconds of clustering against the number of documents N, which is doubled: k-means, whole trees, and faiss.
 
-python experiments/clustering_cost.py data/wordnet_examples --output docs/results
+python -m hce_lab clustering_cost data/wordnet_examples --output docs/results
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Literal, NamedTuple
 import faiss
 import numpy as np
 import torch
-from common import command_line, run_script, tell
-from page import Page, Panel, Series, seeds_note, table
 from threadpoolctl import threadpool_limits
 
 from hce._version import __version__
-from hce.comparison.bench import keep
-from hce.comparison.table import Score
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.kmeans import spherical_kmeans
+from hce_lab.comparison.bench import keep
+from hce_lab.comparison.table import Score
+from hce_lab.experiments.common import command_line, tell
+from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
 Time to cluster N documents into N/b clusters, as the lowest level of a tree with branching factor b needs it, and to
@@ -208,7 +208,3 @@ def _panel(found: Found, sizes: Sequence[int]) -> Panel:
         seconds = _seconds(clustered)
         series.append(Series(method, [each.mean for each in seconds], [each.spread for each in seconds]))
     return Panel("Seconds of clustering", "documents", "seconds", [f"{size:,}" for size in sizes], series, log=True)
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,7 +1,7 @@
 """What all experiments share: the command line, and systems run as `hce compare` runs them.
 
 Whatever takes long is kept in a folder, `--results`, in files named after everything they depend on, the version of hce
-included (`hce.comparison.bench.keep`). So a killed experiment goes on with the same command, one that is given more
+included (`hce_lab.comparison.bench.keep`). So a killed experiment goes on with the same command, one that is given more
 seeds runs only those, and experiments that need the same run share it.
 """
 
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from hce.comparison.bench import Bench, Finished
-from hce.comparison.table import Comparison, ComparisonTable, table
-from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, find_queries, find_split, read_queries, splits, write_queries
-from hce.errors import HceError, InputError
+from hce.errors import InputError
 from hce.files import new_folder, open_atomically
 from hce.training.recipe import parsed_settings
+from hce_lab.comparison.bench import Bench, Finished
+from hce_lab.comparison.table import Comparison, ComparisonTable, table
+from hce_lab.comparison.task import Task
 
 MODES = ("unsupervised", "supervised", "joint")
 MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
@@ -172,11 +172,3 @@ def tested(comparison: Comparison) -> ComparisonTable:
 def tell(name: str, cached: bool) -> None:
     """Say that a run is there."""
     print(f"{name}: {'kept from before' if cached else 'done'}", file=sys.stderr, flush=True)
-
-
-def run_script(main: Callable[[], None]) -> None:
-    """Run an experiment's main; what the user can mend is told in one line."""
-    try:
-        main()
-    except HceError as error:
-        sys.exit(f"error: {error}")

@@ -1,8 +1,8 @@
 """Generative retrievers beside dense ones: the other half of the paper's table, on any BEIR folders.
 
-    python experiments/generative.py data/scifact data/nfcorpus data/squad --documents 5000 --output docs/results
-    python experiments/generative.py data/squad --one-seed nci,genret,seal --set epochs=20
-    python experiments/generative.py data/scifact --encoder google-t5/t5-base --generated scifact-queries.jsonl
+    python -m hce_lab generative data/scifact data/nfcorpus data/squad --documents 5000 --output docs/results
+    python -m hce_lab generative data/squad --one-seed nci,genret,seal --set epochs=20
+    python -m hce_lab generative data/scifact --encoder google-t5/t5-base --generated scifact-queries.jsonl
 
 All get the same labelled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J by the paper's own recipe, hce
 what `hce train` does. Systems that a collection does not allow are passed over.
@@ -15,15 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common import MEASURES, bench_of, command_line, names, part_of, run_script, splits_of, tell, tested
-from page import Page, seeds_note, table
-
-from hce.comparison.bench import Bench
-from hce.comparison.generative import parameter_count
-from hce.comparison.systems import SYSTEMS
-from hce.comparison.table import Comparison, Result, Row, notes
 from hce.errors import InputError
 from hce.training.recipe import PAPER, parsed_settings
+from hce_lab.comparison.bench import Bench
+from hce_lab.comparison.generative import parameter_count
+from hce_lab.comparison.systems import SYSTEMS
+from hce_lab.comparison.table import Comparison, Result, Row, notes
+from hce_lab.experiments.common import MEASURES, bench_of, command_line, names, part_of, splits_of, tell, tested
+from hce_lab.experiments.page import Page, seeds_note, table
 
 ABOUT = """
 Generative retrievers write the id of a document in place of comparing vectors. Here they are trained on the same
@@ -142,7 +141,3 @@ def _table(comparison: Comparison, rows: Sequence[Row], encoder: int) -> str:
         ]
         lines.append([row.name, *scores, *costs])
     return table(["system", *comparison.measures, "parameters", "training", "search"], lines)
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,7 +1,7 @@
 """New documents without training: train on a part, add the rest bit by bit, and ask for old and new ones.
 
-    python experiments/incremental.py data/squad data/wordnet_examples --splits test,test_seen --output docs/results
-    python experiments/incremental.py data/squad --held-out 0.5 --systems hce,dpr,incdsi,dsi++,fitted,bm25
+    python -m hce_lab incremental data/squad data/wordnet_examples --splits test,test_seen --output docs/results
+    python -m hce_lab incremental data/squad --held-out 0.5 --systems hce,dpr,incdsi,dsi++,fitted,bm25
 
 incdsi and dsi++ are atomic DSI that is added to: a row by a small optimisation, or by training on. Splits that a
 collection lacks are passed over. Held-out documents take no part in training, nor does any query whose right document
@@ -22,22 +22,22 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import bench_of, command_line, names, part_of, run_script, splits_of, tell
-from page import Page, Panel, Series, seeds_note, table
 
 from hce.commands.evaluate import InMode
-from hce.comparison.bench import Bench, keep
-from hce.comparison.bm25 import BM25Searcher
-from hce.comparison.incremental import train_continual, train_incdsi
-from hce.comparison.systems import SYSTEMS
-from hce.comparison.table import Score
-from hce.comparison.task import Task
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Labels, Qrels
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.index.index import Index
+from hce_lab.comparison.bench import Bench, keep
+from hce_lab.comparison.bm25 import BM25Searcher
+from hce_lab.comparison.incremental import train_continual, train_incdsi
+from hce_lab.comparison.systems import SYSTEMS
+from hce_lab.comparison.table import Score
+from hce_lab.comparison.task import Task
+from hce_lab.experiments.common import bench_of, command_line, names, part_of, splits_of, tell
+from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
 A model is trained on a part of the documents and an index is made of them; the other documents are then added
@@ -272,7 +272,3 @@ def _times(runs: Sequence[Sequence[Step]]) -> list[float | None]:
         fmean(each["ms"] for each in several) if several[0]["ms"] is not None else None
         for several in zip(*runs, strict=True)
     ]
-
-
-if __name__ == "__main__":
-    run_script(main)

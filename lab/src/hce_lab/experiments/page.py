@@ -143,7 +143,7 @@ class Page:
 
 def shown_command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
     """Write the command that gives this result, with collections in a folder `data` and without where runs are kept."""
-    words = ["python", f"experiments/{parser.prog}.py"]
+    words = ["python", "-m", "hce_lab", parser.prog]
     folders: list[Path] = arguments.folders if "folders" in arguments else [arguments.folder]
     words += [f"data/{folder.absolute().name}" for folder in folders]
     for action in parser._actions:

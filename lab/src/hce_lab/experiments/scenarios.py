@@ -1,8 +1,8 @@
 """HCE beside the same training without the tree, on BEIR folders: unsupervised, supervised and joint, several seeds.
 
-    python experiments/scenarios.py data/scifact data/nfcorpus data/cranfield --seeds 3
-    python experiments/scenarios.py data/scifact --mode joint --encoder minilm --seeds 1
-    python experiments/scenarios.py data/scifact data/squad --mode unsupervised,supervised,joint --splits test,test_seen
+    python -m hce_lab scenarios data/scifact data/nfcorpus data/cranfield --seeds 3
+    python -m hce_lab scenarios data/scifact --mode joint --encoder minilm --seeds 1
+    python -m hce_lab scenarios data/scifact data/squad --mode unsupervised,supervised,joint --splits test,test_seen
 
 A collection without a train split has only the unsupervised scenario, and splits that it lacks are passed over.
 """
@@ -16,15 +16,14 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from common import MODES, bench_of, command_line, names, run_script, run_systems, splits_of
-from page import Page, Panel, Series, seeds_note, table
-
-from hce.comparison.bench import Bench
-from hce.comparison.table import Comparison
-from hce.comparison.task import Task
 from hce.data.judgments import Dataset, splits
 from hce.evaluation.evaluate import DEFAULT_MEASURES
 from hce.training.recipe import Recipe, parsed_settings
+from hce_lab.comparison.bench import Bench
+from hce_lab.comparison.table import Comparison
+from hce_lab.comparison.task import Task
+from hce_lab.experiments.common import MODES, bench_of, command_line, names, run_systems, splits_of
+from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
 The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone
@@ -112,7 +111,3 @@ def _panels(found: Found) -> list[Panel]:
                 series.append(Series(system, [score.mean for score in scores], [score.spread for score in scores]))
             panels.append(Panel(f"{collection}, {split}", "", measure, list(of_split), series, bars=True))
     return panels
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,7 +1,7 @@
 """The supervised table: HCE trained on labelled queries and documents together, beside its parts and its rivals.
 
-    python experiments/supervised_table.py data/squad --splits test,test_seen --output docs/results
-    python experiments/supervised_table.py data/squad --generated squad-queries.jsonl
+    python -m hce_lab supervised_table data/squad --splits test,test_seen --output docs/results
+    python -m hce_lab supervised_table data/squad --generated squad-queries.jsonl
 
 Systems named +qg train on generated queries too, and are in the table where a file of them is given
 (`hce generate-queries`). Each system is trained once for each seed, and measured on all splits.
@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import MEASURES, bench_of, command_line, names, run_script, run_systems, tested
-from page import Page, seeds_note, table
-
-from hce.comparison.bench import Bench
-from hce.comparison.systems import SYSTEMS, choose
-from hce.comparison.table import Comparison, ComparisonTable, notes
 from hce.errors import InputError
+from hce_lab.comparison.bench import Bench
+from hce_lab.comparison.systems import SYSTEMS, choose
+from hce_lab.comparison.table import Comparison, ComparisonTable, notes
+from hce_lab.experiments.common import MEASURES, bench_of, command_line, names, run_systems, tested
+from hce_lab.experiments.page import Page, seeds_note, table
 
 ABOUT = """
 All systems learn from the same labelled queries, start from the same encoder and choose by the same dev queries. hce is
@@ -67,7 +66,3 @@ def _table(comparison: Comparison, by_first: ComparisonTable) -> str:
         scores = [row.score(first), *(str(comparison.score(row.system, measure)) for measure in others)]
         rows.append([row.name, *scores, f"{row.training_seconds / 60:.1f} min" if row.training_seconds else "–"])
     return table(["system", *comparison.measures, "training"], rows)
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -1,6 +1,6 @@
 """The unsupervised table: systems that see the documents of a collection and no labels, over several collections.
 
-python experiments/unsupervised_table.py data/cranfield data/scifact data/nfcorpus data/squad --output docs/results
+python -m hce_lab unsupervised_table data/cranfield data/scifact data/nfcorpus data/squad --output docs/results
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from common import bench_of, command_line, for_mode, names, run_script, run_systems, tested
-from page import Page, Panel, Series, seeds_note, table
-
-from hce.comparison.systems import choose
-from hce.comparison.table import BETTER, REFERENCE, WORSE, Comparison
+from hce_lab.comparison.systems import choose
+from hce_lab.comparison.table import BETTER, REFERENCE, WORSE, Comparison
+from hce_lab.experiments.common import bench_of, command_line, for_mode, names, run_systems, tested
+from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
 Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
@@ -112,7 +111,3 @@ def _panel(columns: Columns, measure: str) -> Panel:
         values = [fmean(each.score(system, measure).mean for each in of) for of in columns.values()]
         series.append(Series(system, [*values, fmean(values)]))
     return Panel(f"{measure}, no labels", "collection", measure, [*columns, "average"], series, bars=True)
-
-
-if __name__ == "__main__":
-    run_script(main)

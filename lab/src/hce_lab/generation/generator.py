@@ -31,8 +31,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hce.encoding.bundled import loading, unpacked_smollm2
+from hce.encoding.bundled import loading
 from hce.encoding.encoder import device_and_dtype
+from hce_lab.generation.smollm2 import unpacked_smollm2
 
 BUNDLED = "smollm2"
 TOP_K, TOP_P = 20, 0.95

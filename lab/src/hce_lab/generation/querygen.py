@@ -25,7 +25,7 @@ from hce.progress import progress_bar
 from hce.search.exact import score_blocks
 
 if TYPE_CHECKING:
-    from hce.generation.generator import Generator
+    from hce_lab.generation.generator import Generator
 
 
 class QueryCounts(NamedTuple):

@@ -1,6 +1,6 @@
 """Torture: kills, failing disks, damaged files, mutated inputs, fuzzed requests and crowds of clients, counted.
 
-`python -m benchmarks.torture` (or `make torture`) runs all of it; docs/reliability.md has what it showed.
+`python -m hce_lab torture` (or `make torture`) runs all of it; docs/reliability.md has what it showed.
 """
 
 import os

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from benchmarks.torture.tally import HANG, TRACEBACK
-
 from hce.cli import REPORT_BUGS, main
+from hce_lab.benchmarks.torture.tally import HANG, TRACEBACK
 
 SECONDS = 120  # after which a child hangs
 

@@ -9,11 +9,10 @@ import resource
 import time
 from pathlib import Path
 
-from benchmarks.torture.samples import WORDS, Samples
-from benchmarks.torture.serving import server
-from benchmarks.torture.tally import HANG, TRACEBACK, WRONG, Tally
-
 from hce.index.index import Index
+from hce_lab.benchmarks.torture.samples import WORDS, Samples
+from hce_lab.benchmarks.torture.serving import server
+from hce_lab.benchmarks.torture.tally import HANG, TRACEBACK, WRONG, Tally
 
 AT_ONCE = (64, 256)
 IDLE = 600

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.torture.children import child
-from benchmarks.torture.samples import Samples, documents_of, random_contents, snapshots_often
-from benchmarks.torture.tally import WRONG, Tally
 
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
@@ -26,6 +23,9 @@ from hce.errors import HceError
 from hce.index.check import check
 from hce.index.index import Index
 from hce.training.model_folder import ModelFolder
+from hce_lab.benchmarks.torture.children import child
+from hce_lab.benchmarks.torture.samples import Samples, documents_of, random_contents, snapshots_often
+from hce_lab.benchmarks.torture.tally import WRONG, Tally
 
 LONG = Document("long", " ".join(f"w{number * 7 % 60}" for number in range(900)), "a long one", {"n": 1})
 FEW = 8  # files

@@ -24,14 +24,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.torture.children import Ending, command
-from benchmarks.torture.samples import Contents, Samples, random_contents, write_corpus
-from benchmarks.torture.tally import LOST, WRONG, Tally
-from benchmarks.torture.verify import faults_of
-
 from hce.encoding.encoder import Encoder
 from hce.errors import HceError
 from hce.index.check import check
+from hce_lab.benchmarks.torture.children import Ending, command
+from hce_lab.benchmarks.torture.samples import Contents, Samples, random_contents, write_corpus
+from hce_lab.benchmarks.torture.tally import LOST, WRONG, Tally
+from hce_lab.benchmarks.torture.verify import faults_of
 
 ERRORS = (errno.ENOSPC, errno.EIO)
 CALLS = ("write", "fsync", "rename", "read")

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.torture.samples import Samples
-from benchmarks.torture.tally import HANG, TRACEBACK, WRONG, Tally
 from pydantic import ValidationError
 
 from hce.checksums import damage_in
@@ -30,6 +28,8 @@ from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.training.model_folder import ModelFacts
 from hce.web.schemas import NewDocuments
+from hce_lab.benchmarks.torture.samples import Samples
+from hce_lab.benchmarks.torture.tally import HANG, TRACEBACK, WRONG, Tally
 
 SECONDS = 20  # after which one input hangs
 NASTY = [

@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from benchmarks.torture.children import end
-from benchmarks.torture.samples import RECIPE, Contents, Samples, documents_of, random_contents, snapshots_often
-from benchmarks.torture.serving import Served, start
-from benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
-from benchmarks.torture.verify import faults_of
-
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import HceError
 from hce.index.check import check
 from hce.index.index import Index
 from hce.training.train import train
+from hce_lab.benchmarks.torture.children import end
+from hce_lab.benchmarks.torture.samples import RECIPE, Contents, Samples, documents_of, random_contents, snapshots_often
+from hce_lab.benchmarks.torture.serving import Served, start
+from hce_lab.benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
+from hce_lab.benchmarks.torture.verify import faults_of
 
 KINDS = ("create", "add", "update", "remove", "rebuild", "search")
 TRIALS_AN_INDEX = 10

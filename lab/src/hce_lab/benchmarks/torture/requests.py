@@ -15,14 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.inputs import mutated
-from benchmarks.torture.samples import Samples
-from benchmarks.torture.serving import Served, server
-from benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
-
 from hce.data.documents import Document
 from hce.index.check import check
 from hce.index.index import Index
+from hce_lab.benchmarks.torture.inputs import mutated
+from hce_lab.benchmarks.torture.samples import Samples
+from hce_lab.benchmarks.torture.serving import Served, server
+from hce_lab.benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
 
 try:
     import schemathesis

@@ -11,11 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from benchmarks.torture.children import end
-
 from hce.encoding.encoder import Encoder
 from hce.index.index import Index
 from hce.web.app import Server, create_app, listen
+from hce_lab.benchmarks.torture.children import end
 
 
 class Served(NamedTuple):

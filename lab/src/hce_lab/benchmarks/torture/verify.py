@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from benchmarks.torture.samples import WORDS, Contents
-from benchmarks.torture.tally import LOST, WRONG
 
 from hce.encoding.encoder import Encoder
 from hce.errors import HceError
 from hce.index.check import check
 from hce.index.index import Index
+from hce_lab.benchmarks.torture.samples import WORDS, Contents
+from hce_lab.benchmarks.torture.tally import LOST, WRONG
 
 LOOKED_FOR = ("w1", "w7", f"w{WORDS - 1}")
 

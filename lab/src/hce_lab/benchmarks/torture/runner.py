@@ -1,6 +1,6 @@
 """The command: run every torture, print a table, and exit with 1 unless nothing went wrong.
 
-python -m benchmarks.torture [--short] [--share 1] [--only PART] [--seed 0]
+python -m hce_lab torture [--short] [--share 1] [--only PART] [--seed 0]
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from benchmarks.torture import clients, damage, faults, inputs, kills, requests
-from benchmarks.torture.samples import Samples
-from benchmarks.torture.tally import Tally
+
+from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, requests
+from hce_lab.benchmarks.torture.samples import Samples
+from hce_lab.benchmarks.torture.tally import Tally
 
 
 class Part(NamedTuple):
@@ -73,7 +74,3 @@ def main() -> None:
             tally.note("stopped before the end")
     print(tally.table())
     sys.exit(0 if tally.is_clean else 1)
-
-
-if __name__ == "__main__":
-    main()
