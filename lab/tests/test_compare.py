@@ -15,13 +15,13 @@ from conftest import write_concept_dataset
 from typer.testing import CliRunner
 
 from hce.cli import app
-from hce.commands.evaluate import compare as command
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import FormatError, InputError
 from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_paired, holm
 from hce.index.index import Index
 from hce.training.model_folder import ModelFacts
+from hce_lab.commands import compare as command
 from hce_lab.comparison.bench import Bench, compare
 from hce_lab.comparison.page import differences, page
 from hce_lab.comparison.systems import SYSTEMS

@@ -308,7 +308,7 @@ def test_a_journal_grows_by_whole_lines(tmp_path):
 
 
 def test_the_command_line(concept_corpus, module_static_encoder, generator_folder, tmp_path, capsys):
-    from hce.commands.generate import generate_queries as command
+    from hce_lab.commands import generate_queries as command
 
     (tmp_path / "docs.jsonl").write_text("\n".join(document.to_json() for document in list(concept_corpus)[:20]))
     module_static_encoder.save(tmp_path / "encoder")
