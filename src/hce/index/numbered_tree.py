@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hce.contained import delete_folder, is_file, is_folder, plain_path
+from hce.contained import check_tree, delete_folder, is_file, is_folder, plain_path
 from hce.errors import FormatError, warn_once
 from hce.index.manifest import Manifest, is_index
 from hce.index.mapped import all_vectors
@@ -140,6 +140,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
     """
     path, candidates = Path(path), [FOLDER, "."]
     if is_index(path):
+        check_tree(path)
         named = Manifest.read(path).hierarchy
         if named is None:
             raise FormatError(f"{path}: this index carries no tree; index anew to get one")
