@@ -1,8 +1,8 @@
 """Strangers: an index or a model in which links, pipes and devices stand in the places of files and folders.
 
-Each place is replaced in turn, and every command is run: none may hang or end in a traceback, and nothing outside may be
-read, listed, written or deleted. inotify watches what is outside; what a link leads to is a copy of what it replaces, so
-that following it would go unnoticed otherwise.
+Each place is replaced in turn, and every command is run: none may hang or end in a traceback, and nothing outside may
+be read, listed, written or deleted. inotify watches what is outside. A link may lead to a copy of what it replaces:
+without a watch, following it would go unnoticed.
 """
 
 from __future__ import annotations
