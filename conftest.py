@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before anything imports a Hugging Face library: tests never reach for the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HCE_CONFIG"] = tempfile.mkdtemp(prefix="hce-tests-")  # and the user's settings stay as they are
 
 import numpy as np
 import pytest

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from hce.checksums import CHECKSUMS, damage_in, require_undamaged, write_checksums
-from hce.errors import FormatError
+from hce.errors import FormatError, OutsideError
 
 
 @pytest.fixture
@@ -59,16 +58,16 @@ def test_a_damaged_list_of_checksums_is_damage(folder, content):
     assert damage_in(folder)
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "endless", "pipe", "below"])
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "below"])
 def test_only_regular_files_of_the_folder_are_read(folder, name):
     (folder.parent / "outside").write_text("x")
-    (folder / "endless").symlink_to("/dev/zero")
-    os.mkfifo(folder / "pipe")
     (folder / CHECKSUMS).write_text(json.dumps({name: 0}))
     assert damage_in(folder) == [f"{name} is missing, or is no regular file in this folder"]
 
 
-def test_the_list_itself_is_a_regular_file(folder):
-    (folder / CHECKSUMS).unlink()
-    (folder / CHECKSUMS).symlink_to("/dev/zero")
-    assert damage_in(folder) == [f"{CHECKSUMS} is no regular file"]
+@pytest.mark.parametrize("name", [CHECKSUMS, "endless"])
+def test_a_folder_with_a_link_is_refused(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(OutsideError, match=name):
+        damage_in(folder)

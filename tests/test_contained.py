@@ -130,19 +130,6 @@ def test_a_tree_is_refused_for_anything_in_it(index, photos, kind):
     assert isinstance(in_time(check_tree, index), OutsideError)
 
 
-def test_links_count_as_files_in_a_folder_that_the_user_names(index, photos):
-    """An encoder that the user names may have links to files; not to pipes, nor to itself."""
-    (index / "vocab.txt").symlink_to(photos / "2019" / "summer.jpg")
-    (index / "shared").symlink_to(photos)
-    (index / "gone").symlink_to(index / "nowhere")
-    assert "vocab.txt" in check_tree(index, follow=True)
-    assert not any(name.startswith(("shared", "gone")) for name in check_tree(index, follow=True))
-    for kind in ("a link to itself", "a link to a pipe", "a link to a device"):
-        KINDS[kind](index / "x", photos)
-        assert isinstance(in_time(lambda: check_tree(index, follow=True)), OutsideError)
-        (index / "x").unlink()
-
-
 def test_a_file_that_is_too_large_is_not_read(index, monkeypatch):
     """The size is looked at before anything is read."""
     with (index / "manifest.json").open("wb") as file:

@@ -631,7 +631,7 @@ def test_a_snapshot_of_another_past_is_not_used(made, tmp_path, encoder):
 def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     monkeypatch.setattr(derived, "ROWS_BEHIND", 10)
     (first,) = (index.path / "engine").iterdir()
-    (index.path / "engine" / ".0.partial").mkdir()  # left by a crash
+    (index.path / "engine" / ".000000000000.0123abcd.partial").mkdir()  # left by a crash
     index.add([Document(f"x{i}", f"w{i}") for i in range(30)])
     index.search("star")
     (second,) = (index.path / "engine").iterdir()

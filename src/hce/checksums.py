@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from hce.contained import CHECKSUMS as CHECKSUMS
+from hce.contained import check_tree, is_file, open_file, plain_path
 from hce.errors import FormatError, HceError
 from hce.files import open_atomically, read_json, write_json
 from hce.progress import Advance
@@ -34,34 +34,34 @@ BYTES_AT_ONCE = 1 << 22
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write down the checksums of a folder's files: of some by name, or of all in it and below."""
-    files = files_in(folder)
-    chosen = files.keys() - LEFT_OUT if names is None else names
-    write_json(folder / CHECKSUMS, {name: file_checksum(files[name]) for name in sorted(chosen)})
+    chosen = check_tree(folder).keys() - LEFT_OUT if names is None else names
+    write_json(folder / CHECKSUMS, {name: file_checksum(folder / name) for name in sorted(chosen)})
 
 
 def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
-    """Tell which files are missing, or not as they were written, a line each; None where that is not known.
+    """Return which files are missing, or not as they were written, a line each; None where that is not known.
 
     Nothing is opened that is not a regular file in the folder, whatever `checksums.json` names.
 
     Args:
         folder: what `write_checksums` was called for.
-        advance: told how many bytes are read.
+        advance: called with the number of bytes read.
+
+    Raises:
+        OutsideError: something in the folder is a link, a pipe or a device.
     """
-    if not os.path.lexists(folder / CHECKSUMS):
+    if not is_file(folder / CHECKSUMS):
         return None
-    files = files_in(folder)
-    if CHECKSUMS not in files:
-        return [f"{CHECKSUMS} is no regular file"]
+    files = check_tree(folder)
     try:
-        known = read_json(files[CHECKSUMS])
+        known = read_json(folder / CHECKSUMS)
     except FormatError as error:
         return [str(error)]
     damaged = []
     for name, checksum in known.items():
         if name not in files:
             damaged.append(f"{name} is missing, or is no regular file in this folder")
-        elif _readable_checksum(files[name], advance) != checksum:
+        elif _readable_checksum(folder / name, advance) != checksum:
             damaged.append(f"{name} is not as it was written")
     return damaged
 
@@ -114,7 +114,7 @@ def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, s
 def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
     """Read the arrays `names`, in the order in which they were written; None where the file is missing or damaged."""
     try:
-        with safe_open(path, "numpy") as file:
+        with safe_open(plain_path(path), "numpy") as file:
             facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]
     except (OSError, SafetensorError):
         return None
@@ -135,20 +135,10 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def files_in(folder: Path) -> dict[str, Path]:
-    """Return the regular files in a folder and below, by their path below it; links to folders are not followed."""
-    found = {}
-    for place, _, names in os.walk(folder):
-        for path in (Path(place) / name for name in names):
-            if path.is_file():  # no device, no pipe, nor a link to one
-                found[path.relative_to(folder).as_posix()] = path
-    return found
-
-
 def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
     """Read a file through, and return its checksum."""
     value = 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(BYTES_AT_ONCE):
             value = zlib.crc32(block, value)
             advance(len(block))

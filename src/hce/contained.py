@@ -1,8 +1,8 @@
 """Contained: files of an index or a model, opened, listed and deleted without leaving its folder.
 
-A folder may come from a stranger. The path that a user gives may be a link; nothing inside may be a link, a pipe or a
-device. Every reader opens files by `open_file` or `read_bytes`. A library that opens paths itself gets `plain_path`, or
-reads a folder that `check_tree` has passed. Everything that is deleted goes through `delete_file` or `delete_folder`.
+The folder may come from a stranger. The path that the user gives may be a link; nothing inside may be a link, a pipe or
+a device. Our readers open files by `open_file` or `read_bytes`. A library that opens paths itself gets a `plain_path`,
+or a folder that `check_tree` has passed. Deletions go through `delete_file` or `delete_folder`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hce.errors import FormatError, OutsideError
 logger = logging.getLogger(__name__)
 
 MOST_TEXT = 128 << 20  # bytes of JSON or text that is read as a whole
-TEXTS = (".json", ".jsonl", ".txt", ".jinja", ".model")
+TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read as a whole
 CHECKSUMS = "checksums.json"
 
 # O_NONBLOCK: a pipe without a writer is opened at once, and then refused. Windows has none of these flags.
@@ -33,8 +33,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(
 READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | NO_LINK
 HAS_DIR_FD = os.open in os.supports_dir_fd
 
-# Files that hce and tantivy write into the folders of an index and that no `checksums.json` names, or one that is
-# damaged named.
+# Files that hce and tantivy write into the folders of an index, for where no `checksums.json` lists them.
 OWN_FILE = re.compile(
     r"(checksums|snapshot|manifest|labels|meta|\.managed)\.json|(arrays|hierarchy|space)\.safetensors|[a-z0-9_]+\.npy"
     r"|[0-9a-f]{32}\.[a-z.]+|\.tantivy-[a-z]+\.lock|\.?codes-[0-9a-f]{8}(-[0-9]+)?\.sqlite(-journal|\.partial)?"
@@ -122,25 +121,21 @@ def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
         return []
 
 
-def check_tree(
-    folder: str | Path, within: str | Path | None = None, *, follow: bool = False
-) -> dict[str, os.stat_result]:
+def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str, os.stat_result]:
     """Return the files of a folder and below by their path below it, if all of them are regular files.
 
     Args:
-        folder: of an index, a model, or a part of one.
+        folder: of an index, a model, or a part of one; where nothing is, it has no files.
         within: see `open_file`; by default the folder may be a link itself.
-        follow: let links to regular files and folders count as what they lead to: in a folder that the user names and
-            hce did not write. Such folders are not looked into.
 
     Raises:
         OutsideError: there is a link, a pipe or a device.
         FormatError: a text is larger than any that hce writes.
     """
     folder = Path(folder)
-    if within is not None:
-        is_folder(folder, within)
-    return {path.relative_to(folder).as_posix(): found for path, found in sorted(_walk(folder, follow))}
+    if within is not None and not is_folder(folder, within):
+        return {}
+    return {path.relative_to(folder).as_posix(): found for path, found in sorted(_walk(folder))}
 
 
 def delete_file(path: str | Path, within: str | Path | None = None) -> None:
@@ -171,9 +166,7 @@ def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
     if strange is not None:
         logger.warning("%s is left there (%s); move what is yours, then delete the folder", path, strange)
         return False
-    hidden = path.with_name(
-        f".{path.name}.{secrets.token_hex(4)}.partial"
-    )  # what a kill leaves, the next write deletes
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # the next write deletes what a kill leaves
     with suppress(OSError):  # another process was faster, or there is no right to
         path.replace(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -184,7 +177,7 @@ def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
 
 
 def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> os.stat_result:
-    """Return what is at a path, reached from `within` through real folders alone."""
+    """Return the status of a path, reached from `within` through real folders alone."""
     root = path.parent if within is None else Path(within)
     names = path.relative_to(root).parts
     if ".." in names:
@@ -206,7 +199,7 @@ def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[i
 def _is_there(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> bool:
     try:
         _require_plain(path, within, is_wanted)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 
@@ -240,34 +233,26 @@ def _is_of_hub(path: Path) -> bool:
     return blobs.name == "blobs" and folder.is_relative_to(blobs.parent / "snapshots") and target.is_file()
 
 
-def _walk(folder: Path, follow: bool) -> Iterator[tuple[Path, os.stat_result]]:
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the regular files below a folder, in which others may be writing and deleting meanwhile."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path = Path(entry.path)
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
-                    yield from _walk(path, follow)
-                    continue
-                if stat.S_ISLNK(found.st_mode) and (follow or _is_of_hub(path)):
-                    found = _followed(path)
-                    if stat.S_ISDIR(found.st_mode):
-                        continue
-                if not stat.S_ISREG(found.st_mode):
-                    raise _outside(path, _kind(found.st_mode))
-                if path.suffix in TEXTS:
-                    _check_size(path, found, MOST_TEXT)
-                yield path, found
-
-
-def _followed(path: Path) -> os.stat_result:
     try:
-        return path.stat()
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):  # a link to nothing: whoever needs the file misses it
-            raise
-        raise _outside(path, f"a link that leads nowhere ({error.strerror})") from error
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                yield from _walk(path)
+                continue
+            if stat.S_ISLNK(found.st_mode) and _is_of_hub(path):
+                found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise _outside(path, _kind(found.st_mode))
+            if path.suffix in TEXTS:
+                _check_size(path, found, MOST_TEXT)
+            yield path, found
 
 
 def _check_size(path: Path, found: os.stat_result, most: int) -> None:
@@ -276,10 +261,10 @@ def _check_size(path: Path, found: os.stat_result, most: int) -> None:
 
 
 def _outside(path: Path, kind: str) -> OutsideError:
-    why = "hce follows nothing out of an index or a model"
+    why = "hce opens nothing that leads out of an index or a model"
     if kind in ("a file", "a folder"):
-        why = f"hce writes {'a folder' if kind == 'a file' else 'a file'} there"
-    return OutsideError(f"{path} is {kind}, and {why}; delete it, or restore it from a copy")
+        why = f"hce expects {'a folder' if kind == 'a file' else 'a file'} there"
+    return OutsideError(f"{path} is {kind}, and {why}; delete it, or put what it should be in its place")
 
 
 def _kind(mode: int) -> str:

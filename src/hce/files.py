@@ -23,6 +23,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hce.contained import names_in, read_bytes
 from hce.errors import FormatError, HceError, InputError, one_line, system_reason
 
 try:
@@ -32,7 +33,7 @@ except ImportError:  # Windows
 
 T = TypeVar("T")
 
-TOKEN = re.compile("[0-9a-f]{8}")  # of a temporary neighbour
+LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # what a killed write of a name leaves
 
 
 @contextmanager
@@ -104,6 +105,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FormatError: nothing is there, or it is not a JSON object.
+        OutsideError: it is no regular file.
     """
     value = read_json_value(path)
     if not isinstance(value, dict):
@@ -115,11 +117,11 @@ def read_json_value(path: str | Path) -> Any:
     """Read any value that `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
 
     Raises:
-        FormatError: nothing is there, or it is not JSON.
+        FormatError: nothing is there, it is too large, or it is not JSON.
+        OutsideError: it is no regular file.
     """
-    path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+        return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError, MemoryError) as error:
@@ -216,7 +218,7 @@ def delete_whole(path: Path) -> None:
     with suppress(OSError):
         path.replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial"))
         sync_folder(path.parent)
-    _delete_leftovers(path)
+    delete_leftovers(path.parent, path.name)
 
 
 class ScratchFolder:
@@ -296,7 +298,7 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
     What killed processes left of the like is deleted first.
     """
-    _delete_leftovers(path)
+    delete_leftovers(path.parent, path.name)
     lock = None
     while lock is None:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -314,12 +316,14 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
             os.close(lock)
 
 
-def _delete_leftovers(path: Path) -> None:
-    """Delete what lies beside a path under the names of temporary files for it, and belongs to no living process."""
-    start, end = f".{path.name}.", ".partial"
-    beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    alike = (other for other in beside if other.name.startswith(start) and other.name.endswith(end))
-    delete_stale([other for other in alike if TOKEN.fullmatch(other.name[len(start) : -len(end)])])
+def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
+    """Delete what killed writes of a name, or of any, have left in a folder; a living process holds its own locked.
+
+    Raises:
+        OutsideError: the folder is reached through a link; see `hce.contained`.
+    """
+    found = ((name, LEFTOVER.fullmatch(name)) for name in names_in(folder, within))
+    delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
 
 
 def _lock(path: Path) -> int | None:

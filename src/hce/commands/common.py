@@ -74,6 +74,10 @@ AtOption = Annotated[
         "--at", metavar="ADDRESS", help="of Milvus: http://HOST:19530, or a file ending in .db", show_default=False
     ),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust-address", help="contact the address that the index keeps its vectors at, from now on"),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(

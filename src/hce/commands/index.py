@@ -16,6 +16,7 @@ from hce.commands.common import (
     MemoryOption,
     ReadIndexArgument,
     SeedOption,
+    TrustOption,
     answer,
     copies_of_corpus,
     interruptible,
@@ -219,6 +220,7 @@ def search(
         str | None,
         typer.Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants"),
     ] = None,
+    trust_address: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the documents of an index that answer a text best, by words and by meaning.
@@ -244,6 +246,7 @@ def search(
     from hce.data.records import STDIN, read_lines
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
+    from hce.index.trusted import trust_address_of
     from hce.web.client import Client, is_url
 
     if text == STDIN:
@@ -255,6 +258,8 @@ def search(
             raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
         hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
     else:
+        if trust_address:
+            trust_address_of(address)
         with Index.open(address) as index:
             options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
             hits = index.search(text, k, conditions, cast("SearchMode", mode), **options)
@@ -282,6 +287,7 @@ def status(
         bool, typer.Option("--drift/--no-drift", help="also measure whether it is time to retrain")
     ] = True,
     seed: SeedOption = 0,
+    trust_address: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is in an index, what has changed since it was made, and whether it is time to retrain.
@@ -291,7 +297,10 @@ def status(
       hce status my-index --no-drift --json
     """
     from hce.index.index import Index
+    from hce.index.trusted import trust_address_of
 
+    if trust_address:
+        trust_address_of(path)
     with Index.open(path) as index:
         from hce.training.model_folder import IN_AN_INDEX, read_training
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 
+from hce.contained import read_bytes
 from hce.encoding.bundled import loading
 from hce.encoding.encoder import device_and_dtype
 from hce.encoding.tables import MODULES, require_model_folder
@@ -96,7 +97,7 @@ def _refuse_other_folders(folder: Path) -> None:
     """
     require_model_folder(folder)
     try:
-        modules = json.loads((folder / MODULES).read_text("utf-8"))
+        modules = json.loads(read_bytes(folder / MODULES))
         is_encoder = any("Pooling" in str(each["type"]) or "StaticEmbedding" in str(each["type"]) for each in modules)
     except (OSError, ValueError, TypeError, KeyError):
         return  # the library says what is wrong

@@ -21,8 +21,10 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from hce.checksums import CHECKSUMS, require_undamaged
+from hce.contained import is_file, plain_path
 from hce.data.terms import checked_language, terms
 from hce.data.text import is_unicode
+from hce.encoding.inside import require_inside
 from hce.encoding.static import as_unit_rows
 from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import read_json, read_json_value
@@ -281,12 +283,14 @@ def require_model(folder: Path) -> None:
 
 
 def require_model_folder(folder: Path) -> None:
-    """Refuse a folder that holds no model, an encoder or another.
+    """Refuse a folder that holds no model, an encoder or another, or one that leads out of itself.
 
     Raises:
         InputError: there is none.
+        OutsideError: see `hce.encoding.inside`.
     """
-    if not any((folder / name).is_file() for name in (MODULES, "config.json")):
+    require_inside(folder)
+    if not any(is_file(folder / name) for name in (MODULES, "config.json")):
         raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
 
 
@@ -433,7 +437,7 @@ class Tables:
         tables = [part for part in parts if part is not None]
         if len(tables) < len(parts):
             return None
-        centres = load_file(module / CENTRES_FILE)["centres"] if (module / CENTRES_FILE).is_file() else None
+        centres = load_file(module / CENTRES_FILE)["centres"] if is_file(module / CENTRES_FILE) else None
         check_parts(shares, [each.vectors.shape[1] for each in tables], None if centres is None else centres.shape)
         return cls(str(folder), tables, shares, centres, _prompts(folder))
 
@@ -483,13 +487,13 @@ class Tables:
 
 def _first_module(folder: Path) -> tuple[str, str] | None:
     """Return type and folder of the module before a Normalize; None where a model is made otherwise."""
-    entries = read_json_value(folder / MODULES) if (folder / MODULES).is_file() else None
+    entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return None
     module_types, paths = ([str(entry.get(key, "")) for entry in entries] for key in ("type", "path"))
     settings = folder / paths[1] / "config.json"
     is_normalize = module_types[1].startswith("sentence_transformers.") and module_types[1].endswith(".Normalize")
-    is_usual = not settings.is_file() or read_json(settings) == NORMALIZE
+    is_usual = not is_file(settings) or read_json(settings) == NORMALIZE
     return (module_types[0], paths[0]) if is_normalize and is_usual else None
 
 
@@ -505,10 +509,10 @@ def _read_table(folder: Path) -> Table | None:
         check_word_table(facts["words"], table.shape)
         return Table(table.astype(np.float32), WordRows(facts["words"], facts["language"]), _prompts(folder))
     is_static = module_type.startswith("sentence_transformers.") and module_type.endswith(".StaticEmbedding")
-    vectors = load_file(weights).get("embedding.weight") if is_static and weights.is_file() else None
+    vectors = load_file(weights).get("embedding.weight") if is_static and is_file(weights) else None
     if vectors is None or vectors.dtype != np.float32:
         return None
-    tokenizer = Tokenizer.from_file(str(folder / path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(plain_path(folder / path / "tokenizer.json")))
     tokenizer.no_padding()
     require_row_for_each_token(tokenizer, len(vectors), str(folder))
     return Table(vectors, tokenizer, _prompts(folder))
@@ -516,6 +520,6 @@ def _read_table(folder: Path) -> Table | None:
 
 def _prompts(folder: Path) -> dict[Side, str]:
     """Read what is put before queries and documents."""
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = read_json(folder / SETTINGS) if is_file(folder / SETTINGS) else {}
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     return {side: prompt_of(prompts, default, side) or "" for side in PROMPT_NAMES}

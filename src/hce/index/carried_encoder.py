@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hce.contained import check_tree
 from hce.encoding.tables import Side, Tables, TextEncoder
 from hce.errors import FormatError, InputError
 from hce.index.manifest import Manifest, StandbyEncoder
@@ -86,6 +87,7 @@ class CarriedEncoder:
     def _loaded(self) -> TextEncoder:
         if self._encoder is None:
             folder = self.index_folder / self._told.encoder_folder
+            check_tree(folder, self.index_folder)
             encoder = Tables.read(folder) or self._load_model()
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
             if file_stamps(folder) != self._told.encoder_files and encoder.fingerprint != self._told.fingerprint:
@@ -119,5 +121,4 @@ def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None
 
 def file_stamps(folder: Path) -> dict[str, list[int]]:
     """Return size and time of last change of each file, by its path below the folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+    return {name: [found.st_size, found.st_mtime_ns] for name, found in check_tree(folder).items()}

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hce.checksums import CHECKSUMS, damage_in, files_in, write_checksums
+from hce.checksums import CHECKSUMS, damage_in, write_checksums
+from hce.contained import check_tree, delete_file, is_file, is_folder
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
@@ -103,9 +104,9 @@ def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> 
         FormatError: the manifest is damaged, so that nothing else can be told.
     """
     path = Path(path)
-    if (path / MANIFEST_FILE).is_file() and not (path / "hierarchy.safetensors").is_file():
+    if is_file(path / MANIFEST_FILE) and not is_file(path / "hierarchy.safetensors"):
         return _check_index(path, repair, progress)
-    if any((path / name).is_file() for name in (FACTS, "modules.json", "config.json")):
+    if any(is_file(path / name) for name in (FACTS, "modules.json", "config.json")):
         return _check_model(path, repair, progress)
     raise InputError(f"{path}: neither an index nor a model is there; name the folder of one")
 
@@ -115,7 +116,7 @@ def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> 
 
 def _check_model(path: Path, repair: bool, progress: bool) -> Checkup:
     findings = _encoder_findings(path, path, None, progress)
-    if (path / FACTS).is_file() and not findings:
+    if is_file(path / FACTS) and not findings:
         try:
             ModelFolder.read(path)
         except FormatError as error:
@@ -132,21 +133,19 @@ def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progres
     remedy = f"copy {name}/ from another copy, or from the model that the index was made with"
     if folder == root:
         remedy = "train or copy the model again"
-    files = files_in(folder).values()
-    with progress_bar(
-        f"checking {name}", sum(file.stat().st_size for file in files), "bytes", show=progress
-    ) as advance:
+    size = sum(found.st_size for found in check_tree(folder).values())
+    with progress_bar(f"checking {name}", size, "bytes", show=progress) as advance:
         damaged = damage_in(folder, advance)
     if damaged is not None:
         return [Finding(name, f"{name}/{each}" if folder != root else each, remedy=remedy) for each in damaged]
     try:
         found = Encoder.load(folder).fingerprint
-        wanted = fingerprint or (ModelFolder.read(folder).facts.fingerprint if (folder / FACTS).is_file() else found)
+        wanted = fingerprint or (ModelFolder.read(folder).facts.fingerprint if is_file(folder / FACTS) else found)
     except HceError as error:
         return [Finding(name, str(error), remedy=remedy)]
     if found != wanted:
         return [Finding(name, f"{folder} is not the encoder that was written there", remedy=remedy)]
-    is_known = fingerprint is not None or (folder / FACTS).is_file()
+    is_known = fingerprint is not None or is_file(folder / FACTS)
     about = "the weights are those that were written" if is_known else "nothing is known of its files"
     return [Finding(name, f"{name} has no {CHECKSUMS} ({about})", "unknown", can_heal=True)]
 
@@ -168,6 +167,7 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
 
 def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     manifest = Manifest.read(path)
+    check_tree(path)
     model = f"{IN_AN_INDEX}{manifest.suffix}"
     findings = _encoder_findings(path / manifest.encoder_folder, path, manifest.fingerprint, progress)
     findings += [
@@ -176,7 +176,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     ]
     findings += _tree_findings(path, manifest)
     tokens = token_folder(path, manifest.suffix)
-    if tokens.is_dir() and (damage := TokenCodes(tokens).damage()) is not None:
+    if is_folder(tokens) and (damage := TokenCodes(tokens).damage()) is not None:
         findings.append(Finding("tokens", damage, can_heal=True))
     if is_damaged_map(path / MAP_FILE):
         findings.append(Finding("map", f"{MAP_FILE} is not as it was written", can_heal=True))
@@ -200,7 +200,7 @@ def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
         NumberedHierarchy.load(folder)
     except FormatError as error:
         return [Finding("tree", str(error), can_heal=True)]
-    if (folder / CHECKSUMS).is_file():
+    if is_file(folder / CHECKSUMS):
         return []
     return [Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", can_heal=True)]
 
@@ -365,7 +365,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
     if any(each.part == "map" for each in findings):
-        (path / MAP_FILE).unlink(missing_ok=True)  # it is made anew when somebody asks for it
+        delete_file(path / MAP_FILE)  # it is made anew when somebody asks for it
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
             with index.writing() as writer:
@@ -378,11 +378,11 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
             _encode_anew(index, sorted(unsound), progress)
         index.rebuild(refit=False, tokens=True if any(each.part == "tokens" for each in findings) else None)
     folder = path / Manifest.read(path).encoder_folder
-    if not (folder / CHECKSUMS).is_file():
+    if not is_file(folder / CHECKSUMS):
         write_checksums(folder)
         replace(Manifest.read(path), encoder_files=file_stamps(folder)).write(path)
     for beside in filter(None, (Manifest.read(path).hierarchy, IN_AN_INDEX)):
-        if (path / beside).is_dir() and not (path / beside / CHECKSUMS).is_file():
+        if is_folder(path / beside) and not is_file(path / beside / CHECKSUMS):
             write_checksums(path / beside)
 
 

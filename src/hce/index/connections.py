@@ -10,19 +10,22 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hce.contained import is_file, open_file
 from hce.deadline import check_deadline
-from hce.errors import FormatError, InputError, WriterBusyError
+from hce.errors import FormatError, InputError, OutsideError, WriterBusyError
 from hce.index.schema import check_schema
 from hce.index.threads import heed_forks
 
 SECONDS_TO_WAIT = 5.0  # for another writer
 CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
+
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
+
 
 STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look costs less than one of these
 
@@ -229,13 +232,12 @@ class Connections:
 
     def _found(self) -> os.stat_result:
         try:
+            require_own_files(self._path)
             found = self._path.stat()
         except FileNotFoundError:
             raise self._missing() from None
         except OSError as error:
             raise InputError(f"{self._folder}: cannot be read ({error.strerror}); check its permissions") from error
-        if not stat.S_ISREG(found.st_mode):
-            raise self._missing()
         return found
 
     def _missing(self) -> FormatError:
@@ -260,6 +262,23 @@ def heeding_deadlines(connection: Connection) -> Iterator[None]:
         raise
     finally:
         connection.set_progress_handler(None, 0)
+
+
+def require_own_files(path: Path) -> None:
+    """Refuse a file of SQLite where opening it would read, write or delete anything but itself and what is beside it.
+
+    A journal can name a file that SQLite deletes as soon as it has undone the write; hce never makes such a journal.
+
+    Raises:
+        OutsideError: there is a link, or a journal that names another file.
+    """
+    for suffix in ("", "-wal", "-shm"):
+        is_file(f"{path}{suffix}")
+    with suppress(FileNotFoundError), open_file(f"{path}-journal") as journal:
+        if journal.seek(0, os.SEEK_END) >= len(SUPER_JOURNAL):
+            journal.seek(-len(SUPER_JOURNAL), os.SEEK_END)
+            if journal.read() == SUPER_JOURNAL:
+                raise OutsideError(f"{path}-journal names another file, which SQLite would delete; delete the journal")
 
 
 def _file_id(found: os.stat_result) -> FileId:

@@ -36,6 +36,7 @@ from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
+from hce.index.trusted import trust
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
 from hce.memory import index_needs, released, require_memory, widest_dtype
 from hce.processes import (
@@ -187,6 +188,7 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
     """
     check_engine(engine, at, dtype or "float32", "auto")
     if at is not None:
+        trust(at)
         check_place(at, path)
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
         raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")

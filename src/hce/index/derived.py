@@ -8,8 +8,7 @@ time: where one is missing, damaged or of another store, the part is built anew 
 from __future__ import annotations
 
 import logging
-import secrets
-import shutil
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from hce.checksums import sealed, unsealed
+from hce.contained import check_tree, delete_folder, is_folder, names_in
 from hce.errors import FormatError, HceError
-from hce.files import new_folder, read_json, write_json
+from hce.files import delete_leftovers, new_folder, read_json, write_json
 from hce.index.cutting import passage_texts
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 # A snapshot is written anew when it is behind by this share of the documents, and by so many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 SNAPSHOT = "snapshot.json"
+IS_SNAPSHOT = re.compile("[0-9]{12,}").fullmatch  # the name of a snapshot's folder: the number of a change
 
 
 class Builder(Protocol[Held]):
@@ -198,14 +199,14 @@ class Live(Generic[Held]):
                 with progress_bar(f"loading the {self.builder.folder_name}", None, "snapshots"):
                     held = self._checked(folder, reader, moment)
             except FormatError as error:
-                if folder.is_dir():  # else another process has just put a newer one in its place
+                if is_folder(folder):  # else another process has just put a newer one in its place
                     logger.warning("%s, which is done now from the store", error)
                 continue
             self._behind = 0
             return held, moment
         for folder in self._snapshots():
             damage = _damage_of_snapshot_file(folder)
-            if damage and folder.is_dir():
+            if damage and is_folder(folder):
                 logger.warning("%s, which is done now from the store", damage)
         moment = reader.moment()
         self._behind = moment.documents
@@ -214,7 +215,7 @@ class Live(Generic[Held]):
     # ------------------------------------------------------------------------------------------------- on disk
 
     def _snapshots(self) -> list[Path]:
-        return [path for path in self.folder.glob("*") if path.name.isdigit()]
+        return [self.folder / name for name in names_in(self.folder, self.store.path.parent) if IS_SNAPSHOT(name)]
 
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
         """Yield the snapshots that match the builder and the store, newest first, with their moments."""
@@ -257,6 +258,7 @@ class Live(Generic[Held]):
         Raises:
             FormatError: the snapshot is damaged, or not of the documents of that moment.
         """
+        check_tree(folder, self.store.path.parent)
         held = self.builder.load(folder)
         if not self.builder.fits(held, reader.numbers_at(moment)):
             raise FormatError(f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt")
@@ -297,12 +299,10 @@ class Live(Generic[Held]):
         self._behind = 0
 
     def _delete(self, snapshots: list[Path]) -> None:
-        """Rename snapshots, so that each disappears at once; then delete them and any unfinished ones."""
+        """Delete snapshots, each at once, and what killed processes left."""
         for snapshot in snapshots:
-            if snapshot.is_dir():
-                snapshot.replace(snapshot.with_name(f".{snapshot.name}.{secrets.token_hex(4)}.partial"))
-        for leftover in self.folder.glob(".*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            delete_folder(snapshot, self.store.path.parent)
+        delete_leftovers(self.folder, within=self.store.path.parent)
 
 
 def _told_by_snapshot(folder: Path) -> tuple[dict[str, Any], bool | None]:

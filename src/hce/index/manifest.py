@@ -6,9 +6,7 @@ may come from a stranger: it can name nothing outside of the index's folder.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import Any
 
 from hce._version import __version__
 from hce.checksums import sealed, unsealed
+from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
-from hce.files import checked_fields, delete_stale, read_json, write_json
+from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.fusion import TRANSFORMER_SHARE
 
@@ -26,6 +25,7 @@ MANIFEST_FILE = "manifest.json"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
+IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
@@ -179,8 +179,9 @@ class Manifest:
 
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
+            OutsideError: it is no regular file.
         """
-        if not (folder / MANIFEST_FILE).is_file():
+        if not is_file(folder / MANIFEST_FILE):
             raise FormatError(f"{folder}: no index there ({MANIFEST_FILE} is missing); 'hce index' makes one")
         values, is_as_written = unsealed(read_json(folder / MANIFEST_FILE))
         if isinstance(values.get("format"), int) and values["format"] > FORMAT:
@@ -300,30 +301,20 @@ class IndexStatus:
 
 def is_index(path: str | Path) -> bool:
     """Tell whether a folder holds an index: a store of documents, and the manifest, which is written last."""
-    return all((Path(path) / name).is_file() for name in (STORE_FILE, MANIFEST_FILE))
+    return all(is_file(Path(path) / name) for name in (STORE_FILE, MANIFEST_FILE))
 
 
 def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
     """Delete encoders, trees and snapshots that a manifest does not name; who calls keeps others from writing."""
-    named = manifest.folders()
-    for kind in FOLDERS:
-        delete_stale(index_folder.glob(f".{kind}*.partial"))
-        for path in index_folder.glob(f"{kind}*"):
-            if path.name not in named and re.fullmatch(rf"{kind}(-[0-9]+)?", path.name):
-                shutil.rmtree(path, ignore_errors=True)
+    delete_leftovers(index_folder)
+    for name in names_in(index_folder):
+        if IS_FOLDER.fullmatch(name) and name not in manifest.folders():
+            delete_folder(index_folder / name, index_folder)
 
 
 def size_on_disk(folder: Path) -> int:
     """Count the bytes of all files in a folder, in which others may be writing and deleting meanwhile."""
-    # Other than Path.rglob, os.walk passes over folders that are gone by the time it comes to them.
-    return sum(_size(Path(place) / name) for place, _, names in os.walk(folder) for name in names)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:  # SQLite deletes its log when the last reader leaves
-        return 0
+    return sum(found.st_size for found in check_tree(folder).values())
 
 
 def file_stamp(path: Path) -> tuple[int, int]:

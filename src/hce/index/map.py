@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
+from hce.contained import is_file
 from hce.deadline import check_deadline
 from hce.index.browse import LiveTree, NotThereError, Places
 from hce.index.numbered_tree import NumberedHierarchy
@@ -85,7 +86,7 @@ class StoredMap(NamedTuple):
 
 def is_damaged_map(path: Path) -> bool:
     """Tell whether there is a file of a map that is not as it was written."""
-    return path.exists() and kept_arrays(path, StoredMap._fields) is None
+    return is_file(path) and kept_arrays(path, StoredMap._fields) is None
 
 
 class _Sheet(NamedTuple):

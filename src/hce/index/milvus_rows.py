@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hce.checksums import file_sha256
+from hce.contained import check_tree, open_file
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError
@@ -192,18 +193,16 @@ def read_extents(
 
 def file_rows(folder: Path) -> tuple[FileFacts, Iterator[MilvusRow]]:
     """Write all files below a folder as rows; return what they are, and the rows."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files: FileFacts = {}
     number = 1
-    for path in paths:
-        size, pieces = path.stat().st_size, -(-path.stat().st_size // FILE_PIECE)
-        files[path.relative_to(folder).as_posix()] = [size, file_sha256(path), number, number + pieces - 1]
+    for name, found in check_tree(folder, folder.parent).items():
+        pieces = -(-found.st_size // FILE_PIECE)
+        files[name] = [found.st_size, file_sha256(folder / name), number, number + pieces - 1]
         number += pieces
 
     def rows() -> Iterator[MilvusRow]:
-        for path in paths:
-            first = files[path.relative_to(folder).as_posix()][2]
-            with path.open("rb") as file:
+        for name, (_, _, first, _) in files.items():
+            with open_file(folder / name, folder) as file:
                 for number in count(first):
                     piece = file.read(FILE_PIECE)
                     if not piece:

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from hce.checksums import sealed, unsealed
+from hce.contained import delete_file, is_file
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
 from hce.index.manifest import Manifest
@@ -38,6 +39,7 @@ from hce.index.milvus_rows import (
 )
 from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
 from hce.index.threads import heed_forks
+from hce.index.trusted import require_trusted
 from hce.progress import progress_bar
 from hce.search.engine import Engine
 from hce.search.milvus import (
@@ -100,7 +102,7 @@ class Pointer:
             FormatError: it is damaged.
         """
         path = index_folder / POINTER_FILE
-        if not path.is_file():
+        if not is_file(path):
             return None
         values, is_as_written = unsealed(read_json(path))
         if not is_as_written:
@@ -213,7 +215,7 @@ class Mirror:
             return self._push(writer)
 
     def _server_at(self, manifest: Manifest) -> Milvus:
-        address = Address.parse(manifest.engine_at or "")
+        address = require_trusted(manifest.engine_at or "", self.index_folder)
         if self._server is None or self._server.address != address:
             self._server = Milvus(address)
         return self._server
@@ -357,9 +359,10 @@ def withdraw(at: str, index_folder: Path) -> None:
     """Drop the collection that an index had at an address before it moved elsewhere."""
     server, pointer = Milvus(Address.parse(at)), Pointer.of(index_folder)
     if pointer is None:  # a copy leaves the original's alone
-        (index_folder / POINTER_FILE).unlink(missing_ok=True)
+        delete_file(index_folder / POINTER_FILE)
         return
     try:
+        require_trusted(at, index_folder)
         _check_owner(server, pointer)
         server.withdraw()
     except (AwayError, InputError) as error:
@@ -367,7 +370,7 @@ def withdraw(at: str, index_folder: Path) -> None:
     finally:
         server.close()
     if pointer.address == at:
-        (index_folder / POINTER_FILE).unlink()
+        delete_file(index_folder / POINTER_FILE)
 
 
 def _fits(pointer: Pointer, manifest: Manifest) -> bool:

@@ -7,13 +7,13 @@ says which one counts.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hce.contained import check_tree, delete_folder, is_file, is_folder, plain_path
 from hce.errors import FormatError, warn_once
 from hce.index.manifest import Manifest, is_index
 from hce.index.mapped import all_vectors
@@ -45,7 +45,7 @@ class NumberedHierarchy(NamedTuple):
         """
         hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
         try:
-            numbers = np.array(np.load(path, mmap_mode="r", allow_pickle=False))  # a map is no longer than its file
+            numbers = np.array(np.load(plain_path(path), mmap_mode="r", allow_pickle=False))  # no longer than its file
         except (OSError, ValueError, EOFError) as error:
             raise FormatError(f"{path}: damaged ({error}); rebuild the index") from error
         if numbers.shape != (len(hierarchy),) or numbers.dtype != np.int64:
@@ -63,6 +63,7 @@ def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarch
     name = _named(index_folder, suffix)
     while name is not None:
         try:
+            is_folder(index_folder / name, index_folder)
             return NumberedHierarchy.load(index_folder / name)
         except FormatError as error:
             known, name = name, _named(index_folder, suffix)
@@ -79,7 +80,7 @@ def _named(index_folder: Path, suffix: str | None) -> str | None:
     if other is None or suffix in (None, manifest.suffix):
         return manifest.hierarchy
     grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
-    return other.hierarchy or (grown if (index_folder / grown).is_dir() else None)
+    return other.hierarchy or (grown if is_folder(index_folder / grown) else None)
 
 
 def grow_named_tree(
@@ -118,7 +119,7 @@ def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool =
         tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
         return None
-    shutil.rmtree(index_folder / name, ignore_errors=True)
+    delete_folder(index_folder / name, index_folder)
     NumberedHierarchy(tree, numbers).save(index_folder / name)
     return name
 
@@ -139,8 +140,9 @@ def hierarchy_folder(path: str | Path) -> Path | None:
     """
     path, candidates = Path(path), [FOLDER, "."]
     if is_index(path):
+        check_tree(path)
         named = Manifest.read(path).hierarchy
         if named is None:
             raise FormatError(f"{path}: this index carries no tree; index anew to get one")
         candidates = [named]
-    return next((path / name for name in candidates if (path / name / "hierarchy.safetensors").is_file()), None)
+    return next((path / name for name in candidates if is_file(path / name / "hierarchy.safetensors", path)), None)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hce.contained import check_tree
 from hce.errors import FormatError
 from hce.index.carried_encoder import CarriedEncoder, check_same
 from hce.index.cutting import Cutter
@@ -52,6 +53,7 @@ class Opened:
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
         self.path = path
         self.manifest = Manifest.read(path)
+        check_tree(path)  # before anything that opens files by their paths
         if encoder is not None:
             check_same(encoder, self.manifest, path)
         self.for_queries = CarriedEncoder(path, self.manifest, encoder)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hce.contained import is_folder
 from hce.data.corpus import Corpus
 from hce.data.language import warn_of_language
 from hce.encoding.encoder import Encoder
@@ -238,7 +239,7 @@ def _with_tree(store: Store, other: StandbyEncoder) -> StandbyEncoder:
     if other.hierarchy is not None or manifest.hierarchy is None:
         return other
     name = f"{FOLDER}{other.suffix}"
-    if (index_folder / name).is_dir():
+    if is_folder(index_folder / name):
         return replace(other, hierarchy=name)
     with store.reading_beside(other.dim) as reader:
         return replace(other, hierarchy=grow_tree(index_folder, name, reader))

@@ -8,6 +8,7 @@ search needs them, so nothing depends on what is there.
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hce.contained import delete_file, is_file, names_in
 from hce.data.corpus import Corpus
 from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
+from hce.index.connections import require_own_files
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key
 from hce.progress import progress_bar
@@ -124,21 +127,22 @@ class TokenCodes:
             if anew or isinstance(error, sqlite3.OperationalError):  # a full disk, another who writes
                 raise
             logger.warning("%s: %s was damaged, and is begun anew", self.folder, self.file.name)
-            self.file.unlink(missing_ok=True)
+            delete_file(self.file)
             self._insert(rows, anew=True)
 
     def take_in_shares(self) -> None:
         """Move what other processes have kept in files of their own into the file of all."""
-        for share in self.folder.glob(f"{self.file.stem}-*.sqlite"):
+        shares = re.compile(rf"{self.file.stem}-[0-9]+\.sqlite")
+        for share in [self.folder / name for name in names_in(self.folder) if shares.fullmatch(name)]:
             try:
                 self._insert([])  # that there is a file to copy to
-                with self._connection() as connection:
+                with _opened(share), self._connection() as connection:
                     connection.execute("ATTACH ? AS share", (str(share),))
                     with connection:
                         connection.execute("INSERT OR REPLACE INTO codes SELECT * FROM share.codes")
             except sqlite3.Error as error:
                 logger.debug("%s: tokens are not kept (%s)", share, error)
-            share.unlink(missing_ok=True)
+            delete_file(share)
 
     def get(self, texts: Collection[str]) -> dict[str, np.ndarray]:
         """Return the codes of those texts that are kept, each of shape (tokens, DIM)."""
@@ -160,18 +164,18 @@ class TokenCodes:
         Raises:
             InputError: that cannot be written.
         """
-        if not self.file.is_file():
+        if not is_file(self.file):
             return
         copy = self.folder / f".{self.file.name}.partial"
         try:
-            copy.unlink(missing_ok=True)
+            delete_file(copy)
             with closing(sqlite3.connect(copy)) as connection:
                 connection.execute(SCHEMA)
                 self._copy(connection, _keys_of(reader))
             copy.replace(self.file)
-            for other in self.folder.glob("codes-*"):
-                if not other.name.startswith(self.file.name):
-                    other.unlink(missing_ok=True)
+            for name in names_in(self.folder):
+                if name.startswith("codes-") and not name.startswith(self.file.name):
+                    delete_file(self.folder / name)
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"{self.folder}: {error}; check the disk's space, or delete the folder") from error
 
@@ -181,7 +185,8 @@ class TokenCodes:
         connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((key,) for key in keys))
         connection.commit()
         try:
-            connection.execute("ATTACH ? AS before", (str(self.file),))
+            with self._connection():  # which looks at what is in it
+                connection.execute("ATTACH ? AS before", (str(self.file),))
             with connection:
                 connection.execute("INSERT INTO codes SELECT * FROM before.codes WHERE content IN kept")
         except sqlite3.DatabaseError as error:
@@ -192,7 +197,7 @@ class TokenCodes:
     def damage(self) -> str | None:
         """Say what is not as it was written; None where nothing is."""
         try:
-            if not self.file.is_file():
+            if not is_file(self.file):
                 return None
             width = self.space.basis.shape[1]
             with self._connection() as connection:
@@ -216,7 +221,26 @@ class TokenCodes:
         return found
 
     def _connection(self) -> closing[sqlite3.Connection]:
-        return closing(sqlite3.connect(self.file, timeout=SECONDS_TO_WAIT))
+        return _opened(self.file)
+
+
+def _opened(file: Path) -> closing[sqlite3.Connection]:
+    """Open a file of codes, which may not be there yet.
+
+    Raises:
+        OutsideError: it is a link, or SQLite would open or delete another file.
+        sqlite3.DatabaseError: there is more in it than the one table, such as a view.
+    """
+    require_own_files(file)
+    connection = sqlite3.connect(file, timeout=SECONDS_TO_WAIT)
+    try:
+        made = connection.execute("SELECT sql FROM sqlite_master").fetchall()
+        if made not in ([], [(SCHEMA.replace("IF NOT EXISTS ", ""),)]):
+            raise sqlite3.DatabaseError("it is not as hce makes it")
+    except BaseException:
+        connection.close()
+        raise
+    return closing(connection)
 
 
 def encode_keeping_tokens(encoder: CarriedEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
@@ -267,7 +291,7 @@ def token_folder(index_folder: Path, suffix: str) -> Path:
 
 def is_token_folder(folder: Path) -> bool:
     """Tell whether a folder holds a space of tokens, without loading it, for which torch is imported."""
-    return (folder / SPACE_FILE).is_file()
+    return is_file(folder / SPACE_FILE)
 
 
 class AskedTokens:

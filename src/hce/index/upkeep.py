@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 
-from hce.files import delete_whole, held_alone
+from hce.contained import delete_folder
+from hce.files import held_alone
 from hce.index.confidence import calibrate
 from hce.index.cutting import Cutter
 from hce.index.manifest import FORMAT, SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
@@ -14,6 +15,7 @@ from hce.index.numbered_tree import regrow_tree
 from hce.index.opened import Opened
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
+from hce.index.trusted import require_trusted, trust
 from hce.index.writing import cut_documents
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 
@@ -76,9 +78,12 @@ def rebuild(
         progress: show bars.
     """
     path, before = opened.path, opened.manifest
+    if at is not None:
+        trust(at)
     at = at or (before.engine_at if engine in (None, before.engine) else None)
     check_engine(engine or opened.derived.engine_name, at, dtype or before.dtype)
     if at is not None:
+        require_trusted(at, path)
         check_place(at, path)
     window = _read_in_passages(opened)
     if refit:
@@ -156,7 +161,7 @@ def _rebuild_tokens(opened: Opened, writer: Writer, wanted: bool | None, progres
         if (codes := TokenCodes.find(folder)) is not None:
             codes.keep_only(writer)
         return
-    delete_whole(folder)
+    delete_folder(folder, opened.path)
     if wanted:
         read_all_tokens(folder, opened.for_documents.full_encoder(), writer, progress=progress)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hce._version import __version__
 from hce.checksums import write_checksums
+from hce.contained import is_file, is_folder, open_file, read_bytes
 from hce.data.corpus import Corpus
 from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
@@ -137,7 +138,7 @@ class ModelFacts:
             FormatError: nothing of hce is there, it is damaged, or a newer version wrote it.
         """
         path = Path(folder) / FACTS
-        if not path.is_file():
+        if not is_file(path):
             raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
         try:
             facts = {
@@ -172,7 +173,7 @@ class ModelFacts:
         Raises:
             FormatError: it is damaged, or a newer version wrote it.
         """
-        return cls.read(folder) if (Path(folder) / FACTS).is_file() else None
+        return cls.read(folder) if is_file(Path(folder) / FACTS) else None
 
 
 class DevQuery(NamedTuple):
@@ -213,7 +214,7 @@ class ModelFolder:
         facts = ModelFacts.read(path)
         history, queries = _read_lines(path / HISTORY, Epoch), _read_lines(path / QUERIES, DevQuery)
         tree = path / TREE
-        return cls(path, facts, history, queries, Hierarchy.load(tree) if tree.is_dir() else None)
+        return cls(path, facts, history, queries, Hierarchy.load(tree) if is_folder(tree) else None)
 
 
 @dataclass(frozen=True)
@@ -320,15 +321,16 @@ def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
     """
     tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
     is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
-    return Hierarchy.load(tree) if is_of_it and tree.is_dir() else None
+    return Hierarchy.load(tree) if is_of_it and is_folder(tree) else None
 
 
 def keep_facts(folder: str | Path, kept: Path) -> None:
     """Copy the facts and the history of a model into a new folder of an index, for whoever asks later."""
     kept.mkdir()
     for name in (FACTS, HISTORY):
-        if (Path(folder) / name).is_file():
-            shutil.copyfile(Path(folder) / name, kept / name)
+        if is_file(Path(folder) / name):
+            with open_file(Path(folder) / name) as given, (kept / name).open("wb") as copy:
+                shutil.copyfileobj(given, copy)
     write_checksums(kept)
 
 
@@ -350,7 +352,7 @@ def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:
 def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
     """Read one entry a line, none where there is no file. A loss that became NaN, which only Python writes, is None."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        lines = read_bytes(path).decode().split("\n") if is_file(path) else []
         values = [json.loads(line, parse_constant=lambda name: None) for line in lines if line.strip()]
         return [checked_fields(entry, each, may_be_nan=MAY_BE_NAN) for each in values]
     except (OSError, ValueError, RecursionError, FormatError) as error:

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hce.contained import check_tree
 from hce.errors import FormatError, InputError, one_line, system_reason
 from hce.files import checked_fields, new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
@@ -183,7 +184,9 @@ class CheckpointFolder:
 
         Raises:
             InputError: the checkpoint is of a run with another identity.
+            OutsideError: something in the folder is a link, a pipe or a device.
         """
+        check_tree(self.folder)
         last = self._last()
         if last is None:
             return None

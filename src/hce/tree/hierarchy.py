@@ -15,7 +15,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
-from hce.errors import FormatError, InputError
+from hce.contained import is_file, plain_path
+from hce.errors import FormatError, InputError, OutsideError
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
@@ -400,12 +401,14 @@ class Hierarchy:
         """
         folder = Path(folder)
         for name in ("manifest.json", "hierarchy.safetensors"):
-            if not (folder / name).is_file():
+            if not is_file(folder / name):
                 raise FormatError(f"{folder}: no tree there ({name} is missing)")
         try:
             manifest = read_json(folder / "manifest.json")
             if manifest.pop("format") <= FORMAT:
                 return cls._read(folder, manifest)
+        except OutsideError:
+            raise
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise FormatError(f"{folder}: the tree is damaged ({error}); build or copy it again") from error
         raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
@@ -414,11 +417,11 @@ class Hierarchy:
     def _read(cls, folder: Path, manifest: dict[str, Any]) -> Hierarchy:
         if damaged := damage_in(folder):
             raise FormatError("; ".join(damaged))
-        tensors = load_file(folder / "hierarchy.safetensors")
+        tensors = load_file(plain_path(folder / "hierarchy.safetensors"))
         inner = range(1, manifest.pop("depth"))
         levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
         named = folder / "labels.json"  # the name that the first release gave it
-        names = read_json_value(named) if named.is_file() else None
+        names = read_json_value(named) if is_file(named) else None
         tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, names)
         tree._check_arrays()
         return tree

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
-from hce.checksums import file_checksum, files_in
+from hce.checksums import file_checksum
+from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.encoding.encoder import Encoder
@@ -382,7 +383,7 @@ def _contents(language_model: str) -> str | dict[str, int]:
     """Return what tells a language model from others: its name, or of a directory what is in it."""
     if language_model == BUNDLED or not Path(language_model).is_dir():
         return language_model
-    return {name: file_checksum(path) for name, path in sorted(files_in(Path(language_model)).items())}
+    return {name: file_checksum(Path(language_model) / name) for name in check_tree(language_model)}
 
 
 def _generated(path: str | Path, corpus: Corpus) -> Labels:
