@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query
 from hce.encoding import bundled
 from hce.encoding.encoder import Encoder
-from hce.encoding.word_table import WordTable
+from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, word_table_of
@@ -33,7 +32,7 @@ QUICK = Recipe.for_encoder(
 @pytest.fixture
 def tables_are_at_hand(monkeypatch, static_encoder):
     """A transformer's token table is distilled by model2vec, which takes long; here a random one stands in for it."""
-    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.model)
+    monkeypatch.setattr("hce.encoding.bundled.load_table_of", lambda model, fingerprint: static_encoder.table)
 
 
 @pytest.fixture
@@ -42,8 +41,7 @@ def dev(concept_corpus):
 
 
 def words(corpus, without=()) -> Encoder:
-    table = WordTable.fit(corpus, dim=32, without=np.array(without, dtype=np.int64))
-    return Encoder.of_word_table(table, device=torch.device("cpu"))
+    return Encoder(fit_words(corpus, dim=32, without=np.array(without, dtype=np.int64)), "words")
 
 
 def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_encoder, dev):
@@ -61,8 +59,9 @@ def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_en
 
 
 def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encoder, dev):
-    rubbish = words(concept_corpus)
-    rubbish.model[0].table = torch.randn_like(rubbish.model[0].table)
+    table = words(concept_corpus).table
+    noise = np.random.default_rng(0).normal(size=table.vectors.shape).astype(np.float32)
+    rubbish = Encoder(table._replace(vectors=noise), "rubbish")
     companion = words(concept_corpus, range(0, len(concept_corpus), 7))
     good = static_encoder.beside([companion], [0.5, 0.5])
     chosen = accompany(good, [rubbish], dev)

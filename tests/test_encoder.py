@@ -240,7 +240,7 @@ def test_a_table_with_more_behind_it_is_trained_as_a_table_and_not_fitted(static
     model = SentenceTransformer(modules=[static_encoder.model[0], dense, Normalize()], device="cpu")
     encoder = Encoder(model, "with a projection", device=torch.device("cpu"), dtype=torch.float32)
     assert static_encoder.is_static and not encoder.is_static
-    assert encoder.begins_with_table and encoder.is_table
+    assert encoder.is_table
     with encoder.remembering_tokens():
         assert encoder.encode(["w1 w2"]).shape == (1, 8)
     with pytest.raises(InputError, match="is not a static encoder"):

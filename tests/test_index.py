@@ -33,7 +33,6 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import Tables
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
@@ -543,8 +542,8 @@ def test_another_encoder_is_refused(made, encoder, gtr_folder, tmp_path):
 
 def test_the_encoder_is_loaded_when_needed_and_hashed_when_touched(made, tmp_path, encoder, monkeypatch):
     hashed = []
-    fingerprint = Tables.fingerprint.fget
-    monkeypatch.setattr(Tables, "fingerprint", property(lambda self: hashed.append(1) or fingerprint(self)))
+    fingerprint = Encoder.fingerprint.fget
+    monkeypatch.setattr(Encoder, "fingerprint", property(lambda self: hashed.append(1) or fingerprint(self)))
     shutil.copytree(made, tmp_path / "index")  # with the times of its files
     with Index.open(tmp_path / "index") as index:
         index.status()

@@ -18,7 +18,6 @@ from small_static import small_static
 import hce.cli
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import Tables
 from hce.index.derived import Live
 from hce.index.index import Index
 
@@ -313,8 +312,7 @@ def test_ctrl_c_leaves_all_as_it_was(run, index, corpus_file, model, tmp_path, m
 
         return encode_or_stop
 
-    for encoder in (Encoder, Tables):  # a whole corpus is encoded by the one, a few documents by the other
-        monkeypatch.setattr(encoder, "encode", interrupted(encoder.encode))
+    monkeypatch.setattr(Encoder, "encode", interrupted(Encoder.encode))
     monkeypatch.setattr("hce.index.writing.DOCUMENTS_AT_ONCE", 1)  # the first of them is in the transaction by then
     more = "\n".join(f'{{"_id": "x{i}", "text": "w{i}"}}' for i in range(5))
     stopped = run("add", index, "-", stdin=more)

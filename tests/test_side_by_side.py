@@ -7,14 +7,13 @@ import re
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 
 from hce.encoding.encoder import Encoder
-from hce.encoding.side_by_side import SideBySide, load_ours
-from hce.encoding.tables import joined_rows
-from hce.encoding.word_table import WordTable
+from hce.encoding.side_by_side import SideBySide, hub_folder
+from hce.encoding.tables import Table, WordRows, joined_rows
+from hce.encoding.word_table import WordTable, fit_words
 from hce.errors import FormatError, HceError
 
 TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w10", "w11 w12 w13"]
@@ -22,7 +21,7 @@ TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w10", "w11 w12 w13"]
 
 @pytest.fixture
 def both(bert_folder, static_encoder, concept_corpus) -> Encoder:
-    words = Encoder.of_word_table(WordTable.fit(concept_corpus, dim=8), device=torch.device("cpu"))
+    words = Encoder(fit_words(concept_corpus, dim=8), "words")
     return Encoder.load(bert_folder).beside([static_encoder, words], [0.5, 0.3, 0.2])
 
 
@@ -117,7 +116,7 @@ def test_a_part_that_is_missing_is_one_clear_line(both, tmp_path):
 )
 def test_what_is_not_all_ours_is_left_to_sentence_transformers(tmp_path, types):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
-    assert load_ours(tmp_path, local=True) is None
+    assert hub_folder(str(tmp_path), local=True) is None
 
 
 def test_no_code_in_a_folder_is_run(both, tmp_path):
@@ -209,15 +208,15 @@ def test_a_damaged_file_is_one_line_or_does_no_harm(both, tmp_path, damage):
 @pytest.mark.parametrize(
     ("words", "table"),
     [
-        (["a", "b"], torch.zeros(3, 4)),
-        (["a", 7], torch.zeros(2, 4)),
-        (["a", "b"], torch.zeros(2, 4, dtype=torch.int64)),
-        (["a", "b"], torch.zeros(2)),
-        (["a", "b"], torch.zeros(2, 0)),
+        (["a", "b"], np.zeros((3, 4))),
+        (["a", 7], np.zeros((2, 4))),
+        (["a", "b"], np.zeros((2, 4), dtype=np.int64)),
+        (["a", "b"], np.zeros(2)),
+        (["a", "b"], np.zeros((2, 0))),
     ],
 )
 def test_a_table_that_does_not_fit_its_words(tmp_path, words, table):
-    WordTable(["a"], torch.ones(1, 4), "english").save(str(tmp_path))
+    WordTable(Table(np.ones((1, 4), np.float32), WordRows(["a"], "english"))).save(str(tmp_path))
     (tmp_path / "words.json").write_text(json.dumps({"words": words, "language": "english"}))
     save_file({"table": table}, tmp_path / "model.safetensors")
     with pytest.raises(FormatError, match=r"^[^\n]*damaged \([^\n]*\); train or copy the model again$"):
@@ -225,7 +224,7 @@ def test_a_table_that_does_not_fit_its_words(tmp_path, words, table):
 
 
 def test_a_language_that_is_none(tmp_path):
-    WordTable(["a"], torch.ones(1, 4), "english").save(str(tmp_path))
+    WordTable(Table(np.ones((1, 4), np.float32), WordRows(["a"], "english"))).save(str(tmp_path))
     (tmp_path / "words.json").write_text(json.dumps({"words": ["a"], "language": "klingon"}))
     with pytest.raises(FormatError, match="klingon"):
         WordTable.load(str(tmp_path))

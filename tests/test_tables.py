@@ -1,4 +1,4 @@
-"""Tables: the same vectors as the encoder of the same folder gives, without torch."""
+"""Tables: the same vectors as sentence-transformers gives for the same folder, without torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import Bags, Tables, token_bags
-from hce.encoding.word_table import WordTable
+from hce.encoding.tables import Bags, Table, token_bags
+from hce.encoding.word_table import fit_words
 from hce.errors import FormatError, InputError
 from hce.index.index import Index
 
@@ -24,8 +25,11 @@ HEAVY = ("torch", "transformers", "sentence_transformers", "sklearn", "scipy", "
 TEXTS = ["w1 w2 w2 star", "", "unheard of", "blue ship w7", "w1 " * 700, "red " + "w9 w8 " * 40]
 
 
+FROZEN = Path(__file__).parent / "data" / "side-by-side-0.2.0"
+
+
 def word_table_of(corpus: Corpus) -> Encoder:
-    return Encoder.of_word_table(WordTable.fit(corpus, dim=8), device=torch.device("cpu"))
+    return Encoder(fit_words(corpus, dim=8), "words")
 
 
 def centres(dim: int) -> np.ndarray:
@@ -53,42 +57,65 @@ def saved(request, tmp_path, static_encoder, concept_corpus) -> tuple[Encoder, P
     return Encoder.load(tmp_path / "encoder"), tmp_path / "encoder"
 
 
-@pytest.mark.parametrize("kind", ["query", "document"])
-def test_vectors_are_those_of_the_encoder(saved, concept_corpus, kind):
-    encoder, folder = saved
-    tables = Tables.read(folder)
-    assert tables is not None
-    texts = [*TEXTS, *concept_corpus.texts()]
-    np.testing.assert_allclose(tables.encode(texts, kind), encoder.encode(texts, kind), atol=3e-7)
-    assert tables.encode(texts, kind).dtype == np.float32
-    assert tables.encode([], kind).shape == (0, encoder.dim)
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_vectors_are_those_of_sentence_transformers(saved, concept_corpus, side):
+    folder = saved[1]
+    encoder = Encoder.load(folder)
+    texts = [text for text in [*TEXTS, *concept_corpus.texts()] if text and text != "unheard of"]
+    other = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+    expected = (other.encode_query if side == "query" else other.encode_document)(texts)
+    np.testing.assert_allclose(encoder.encode(texts, side), expected, atol=3e-7)
+    assert encoder.encode(texts, side).dtype == np.float32
+    assert encoder.encode([], side).shape == (0, encoder.dim)
 
 
-def test_all_else_is_that_of_the_encoder(saved):
-    encoder, folder = saved
-    tables = Tables.read(folder)
-    assert (tables.fingerprint, tables.window) == (encoder.fingerprint, encoder.window)
-    assert tables.unknown_share(["w1 nowhere"]) == encoder.unknown_share(["w1 nowhere"])
-    assert (tables.tokenizer is None) == (encoder.tokenizer is None)
+@pytest.mark.parametrize("name", ["transformer", "tables"])
+def test_vectors_are_those_that_0_2_0_gave(name, tmp_path):
+    """A transformer centred, with a token table and words; and these two alone: as folders, as read and as written."""
+    facts = json.loads((FROZEN / "expected.json").read_text(encoding="utf-8"))
+    expected = facts[name]
+    Encoder.load(FROZEN / name, device="cpu").save(tmp_path / "again")
+    for folder in (FROZEN / name, tmp_path / "again"):
+        encoder = Encoder.load(folder, device="cpu")
+        assert (encoder.fingerprint, encoder.dim, encoder.window) == tuple(
+            expected[fact] for fact in ("fingerprint", "dim", "window")
+        )
+        for side in ("query", "document"):
+            np.testing.assert_allclose(encoder.encode(facts["texts"], side), expected[side], atol=1e-6)
+
+
+def test_a_model_made_of_tables_has_their_fingerprint_and_vectors(saved):
+    """What a trainer gets is the same encoder, and what it changes there is what is encoded by."""
+    encoder = Encoder.load(saved[1])
+    fingerprint, vectors = encoder.fingerprint, encoder.encode(TEXTS)
+    model = encoder.model
+    assert encoder.fingerprint == fingerprint
+    np.testing.assert_array_equal(encoder.encode(TEXTS), vectors)
+    weights = list(model.parameters())
+    if weights:
+        with torch.no_grad():
+            weights[0].mul_(torch.linspace(1, 3, weights[0].shape[1]))
+        assert np.abs(encoder.encode(TEXTS) - vectors).max() > 1e-3
+        assert encoder.fingerprint != fingerprint
 
 
 def test_a_text_has_the_same_vector_among_others(saved, concept_corpus):
-    tables = Tables.read(saved[1])
+    tables = Encoder.load(saved[1])
     texts = list(concept_corpus.texts())[:20]
     np.testing.assert_array_equal(tables.encode(texts), np.concatenate([tables.encode([text]) for text in texts]))
 
 
 def test_the_fingerprint_is_of_the_weights(saved, tmp_path):
     _, folder = saved
-    before = Tables.read(folder).fingerprint
+    before = Encoder.load(folder).fingerprint
     weights = next(folder.rglob("model.safetensors"))
     damaged = bytearray(weights.read_bytes())
     damaged[-5] ^= 1  # the smallest change of the last number but one
     weights.write_bytes(damaged)
     with pytest.raises(FormatError, match="not as it was written"):
-        Tables.read(folder)
+        Encoder.load(folder)
     (folder / "checksums.json").unlink()
-    assert Tables.read(folder).fingerprint != before
+    assert Encoder.load(folder).fingerprint != before
 
 
 def test_sums_are_those_of_torch_to_the_bit():
@@ -104,14 +131,15 @@ def test_sums_are_those_of_torch_to_the_bit():
 
 
 def test_other_encoders_are_left_to_torch(bert_folder, static_encoder, tmp_path):
-    assert Tables.read(bert_folder) is None
+    assert Table.read(bert_folder) is None
     static_encoder.save(tmp_path / "half")
     (tmp_path / "half" / "checksums.json").unlink()
     entries = json.loads((tmp_path / "half" / "modules.json").read_text())
     (tmp_path / "half" / "modules.json").write_text(json.dumps(entries[:1]))  # nothing that normalises
-    assert Tables.read(tmp_path / "half") is None
+    assert Table.read(tmp_path / "half") is None
+    np.testing.assert_array_equal(Encoder.load(tmp_path / "half").encode(TEXTS), static_encoder.encode(TEXTS))
     with pytest.raises(InputError, match="without a model"):
-        Tables.read(tmp_path)
+        Encoder.load(tmp_path)
 
 
 @pytest.mark.parametrize("spoilt", ["words.json", "side_by_side.json", "tokenizer.json", "centres.safetensors"])
@@ -120,7 +148,7 @@ def test_damage_is_one_line(static_encoder, concept_corpus, tmp_path, spoilt):
     (tmp_path / "encoder" / "checksums.json").unlink()
     next((tmp_path / "encoder").rglob(spoilt)).write_text("{}")
     with pytest.raises(FormatError, match=str(tmp_path)):
-        Tables.read(tmp_path / "encoder")
+        Encoder.load(tmp_path / "encoder")
 
 
 def searched(index: Path) -> dict[str, list[str]]:

@@ -107,7 +107,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     """Make the systems, in the order of the table; the trained model is written to `folder`."""
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
-    recipe = Recipe.for_encoder(static=untrained.begins_with_table, documents=len(corpus), seed=seed)
+    recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
     by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
         "BM25": WordSearcher.of(corpus),

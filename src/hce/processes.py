@@ -235,7 +235,9 @@ def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
     """Give all processes the first one's weights: what was computed on processors of two kinds may differ a little."""
     if process_count() > 1:
         for parameter in parameters:
-            dist.broadcast(parameter.data, src=0)
+            sent = parameter.data.to(_device_of_exchange())  # a table is in memory, and NCCL sends from a GPU
+            dist.broadcast(sent, src=0)
+            parameter.data.copy_(sent)
 
 
 def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:

@@ -114,7 +114,7 @@ def train(
         if recipe_name == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
-            recipe = Recipe.for_encoder(static=given.begins_with_table, documents=len(corpus), **chosen)
+            recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
         if bound is not None:
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)

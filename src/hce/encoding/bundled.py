@@ -25,6 +25,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers.utils import logging as transformers_logging
 
 from hce.checksums import file_sha256
+from hce.encoding.tables import Table
 from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.files import new_folder
 
@@ -77,13 +78,12 @@ def verified_minilm_folder() -> Path:
 # ----------------------------------------------------------------------------------------- static
 
 
-def load_static() -> SentenceTransformer:
+def load_static() -> Table:
     """Load the token table distilled from all-MiniLM-L6-v2; the first call makes the table."""
-    folder = cached(f"static-{_static_fingerprint()}", "modules.json", _make_static)
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return _table_in(cached(f"static-{_static_fingerprint()}", "modules.json", _make_static))
 
 
-def load_table_of(model: SentenceTransformer, fingerprint: str) -> SentenceTransformer:
+def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
     """Load the token table of any transformer's own tokenizer, distilled from it; the first call makes the table.
 
     Args:
@@ -106,8 +106,22 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> SentenceTrans
         SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
     recipe = hashlib.sha256((fingerprint + STATIC_RECIPE).encode()).hexdigest()
-    folder = cached(f"table-{recipe[:16]}", "modules.json", make)
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return _table_in(cached(f"table-{recipe[:16]}", "modules.json", make))
+
+
+def _table_in(folder: Path) -> Table:
+    """Read a table that was made here.
+
+    Raises:
+        FormatError: it was damaged since.
+    """
+    try:
+        table = Table.read(folder)
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
+    if table is None:
+        raise FormatError(f"{folder}: damaged (no token table is there); delete it, it is made again")
+    return table
 
 
 def _make_static(folder: Path) -> None:

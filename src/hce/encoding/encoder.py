@@ -1,7 +1,10 @@
-"""Encoder: text in, unit vectors out, whatever sentence-transformers model does the work.
+"""Encoder: text in, unit vectors out, by a table, by any sentence-transformers model, or by several side by side.
 
 An encoder always normalises: vectors of length 1 are what the tree, the losses and the index are built on. So a
 model that does not end in a Normalize module gets one, and is saved with it.
+
+Tables are summed by NumPy (`hce.encoding.tables`), and only what else there is by torch, which this module imports
+when it is needed: to import it takes longer than a search by tables.
 """
 
 from __future__ import annotations
@@ -10,45 +13,50 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from sentence_transformers import SentenceTransformer, SimilarityFunction
-from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding, Transformer
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
-from hce.encoding.bundled import load_minilm, load_static, load_table_of, loading, quiet_transformers
-from hce.encoding.side_by_side import SideBySide, load_any
 from hce.encoding.static import TokenMemo, document_frequencies, fit_table
 from hce.encoding.tables import (
     NO_LIMIT,
-    PROMPT_NAMES,
+    SIDE_BY_SIDE,
+    SIDES,
     UNLIMITED_WINDOW,
+    Layout,
+    Prompts,
     Side,
+    Table,
+    WordRows,
+    check_parts,
     checked_texts,
     fingerprint_of_modules,
     fingerprint_of_parts,
     finished,
-    prompt_of,
+    first_module,
+    joined_rows,
     require_model,
     require_row_for_each_token,
     token_bags,
+    token_ids,
     tokenizer_json,
     unfit,
     window_of,
 )
-from hce.encoding.word_table import WordTable
-from hce.errors import InputError
+from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import new_folder
 from hce.progress import progress_bar
 
-BUNDLED = {"minilm": load_minilm, "static": load_static}
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
+
+BUNDLED = ("minilm", "static")
 
 # Texts that are sorted by length together; more at once would save no more padding, and cost memory.
 SORTED_AT_ONCE = 8192
@@ -57,27 +65,43 @@ CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 MOST_COUNTED = 1 << 18  # documents whose words are counted: more tell nothing that these do not
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
 
-OnTokens = Callable[[str, np.ndarray, Tensor], None]
+OnTokens = Callable[[str, np.ndarray, "Tensor"], None]
 """Told of a text, its tokens' ids, of shape (T,), and their states, of shape (T, n), on the encoder's device."""
 
 
 class Encoder:
-    """A dense text encoder.
+    """A dense text encoder: a table, another model, or parts whose vectors stand side by side.
 
     Attributes:
-        model: the sentence-transformers model underneath, in evaluation mode unless someone trains it.
         name: the spec that the encoder was loaded by, for messages.
-        device: where the model computes.
-        dtype: what the model computes in; weights stay float32, so that it can be trained.
+        shares: how much each of the `parts` counts in an inner product; they add up to 1.
+        centres: what is subtracted from the first part's vectors, of shape (2, n₁): queries' and documents' mean.
     """
 
-    def __init__(self, model: SentenceTransformer, name: str, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.model = model.to(device).float().eval()
+    def __init__(
+        self,
+        model: SentenceTransformer | Table | Sequence[Encoder],
+        name: str,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        shares: Sequence[float] = (1.0,),
+        centres: np.ndarray | None = None,
+    ) -> None:
+        """Make an encoder of a table, of a model, or of parts; by default it computes as `load` says."""
         self.name = name
-        self.device = device
-        self.dtype = dtype
+        self._asked = (device, dtype)
+        self._table = model if isinstance(model, Table) else None
+        self._parts = tuple(model) if isinstance(model, list | tuple) and self._table is None else ()
+        self.shares = tuple(map(float, shares))
+        self.centres = centres
+        self._model: SentenceTransformer | None = None
         self._gave_any_length = False  # before the Normalize module that `load` appends
         self._token_memo: TokenMemo | None = None
+        if self._parts:
+            check_parts(self.shares, [part.dim for part in self._parts], None if centres is None else centres.shape)
+        elif self._table is None:
+            self._model = model.to(self.device).float().eval()  # type: ignore[union-attr]
 
     @classmethod
     def load(
@@ -93,7 +117,7 @@ class Encoder:
 
         Args:
             spec: which encoder.
-            device: where to compute; by default the first GPU, else the CPU.
+            device: where to compute; by default the first GPU, else the CPU. Tables are summed by the CPU.
             dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
             prompts: texts put before each "query" or "document", in place of the model's own.
             local: stay off the hub; a hub id is then found only if it was downloaded before.
@@ -103,15 +127,14 @@ class Encoder:
             FormatError: it is a directory with checksums, and a file in it is not as it was written.
             MissingPackageError: a bundled encoder is asked for and not installed.
         """
-        device, dtype = device_and_dtype(device, dtype)
-        model = BUNDLED[str(spec)]() if str(spec) in BUNDLED else _load_model(str(spec), local)
-        any_length = not isinstance(model[-1], Normalize)
-        if any_length:
-            model.append(Normalize())
-        for each in (model, *(model[0].parts[:1] if isinstance(model[0], SideBySide) else ())):
-            each.prompts.update(prompts or {})
-        encoder = cls(model, str(spec), device=device, dtype=dtype)
-        encoder._gave_any_length = any_length
+        name = str(spec)
+        if Path(name).is_dir() and name not in BUNDLED:
+            encoder = _of_folder(Path(name), name, device, dtype)
+        else:
+            encoder = _of_name(name, device, dtype, local=local)
+        if prompts:
+            known = encoder.prompts
+            encoder._take_prompts(known._replace(by_name={**known.by_name, **prompts}))
         return encoder
 
     @classmethod
@@ -129,36 +152,84 @@ class Encoder:
         encoder = cls.load(spec, device=device)
         return encoder.fitted_to(corpus, progress=progress) if str(spec) == "static" else encoder
 
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return device_and_dtype(*self._asked)[0]
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in; weights stay float32, so that it can be trained."""
+        return device_and_dtype(*self._asked)[1]
+
+    @property
+    def model(self) -> SentenceTransformer:
+        """The sentence-transformers model, in evaluation mode unless someone trains it; made of tables when asked for.
+
+        From then on the model has the weights: an encoder whose model is trained encodes by what was learned.
+        """
+        if self._model is None:
+            from hce.encoding.side_by_side import SideBySide, model_of, model_of_table
+
+            if self._table is not None:
+                model = model_of_table(self._table)
+            else:
+                module = SideBySide([part.model for part in self._parts], self.shares, self.centres)
+                model = model_of(module, self.prompts)
+            self._model = model.to(self.device).float().eval()
+        return self._model
+
+    @property
+    def table(self) -> Table | None:
+        """The table that the encoder consists of, as it is now; None where it is made otherwise."""
+        if self._model is None or self._parts:
+            return self._table
+        from hce.encoding.side_by_side import table_of
+
+        return table_of(self._model)
+
+    @property
+    def parts(self) -> list[Encoder]:
+        """The encoders whose vectors stand side by side in this one's: itself, where it has no companion."""
+        return list(self._parts) or [self]
+
+    @property
+    def _first(self) -> Encoder:
+        """The encoder without its companions."""
+        return self._parts[0]._first if self._parts else self
+
     @property
     def dim(self) -> int:
         """The length n of a vector."""
-        return int(self.model.get_embedding_dimension())
+        if self._parts:
+            return sum(part.dim for part in self._parts)
+        return int(self._table.vectors.shape[1] if self._table else self.model.get_embedding_dimension())
 
     @property
     def is_static(self) -> bool:
         """Whether the encoder is one token table and nothing else: what can be fitted to a corpus."""
-        return self.begins_with_table and all(isinstance(module, Normalize) for module in list(self.model)[1:])
-
-    @property
-    def begins_with_table(self) -> bool:
-        """Whether the encoder looks tokens up in a table, whatever it does after that: what is trained as a table."""
-        return isinstance(self.model[0], StaticEmbedding)
+        table = self.table
+        return table is not None and table.tokenizer is not None
 
     @property
     def is_table(self) -> bool:
-        """Whether each part begins with a table, of tokens or of words; `begins_with_table` knows no companions."""
-        models = self.model[0].parts if isinstance(self.model[0], SideBySide) else [self.model]
-        return all(isinstance(model[0], StaticEmbedding | WordTable) for model in models)
+        """Whether each part looks tokens or words up in a table, whatever it does after that."""
+        return all(part.is_table for part in self._parts) if self._parts else self._table is not None or self._is_bag
+
+    @property
+    def _is_bag(self) -> bool:
+        """Whether the model begins with a table of tokens."""
+        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+        return self.table is not None or isinstance(self.model[0], StaticEmbedding)
 
     @property
     def window(self) -> int:
         """How many tokens of a document's own the encoder reads at once; companions read no fewer."""
-        if isinstance(self.model[0], SideBySide):
-            return self.parts[0].window
-        tokenizer = self.model.tokenizer
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        tokenizer = self.tokenizer
+        if not _is_of_transformer(tokenizer):
             return window_of(tokenizer)
-        limit = min(self.model.max_seq_length or math.inf, tokenizer.model_max_length)
+        limit = min(self._first.model.max_seq_length or math.inf, tokenizer.model_max_length)
         prompt = len(tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"])
         taken = tokenizer.num_special_tokens_to_add() + prompt
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
@@ -166,15 +237,18 @@ class Encoder:
     @property
     def tokenizer(self) -> Any:
         """What takes texts apart, the first part's; None where that is a table of words."""
-        return self.model.tokenizer
+        first = self._first
+        return first._table.tokenizer if first._table else first.model.tokenizer
 
     @property
     def is_scored_by_inner_product(self) -> bool:
         """Whether the model came with vectors of any length, and says that inner products compare them (Contriever)."""
-        return self._gave_any_length and self.model.similarity_fn_name == SimilarityFunction.DOT_PRODUCT.value
+        return self._gave_any_length and self.model.similarity_fn_name == "dot"
 
     def encode_unnormalised(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Encode texts to vectors as long as the model itself makes them, of shape (texts, n)."""
+        from sentence_transformers import SentenceTransformer
+
         modules = list(self.model)[:-1] if self._gave_any_length else list(self.model)
         model = SentenceTransformer(modules=modules, device=str(self.device))
         return np.asarray(model.encode(list(texts), prompt=self.prompt(side), show_progress_bar=False))
@@ -185,43 +259,13 @@ class Encoder:
         Raises:
             InputError: the tokenizer does not know that.
         """
-        tokenizer = self.model.tokenizer
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        tokenizer = self.tokenizer
+        if not _is_of_transformer(tokenizer):
             return [tuple(span) for span in tokenizer.encode(text, add_special_tokens=False).offsets]
         if not tokenizer.is_fast:
             raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
         options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
         return [tuple(span) for span in tokenizer(text, **options, verbose=False)["offset_mapping"]]
-
-    @property
-    def parts(self) -> list[Encoder]:
-        """The encoders whose vectors stand side by side in this one's: itself, where it has no companion."""
-        first = self.model[0]
-        if not isinstance(first, SideBySide):
-            return [self]
-        names = [self.name, *(f"{self.name}, part {number}" for number in range(2, len(first.parts) + 1))]
-        return [
-            Encoder(part, name, device=self.device, dtype=self.dtype)
-            for name, part in zip(names, first.parts, strict=True)
-        ]
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """How much each of the `parts` counts in an inner product; they add up to 1."""
-        first = self.model[0]
-        return first.shares if isinstance(first, SideBySide) else (1.0,)
-
-    @property
-    def centres(self) -> np.ndarray | None:
-        """What is subtracted from the first part's vectors, of shape (2, n₁): queries' and documents' mean."""
-        centres = self.model[0].centres if isinstance(self.model[0], SideBySide) else None
-        return None if centres is None else np.asarray(centres.cpu().numpy())
-
-    @classmethod
-    def of_word_table(cls, table: WordTable, *, device: torch.device) -> Encoder:
-        """Make an encoder of a table of words alone."""
-        model = SentenceTransformer(modules=[table, Normalize()], device="cpu")
-        return cls(model, "words of the corpus", device=device, dtype=torch.float32)
 
     def token_table(self) -> Encoder:
         """Return a static encoder of this transformer's own tokens: the bundled one for minilm, else one distilled now.
@@ -230,9 +274,10 @@ class Encoder:
             InputError: no token table can be made of this model.
         """
         if self.name == "minilm":
-            return Encoder.load("static", device=self.device, dtype=torch.float32)
-        model = load_table_of(self.model, self.fingerprint)
-        return Encoder(model, f"table of {self.name}", device=self.device, dtype=torch.float32)
+            return Encoder.load("static", device=self.device)
+        from hce.encoding.bundled import load_table_of
+
+        return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
     def beside(
         self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
@@ -244,46 +289,68 @@ class Encoder:
             shares: how much this encoder and each companion count in an inner product; they add up to 1.
             centres: the mean of queries and the mean of documents by this encoder, of shape (2, n), to subtract.
         """
-        parts = [self.model, *(each.model for each in companions)]
-        mean_vectors = None if centres is None else torch.from_numpy(centres.astype(np.float32))
-        modules = [SideBySide(parts, shares, mean_vectors), Normalize()]
-        model = SentenceTransformer(modules=modules, prompts=dict(self.model.prompts), device="cpu")
-        model.default_prompt_name = self.model.default_prompt_name
-        return Encoder(model, self.name, device=self.device, dtype=self.dtype)
+        mean_vectors = None if centres is None else centres.astype(np.float32)
+        device, dtype = self._asked
+        parts = (self, *companions)
+        return Encoder(parts, self.name, device=device, dtype=dtype, shares=shares, centres=mean_vectors)
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:
         """Return the share of the texts' words that a table of the corpus's words has no vector for; None without one.
 
         Such words still count by their pieces, in the other parts.
         """
-        tables = [part.model[0] for part in self.parts if isinstance(part.model[0], WordTable)]
-        return tables[0].word_rows.unknown_share(texts) if tables else None
+        tables = [part.table.splitter for part in self.parts if part.table is not None]
+        words = [each for each in tables if isinstance(each, WordRows)]
+        return words[0].unknown_share(texts) if words else None
 
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
+    @property
+    def prompts(self) -> Prompts:
+        """What is put before texts, the first part's."""
+        first = self._first
+        if first._model is not None:
+            return Prompts(first._model.prompts, first._model.default_prompt_name)
+        return first._table.prompts if first._table else Prompts()
+
+    def _take_prompts(self, prompts: Prompts) -> None:
+        """Put other prompts before texts from now on."""
+        first = self._first
+        if first._model is not None:
+            first._model.prompts, first._model.default_prompt_name = dict(prompts.by_name), prompts.default
+        elif first._table is not None:
+            first._table = first._table._replace(prompts=prompts)
+
     def prompt(self, side: Side) -> str | None:
         """Return what is put before each text of a side: its own prompt, else the model's default one."""
-        return prompt_of(self.model.prompts, self.model.default_prompt_name, side)
+        return self.prompts.of(side)
 
     def tokenize(self, texts: Sequence[str], side: Side) -> dict[str, Any]:
         """Turn texts into the model's input tensors, on its device."""
-        if self.begins_with_table:
-            features = self._token_bags([(self.prompt(side) or "") + text for text in texts])
+        return self._features(texts, side, self.prompt(side))
+
+    def _features(self, texts: Sequence[str], side: Side, prompt: str | None) -> dict[str, Any]:
+        from torch import Tensor
+
+        if self._is_bag:
+            features = self._token_bags([(prompt or "") + text for text in texts])
         else:
-            features = self.model.preprocess(list(texts), prompt=self.prompt(side), task=side)
+            features = self.model.preprocess(list(texts), prompt=prompt, task=side)
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
         """Encode tokenised texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
+        import torch
+
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             vectors: Tensor = self.model(features, task=side)["sentence_embedding"]
-        return F.normalize(vectors.float(), dim=1)
+        return torch.nn.functional.normalize(vectors.float(), dim=1)
 
     @property
     def has_states(self) -> bool:
         """Whether the encoder, or its first part, is a transformer, which has a state for each token of a text."""
-        return self._transformer is not None and isinstance(self.tokenizer, PreTrainedTokenizerBase)
+        return self._first._has_transformer and _is_of_transformer(self.tokenizer)
 
     @property
     def vocabulary_size(self) -> int:
@@ -329,12 +396,38 @@ class Encoder:
         """
         texts = checked_texts(texts, side)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        self.model.eval()
-        with torch.inference_mode(), progress_bar("encoding", len(texts), "texts", show=progress) as advance:
-            for rows in self._batches(texts, side):
-                vectors[rows] = self._embedded([texts[row] for row in rows], side, on_tokens)
+        prompt = self.prompt(side) or ""
+        with progress_bar("encoding", len(texts), "texts", show=progress) as advance:
+            for rows in self._batches(texts, prompt):
+                vectors[rows] = self._unit_rows([texts[row] for row in rows], side, prompt, on_tokens)
                 advance(len(rows))
         return finished(vectors, self.name, zeros=zeros)
+
+    def _unit_rows(self, texts: list[str], side: Side, prompt: str, on_tokens: OnTokens | None = None) -> np.ndarray:
+        """Encode texts together, to rows of length 1, or 0 where nothing of a text is known; companions see no prompt.
+
+        Raises:
+            FormatError: the files of the encoder do not fit together.
+        """
+        if self._parts:
+            first, *companions = self._parts
+            rows = [first._unit_rows(texts, side, prompt, on_tokens)]
+            rows += [each._unit_rows(texts, side, "") for each in companions]
+            return joined_rows(rows, self.shares, None if self.centres is None else self.centres[SIDES.index(side)])
+        try:
+            table = self.table
+            if table is not None:
+                return table.encode(texts, prompt, self._token_memo)
+            return self._by_model(texts, side, prompt, on_tokens)
+        except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
+            raise unfit(self.name, error) from error
+
+    def _by_model(self, texts: list[str], side: Side, prompt: str, on_tokens: OnTokens | None) -> np.ndarray:
+        import torch
+
+        self.model.eval()
+        with torch.inference_mode(), self._telling_tokens(texts, prompt, on_tokens):
+            return np.asarray(self.embed(self._features(texts, side, prompt or None), side).cpu().numpy())
 
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
         """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
@@ -344,26 +437,24 @@ class Encoder:
         Raises:
             InputError: this encoder is not static.
         """
-        if not self.is_static:
+        table = self.table
+        if table is None or table.tokenizer is None:
             raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
-        module: StaticEmbedding = self.model[0]
-        table = module.embedding.weight.detach().cpu().numpy()
         every = -(-len(corpus) // MOST_COUNTED)
         some = corpus if every < 2 else corpus.only(np.arange(0, len(corpus), every))
         with progress_bar("counting words", len(some), "documents", show=progress or None) as advance:
-            counts, total = document_frequencies(module.tokenizer, some.texts(), len(table), advance)
-        fitted = StaticEmbedding(module.tokenizer, embedding_weights=fit_table(table, counts, total))
-        model = SentenceTransformer(modules=[fitted, Normalize()], prompts=dict(self.model.prompts), device="cpu")
-        model.default_prompt_name = self.model.default_prompt_name
-        encoder = Encoder(model, f"{self.name}, fitted", device=self.device, dtype=self.dtype)
+            counts, total = document_frequencies(table.tokenizer, some.texts(), len(table.vectors), advance)
+        fitted = table._replace(vectors=fit_table(table.vectors, counts, total))
+        device, dtype = self._asked
+        encoder = Encoder(fitted, f"{self.name}, fitted", device=device, dtype=dtype)
         encoder._token_memo = self._token_memo
         return encoder
 
     @contextmanager
     def remembering_tokens(self) -> Iterator[None]:
         """Have a token table tokenise each word once in this block: for a corpus that is read again and again."""
-        if self.begins_with_table and self._token_memo is None:
-            self._token_memo = TokenMemo.of(self.model[0].tokenizer)
+        if self.is_table and self.tokenizer is not None and self._token_memo is None:
+            self._token_memo = TokenMemo.of(self.tokenizer)
         try:
             yield
         finally:
@@ -381,14 +472,16 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
-        prompts = {side: self.prompt(side) or "" for side in PROMPT_NAMES}
-        if isinstance(self.model[0], SideBySide):
-            parts = [part.fingerprint for part in self.parts]
-            return fingerprint_of_parts(prompts, self.shares, self.centres, parts)
+        if self._parts:
+            prints = [part.fingerprint for part in self._parts]
+            return fingerprint_of_parts(self.prompts, self.shares, self.centres, prints)
+        table = self.table
+        if table is not None:
+            return table.fingerprint
         limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         return fingerprint_of_modules(
-            prompts,
+            self.prompts,
             None if limit is None or math.isinf(limit) else limit,
             [(type(module).__name__, _config(module)) for module in self.model],
             tokenizer_json(backend, own_limit=backend is tokenizer),  # a transformer's limit is set anew by every call
@@ -403,39 +496,37 @@ class Encoder:
         Raises:
             InputError: `path` is there already and not an empty folder.
         """
+        from hce.encoding.bundled import quiet_transformers
+
         with new_folder(path) as folder, quiet_transformers():
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
 
-    def _embedded(self, texts: list[str], side: Side, on_tokens: OnTokens | None) -> np.ndarray:
-        try:
-            with self._telling_tokens(texts, side, on_tokens):
-                return np.asarray(self.embed(self.tokenize(texts, side), side).cpu().numpy())
-        except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
-            raise unfit(self.name, error) from error
-
     @property
-    def _transformer(self) -> Transformer | None:
-        first = self.model[0].parts[0][0] if isinstance(self.model[0], SideBySide) else self.model[0]
-        return first if isinstance(first, Transformer) else None
+    def _has_transformer(self) -> bool:
+        from sentence_transformers.sentence_transformer.modules import Transformer
+
+        return self._table is None and isinstance(self.model[0], Transformer)
 
     @contextmanager
-    def _telling_tokens(self, texts: list[str], side: Side, on_tokens: OnTokens | None) -> Iterator[None]:
+    def _telling_tokens(self, texts: list[str], prompt: str, on_tokens: OnTokens | None) -> Iterator[None]:
         """Have `on_tokens` told, in this block, of the states that the transformer has for these texts."""
-        if on_tokens is None or self._transformer is None:
+        if on_tokens is None or not self._has_transformer:
             yield
             return
+        import torch
+
         special = torch.tensor(self.tokenizer.all_special_ids, device=self.device)
-        prompt = len(self.tokenizer(self.prompt(side) or "", add_special_tokens=False)["input_ids"])
+        start = len(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
 
         def tell(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
             if not {"input_ids", "attention_mask", "token_embeddings"} <= found.keys():
                 return
             told = found["attention_mask"].bool() & ~torch.isin(found["input_ids"], special)
             for text, mask, ids, states in zip(texts, told, found["input_ids"], found["token_embeddings"], strict=True):
-                on_tokens(text, ids[mask][prompt:].cpu().numpy(), states[mask][prompt:].float())
+                on_tokens(text, ids[mask][start:].cpu().numpy(), states[mask][start:].float())
 
-        handle = self._transformer.register_forward_hook(tell)
+        handle = self.model[0].register_forward_hook(tell)
         try:
             yield
         finally:
@@ -443,45 +534,56 @@ class Encoder:
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
         """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
-        if self._token_memo is not None:
-            ids = [self._token_memo.ids(text) for text in texts]
-        else:
-            encodings = self.model[0].tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            ids = [encoding.ids for encoding in encodings]
-        bags = token_bags(ids)
+        import torch
+
+        bags = token_bags(token_ids(self.tokenizer, texts, self._token_memo))
         return {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
 
-    def _batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
-        """Yield row numbers, texts of like length together, about the same number of tokens each time."""
-        budget = STATIC_TOKENS if self.is_table else CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
-        for start in range(0, len(texts), SORTED_AT_ONCE):
-            lengths = self._token_counts(texts[start : start + SORTED_AT_ONCE], side)
-            order = np.argsort(-lengths, kind="stable")
-            first = 0
-            while first < len(order):
-                longest = int(lengths[order[first]])
-                count = max(1, budget // max(longest, 1))
-                yield start + order[first : first + count]
-                first += count
+    def _batches(self, texts: Sequence[str], prompt: str) -> Iterator[np.ndarray]:
+        """Yield row numbers, about the same number of tokens each time; a transformer's, texts of like length together.
 
-    def _token_counts(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        tokenizer = self.model.tokenizer
-        if not isinstance(tokenizer, PreTrainedTokenizerBase) or self.is_table:
-            return np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
-        prompt = self.prompt(side) or ""
-        return np.array([len(ids) for ids in self._tokenized([prompt + text for text in texts])])
+        A table pads nothing, so its texts stay in their order.
+        """
+        for start in range(0, len(texts), SORTED_AT_ONCE):
+            some = texts[start : start + SORTED_AT_ONCE]
+            if self.is_table:
+                full = np.cumsum([len(text) // CHARACTERS_PER_TOKEN + 1 for text in some]) // STATIC_TOKENS
+                yield from np.split(np.arange(start, start + len(some)), np.flatnonzero(np.diff(full)) + 1)
+            else:
+                yield from (start + rows for rows in self._of_like_length(some, prompt))
+
+    def _of_like_length(self, texts: Sequence[str], prompt: str) -> Iterator[np.ndarray]:
+        budget = CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
+        lengths = np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in texts])
+        if _is_of_transformer(self.tokenizer):
+            lengths = np.array([len(ids) for ids in self._tokenized([prompt + text for text in texts])])
+        order = np.argsort(-lengths, kind="stable")
+        first = 0
+        while first < len(order):
+            count = max(1, budget // max(int(lengths[order[first]]), 1))
+            yield order[first : first + count]
+            first += count
 
     def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts' tokens, cut where the model stops reading."""
         tokenizer = self.tokenizer
-        given = self.model.max_seq_length or tokenizer.model_max_length
+        given = self._first.model.max_seq_length or tokenizer.model_max_length
         limit = given if given < NO_LIMIT else None
         ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
         return ids
 
 
-def device_and_dtype(device: str | torch.device | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:
+def _is_of_transformer(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is one of transformers, and not of the package tokenizers."""
+    return hasattr(tokenizer, "num_special_tokens_to_add") and hasattr(tokenizer, "model_max_length")
+
+
+def device_and_dtype(
+    device: str | torch.device | None, dtype: torch.dtype | None = None
+) -> tuple[torch.device, torch.dtype]:
     """Return where and in what a model computes: as asked, or the first GPU, in bfloat16 if it can, or the CPU."""
+    import torch
+
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
         dtype = fast_dtype(device) if device.type == "cuda" else torch.float32
@@ -493,6 +595,8 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
     Elsewhere bfloat16 is emulated, which is slower than float32.
     """
+    import torch
+
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     # PyTorch asks the processor, but only under private names; without them it is float32, which is always right.
@@ -501,16 +605,80 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_instructions else torch.float32
 
 
-def _load_model(spec: str, local: bool) -> SentenceTransformer:
-    if Path(spec).is_dir():
-        require_model(Path(spec))
-        local = True
-    bundled = " or ".join(f"'{name}'" for name in BUNDLED)
-    with loading(spec, "encoder", f"give {bundled}, a model directory, or a hub id"):
-        model = load_any(spec, local=local)
+def _of_folder(folder: Path, name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Encoder:
+    """Load an encoder from a folder.
+
+    Raises:
+        InputError: no model is there.
+        FormatError: it is damaged.
+    """
+    require_model(folder)
+    try:
+        return _read(folder, name, device, dtype)
+    except HceError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        raise FormatError(f"{name}: a damaged encoder ({one_line(error)}); train or copy it again") from error
+
+
+def _read(folder: Path, name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Encoder:
+    """Read tables, and what stands beside them, without torch; any other model with it."""
+    first = first_module(folder)
+    if first is None or first.type != SIDE_BY_SIDE:
+        table = Table.read(folder)
+        if table is not None:
+            return Encoder(table, name, device=device, dtype=dtype)
+        from hce.encoding.bundled import quiet_transformers
+        from hce.encoding.side_by_side import load_part
+
+        with quiet_transformers():
+            return _of_model(load_part(folder), name, device, dtype)
+    layout = Layout.read(folder / first.path)
+    names = [name, *(f"{name}, part {number}" for number in range(2, len(layout.folders) + 1))]
+    parts = [_read(place, each, device, dtype) for place, each in zip(layout.folders, names, strict=True)]
+    options = {"device": device, "dtype": dtype, "shares": layout.shares, "centres": layout.centres}
+    encoder = Encoder(parts, name, **options)
+    encoder._take_prompts(Prompts.read(folder))
+    return encoder
+
+
+def _of_name(name: str, device: str | torch.device | None, dtype: torch.dtype | None, *, local: bool) -> Encoder:
+    """Load a bundled encoder, or one of the hub.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    from hce.encoding.bundled import load_minilm, load_static, loading
+    from hce.encoding.side_by_side import hub_folder
+
+    if name == "static":
+        return Encoder(load_static(), name, device=device, dtype=dtype)
+    if name == "minilm":
+        return Encoder(load_minilm(), name, device=device, dtype=dtype)
+    bundled = " or ".join(f"'{each}'" for each in BUNDLED)
+    with loading(name, "encoder", f"give {bundled}, a model directory, or a hub id"):
+        folder = hub_folder(name, local=local)
+        if folder is not None:
+            return _read(folder, name, device, dtype)
+        return _of_model(SentenceTransformer(name, device="cpu", local_files_only=local), name, device, dtype)
+
+
+def _of_model(
+    model: SentenceTransformer, name: str, device: str | torch.device | None, dtype: torch.dtype | None
+) -> Encoder:
+    """Make an encoder of a model, which gets a Normalize module where it has none."""
+    from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+
     if len(model) and isinstance(model[0], StaticEmbedding):
-        require_row_for_each_token(model[0].tokenizer, len(model[0].embedding.weight), spec)
-    return model
+        require_row_for_each_token(model[0].tokenizer, len(model[0].embedding.weight), name)
+    gave_any_length = not isinstance(model[-1], Normalize)
+    if gave_any_length:
+        model.append(Normalize())
+    encoder = Encoder(model, name, device=device, dtype=dtype)
+    encoder._gave_any_length = gave_any_length
+    return encoder
 
 
 def _config(module: Any) -> dict[str, Any]:

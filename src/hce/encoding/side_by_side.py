@@ -13,21 +13,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import InputModule, Normalize
-from sentence_transformers.util import load_file_path
+from sentence_transformers.sentence_transformer.modules import InputModule, Normalize, StaticEmbedding
+from sentence_transformers.util import load_dir_path, load_file_path
 from torch import Tensor, nn
 
-from hce.encoding.tables import CENTRES_FILE, SHARES_FILE, SIDE_BY_SIDE, SIDES, WORD_TABLE, check_parts
+from hce.encoding.tables import (
+    CENTRES_FILE,
+    MODULES,
+    NORMALIZE,
+    SHARES_FILE,
+    SIDE_BY_SIDE,
+    SIDES,
+    WORD_TABLE,
+    Layout,
+    Prompts,
+    Table,
+    WordRows,
+    check_parts,
+    damaged_model,
+    first_module,
+)
 from hce.encoding.word_table import WordTable, hub_options
-from hce.errors import FormatError, one_line
-from hce.files import read_json, read_json_value, write_json
+from hce.files import write_json
 
 PART_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs", "backend")
-NORMALIZE = f"{Normalize.__module__}.Normalize"
 
 
 class SideBySide(InputModule):
@@ -45,14 +59,14 @@ class SideBySide(InputModule):
     centres: Tensor | None
 
     def __init__(
-        self, parts: Sequence[SentenceTransformer], shares: Sequence[float], centres: Tensor | None = None
+        self, parts: Sequence[SentenceTransformer], shares: Sequence[float], centres: np.ndarray | None = None
     ) -> None:
         super().__init__()
         dims = [int(part.get_embedding_dimension()) for part in parts]
         check_parts(shares, dims, None if centres is None else tuple(centres.shape))
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
-        self.register_buffer("centres", centres)
+        self.register_buffer("centres", None if centres is None else torch.from_numpy(centres))
 
     @property
     def tokenizer(self) -> Any:
@@ -106,9 +120,9 @@ class SideBySide(InputModule):
         """Write each part into a folder of its own, below an existing one."""
         write_json(Path(output_path) / SHARES_FILE, self.get_config_dict())
         if self.centres is not None:
-            save_file({"centres": self.centres.cpu().contiguous()}, Path(output_path) / CENTRES_FILE)
+            save_file({"centres": self.centres.cpu().numpy()}, Path(output_path) / CENTRES_FILE)
         for number, part in enumerate(self.parts):
-            part.save(str(_folder(output_path, number)), create_model_card=False)
+            part.save(str(Path(output_path) / f"part-{number}"), create_model_card=False)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
@@ -125,57 +139,77 @@ class SideBySide(InputModule):
         """
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
+        layout = Layout.read(folder)
         try:
-            shares = read_json(folder / SHARES_FILE)["shares"]
-            centres = load_file(folder / CENTRES_FILE)["centres"] if (folder / CENTRES_FILE).is_file() else None
-            parts = [load_any(_folder(folder, number), local=True, **how) for number in range(len(shares))]
-            return cls(parts, shares, centres)
+            parts = [load_part(each, **how) for each in layout.folders]
+            return cls(parts, layout.shares, layout.centres)
         except Exception as error:  # whatever a damaged file makes its reader raise
-            raise FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again") from error
+            raise damaged_model(folder, error) from error
 
 
-def load_ours(spec: str | Path, *, local: bool, **how: Any) -> SentenceTransformer | None:
-    """Load a model that consists of a module of this package and a Normalize; None where `spec` is something else.
+def load_part(folder: Path, **how: Any) -> SentenceTransformer:
+    """Load a model from a folder, one with a module of this package too, and run no code that the folder brings.
 
     sentence-transformers imports modules that are not its own only for who trusts the model with all it may bring. So
-    the model is put together here: of what it names, nothing but these two modules is looked at, and no code is run.
+    the model is put together here: of what it names, nothing but the module and a Normalize is looked at.
 
     Args:
-        spec: a folder or a hub id.
-        local: whether to stay off the hub.
-        how: what each part is loaded with, see `SideBySide.load`.
+        folder: of the model.
+        how: what a transformer is loaded with, see `SideBySide.load`.
 
     Raises:
         FormatError: something of it is missing or damaged.
     """
-    modules = load_file_path(str(spec), "modules.json", local_files_only=local)
-    entries = None if modules is None else read_json_value(Path(modules))
-    types = [entry.get("type") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    if not types or types[0] not in OURS or not set(types[1:]) <= {NORMALIZE}:
+    first = first_module(folder)
+    ours = first and OURS.get(first.type)
+    if not first or not ours:
+        return SentenceTransformer(str(folder), device="cpu", local_files_only=True, **how)
+    prompts = Prompts.read(folder)
+    return model_of(ours.load(str(folder), subfolder=first.path, local_files_only=True, **how), prompts)
+
+
+def model_of(module: SideBySide | WordTable | StaticEmbedding, prompts: Prompts) -> SentenceTransformer:
+    """Make a model of a module and a Normalize."""
+    model = SentenceTransformer(modules=[module, Normalize()], prompts=dict(prompts.by_name), device="cpu")
+    model.default_prompt_name = prompts.default
+    return model
+
+
+def model_of_table(table: Table) -> SentenceTransformer:
+    """Make a model of a table, which looks its vectors up in the same memory."""
+    if isinstance(table.splitter, WordRows):
+        return model_of(WordTable(table), table.prompts)
+    return model_of(StaticEmbedding(table.splitter, embedding_weights=table.vectors), table.prompts)
+
+
+def table_of(model: SentenceTransformer) -> Table | None:
+    """Return the table that a model consists of, as it is now; None where it is made otherwise."""
+    first, *rest = model
+    if not all(isinstance(each, Normalize) and each.get_config_dict() == NORMALIZE for each in rest):
         return None
-    ours = OURS[types[0]]
-    module = ours.load(str(spec), subfolder=f"0_{ours.__name__}", local_files_only=local, **how)
-    settings = load_file_path(str(spec), "config_sentence_transformers.json", local_files_only=local)
-    prompts = {} if settings is None else read_json(Path(settings))
-    return SentenceTransformer(
-        modules=[module, Normalize()],
-        prompts=prompts.get("prompts"),
-        default_prompt_name=prompts.get("default_prompt_name"),
-        device="cpu",
-    )
+    prompts = Prompts(model.prompts, model.default_prompt_name)
+    if isinstance(first, WordTable):
+        return first.table._replace(prompts=prompts)
+    if not isinstance(first, StaticEmbedding):
+        return None
+    return Table(first.embedding.weight.detach().cpu().numpy(), first.tokenizer, prompts)
+
+
+def hub_folder(spec: str, *, local: bool) -> Path | None:
+    """Return where a model of the hub with a module of this package is on this disk; None where it is another model.
+
+    Args:
+        spec: the hub id.
+        local: whether to stay off the hub.
+    """
+    modules = load_file_path(spec, MODULES, local_files_only=local)
+    first = None if modules is None else first_module(Path(modules).parent)
+    if first is None or first.type not in OURS:
+        return None
+    return Path(load_dir_path(spec, "", local_files_only=local))
 
 
 OURS: dict[str, type[SideBySide] | type[WordTable]] = {
     SIDE_BY_SIDE: SideBySide,
     WORD_TABLE: WordTable,
 }
-
-
-def load_any(spec: str | Path, *, local: bool, **how: Any) -> SentenceTransformer:
-    """Load any sentence-transformers model, one of ours too; the arguments are those of `load_ours`."""
-    ours = load_ours(spec, local=local, **how)
-    return ours or SentenceTransformer(str(spec), device="cpu", local_files_only=local, **how)
-
-
-def _folder(parent: str | Path, number: int) -> Path:
-    return Path(parent) / f"part-{number}"

@@ -1,8 +1,7 @@
-"""Tables: an encoder that only sums rows of tables, read from its folder with NumPy, tokenizers and safetensors alone.
+"""Tables: vectors of tokens or words, and texts encoded as sums of them; read with NumPy, tokenizers and safetensors.
 
 A static encoder, the words of a corpus, or several of these side by side need neither torch nor transformers, which
-take longer to import than a search takes; so an index is searched by `Tables` where its encoder is made of them, and by
-`hce.encoding.encoder.Encoder` where not. What texts consist of, prompts and fingerprints are computed here for both.
+take longer to import than a search takes. `hce.encoding.encoder.Encoder` encodes with tables by this module alone.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -25,8 +25,8 @@ from hce.contained import is_file, plain_path
 from hce.data.terms import checked_language, terms
 from hce.data.text import is_unicode
 from hce.encoding.inside import require_inside
-from hce.encoding.static import as_unit_rows
-from hce.errors import FormatError, HceError, InputError, one_line
+from hce.encoding.static import TokenMemo, as_unit_rows
+from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json, read_json_value
 
 Side = Literal["query", "document"]
@@ -36,7 +36,6 @@ PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
 NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
-TEXTS_AT_ONCE = 4096
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
 WORDS_FILE = "words.json"
@@ -44,30 +43,6 @@ SHARES_FILE, CENTRES_FILE = "side_by_side.json", "centres.safetensors"
 WORD_TABLE = "hce.encoding.word_table.WordTable"
 SIDE_BY_SIDE = "hce.encoding.side_by_side.SideBySide"
 NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
-
-
-class TextEncoder(Protocol):
-    """What turns texts into unit vectors, `Tables` or an `Encoder`."""
-
-    name: str
-
-    @property
-    def tokenizer(self) -> Any:
-        """What takes texts apart; None where no such thing is known."""
-
-    @property
-    def window(self) -> int:
-        """How many tokens of a document's own it reads at once."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A sha256 over all that its vectors depend on."""
-
-    def encode(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Encode texts to unit vectors, float32, of shape (texts, n)."""
-
-    def unknown_share(self, texts: Sequence[str]) -> float | None:
-        """Return the share of the texts' words that a table of the corpus's words has no vector for; None without."""
 
 
 # ----------------------------------------------------------------------------------------- what texts consist of
@@ -121,6 +96,13 @@ def token_bags(ids: Sequence[Sequence[int]]) -> Bags:
     return Bags(np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum())), lengths)
 
 
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str], memo: TokenMemo | None = None) -> list[list[int]]:
+    """Return the token ids of each text, without special tokens."""
+    if memo is not None:
+        return [memo.ids(text) for text in texts]
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
 class WordRows:
     """The words that a table has rows for.
 
@@ -144,6 +126,10 @@ class WordRows:
         weights = (1 + math.log(count) for count in occurrences)
         return bags._replace(weights=np.fromiter(weights, dtype=np.float32, count=len(bags.rows)))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return language and words, for JSON."""
+        return {"language": self.language, "words": self.terms}
+
     def unknown_share(self, texts: Iterable[str]) -> float:
         """Return the share of the texts' words that have no vector: how far a corpus has outgrown its table."""
         bags = [terms(text, self.language) for text in texts]
@@ -154,18 +140,33 @@ class WordRows:
 # ----------------------------------------------------------------------------------------- what all encoders share
 
 
-def prompt_of(prompts: Mapping[str, str | None], default: str | None, side: Side) -> str | None:
-    """Return what is put before each text of a side: its own prompt, else the default one.
+class Prompts(NamedTuple):
+    """What is put before texts.
 
-    Args:
-        prompts: by name.
-        default: the name of the default prompt.
-        side: of the texts.
+    Attributes:
+        by_name: the prompts.
+        default: the name of the prompt for sides that have none of their own.
     """
-    for name in PROMPT_NAMES[side]:
-        if name in prompts:
-            return str(prompts[name])
-    return prompts.get(default) if default else None
+
+    by_name: Mapping[str, str | None] = {}
+    default: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Prompts:
+        """Read the prompts of a model's folder."""
+        settings = read_json(folder / SETTINGS) if is_file(folder / SETTINGS) else {}
+        return cls(settings.get("prompts") or {}, settings.get("default_prompt_name"))
+
+    def of(self, side: Side) -> str | None:
+        """Return what is put before each text of a side: its own prompt, else the default one."""
+        for name in PROMPT_NAMES[side]:
+            if name in self.by_name:
+                return str(self.by_name[name])
+        return self.by_name.get(self.default) if self.default else None
+
+    def of_sides(self) -> dict[Side, str]:
+        """Return what is put before queries and before documents."""
+        return {side: self.of(side) or "" for side in PROMPT_NAMES}
 
 
 def window_of(tokenizer: Tokenizer | None) -> int:
@@ -207,18 +208,6 @@ def check_parts(shares: Sequence[float], dims: Sequence[int], centres: tuple[int
         raise ValueError(f"centres of shape {centres} are not two vectors of the first part's")
 
 
-def check_word_table(row_terms: Sequence[str], shape: tuple[int, ...]) -> None:
-    """Refuse a table that has not one vector for each word.
-
-    Raises:
-        ValueError: there are more or fewer vectors than words.
-    """
-    if len(shape) != 2 or not shape[1]:
-        raise ValueError(f"a table of shape {shape} is not one vector a word")
-    if len(row_terms) != shape[0] or not all(isinstance(term, str) for term in row_terms):
-        raise ValueError(f"{len(row_terms)} words for {shape[0]} vectors, or some are not words")
-
-
 def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
     """Refuse what cannot be encoded.
 
@@ -258,6 +247,11 @@ def unfit(name: str, error: Exception) -> FormatError:
     return FormatError(
         f"encoder {name!r} is damaged: its files do not fit together ({one_line(error)}); train or copy it again"
     )
+
+
+def damaged_model(folder: Path | str, error: Exception) -> FormatError:
+    """Return the error of a model's folder of which something cannot be read."""
+    return FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again")
 
 
 def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> None:
@@ -311,7 +305,7 @@ def tokenizer_json(tokenizer: Any, *, own_limit: bool) -> str:
 
 
 def fingerprint_of_modules(
-    prompts: Mapping[Side, str],
+    prompts: Prompts,
     max_length: int | None,
     modules: Sequence[tuple[str, Mapping[str, Any]]],
     tokenizer: str,
@@ -320,13 +314,13 @@ def fingerprint_of_modules(
     """Return a sha256 over an encoder without companions.
 
     Args:
-        prompts: of both kinds.
+        prompts: of the model.
         max_length: in tokens.
         modules: names and settings.
         tokenizer: see `tokenizer_json`.
         arrays: all weights by name, in the order of the names, float32.
     """
-    settings = {"prompts": prompts, "max_length": max_length}
+    settings = {"prompts": prompts.of_sides(), "max_length": max_length}
     digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
     for name, array in arrays:
         digest.update(f"{name}{array.shape}".encode())
@@ -335,11 +329,12 @@ def fingerprint_of_modules(
 
 
 def fingerprint_of_parts(
-    prompts: Mapping[Side, str], shares: Sequence[float], centres: np.ndarray | None, parts: Sequence[str]
+    prompts: Prompts, shares: Sequence[float], centres: np.ndarray | None, parts: Sequence[str]
 ) -> str:
     """Return a sha256 over encoders side by side, whose own fingerprints are `parts`."""
     of_centres = "" if centres is None else hashlib.sha256(np.ascontiguousarray(centres).data).hexdigest()
-    return hashlib.sha256(json.dumps([list(shares), of_centres, prompts, parts]).encode()).hexdigest()
+    facts = [list(shares), of_centres, prompts.of_sides(), parts]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------- the tables
@@ -351,12 +346,53 @@ class Table(NamedTuple):
     Attributes:
         vectors: of shape (rows, n), float32.
         splitter: what says which rows a text consists of: a tokenizer, or the words of a corpus.
-        prompts: what is put before queries and documents.
+        prompts: what is put before texts; words have no use for it.
     """
 
     vectors: np.ndarray
     splitter: Tokenizer | WordRows
-    prompts: dict[Side, str]
+    prompts: Prompts = Prompts()
+
+    @classmethod
+    def read(cls, folder: Path) -> Table | None:
+        """Read a table that was saved as a sentence-transformers model; None where the folder holds something else.
+
+        Raises:
+            FormatError: something of it is missing or damaged; a reader of a library may raise any other error.
+        """
+        first = first_module(folder)
+        if first is None:
+            return None
+        if first.type == WORD_TABLE:
+            return cls.read_words(folder / first.path)._replace(prompts=Prompts.read(folder))
+        if not (first.type.startswith("sentence_transformers.") and first.type.endswith(".StaticEmbedding")):
+            return None
+        weights = folder / first.path / TABLE_FILE
+        vectors = _float32(weights, "embedding.weight") if is_file(weights) else None
+        if vectors is None:
+            return None
+        tokenizer = Tokenizer.from_file(str(plain_path(folder / first.path / "tokenizer.json")))
+        tokenizer.no_padding()
+        require_row_for_each_token(tokenizer, len(vectors), str(folder))
+        return cls(vectors, tokenizer, Prompts.read(folder))
+
+    @classmethod
+    def read_words(cls, folder: Path) -> Table:
+        """Read a table of words from the folder of its module.
+
+        Raises:
+            FormatError: something of it is missing or damaged.
+        """
+        try:
+            facts = read_json(folder / WORDS_FILE)
+            words, vectors = facts["words"], load_file(plain_path(folder / TABLE_FILE))["table"]
+            if vectors.ndim != 2 or not vectors.shape[1] or not np.issubdtype(vectors.dtype, np.floating):
+                raise FormatError(f"a table of shape {vectors.shape} and {vectors.dtype} is not one vector a word")
+            if len(words) != len(vectors) or not all(isinstance(word, str) for word in words):
+                raise FormatError(f"{len(words)} words for {len(vectors)} vectors, or some are not words")
+            return cls(vectors.astype(np.float32), WordRows(words, facts["language"]))
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise damaged_model(folder, error) from error
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -367,126 +403,40 @@ class Table(NamedTuple):
     def fingerprint(self) -> str:
         """A sha256 over all that the vectors depend on."""
         if isinstance(self.splitter, WordRows):
-            module_type, name = "WordTable", "0.table"
-            settings: dict[str, Any] = {"language": self.splitter.language, "words": self.splitter.terms}
+            module_type, name, settings = "WordTable", "0.table", self.splitter.as_dict()
         else:
             module_type, name, settings = "StaticEmbedding", "0.embedding.weight", {}
         modules = [(module_type, settings), ("Normalize", NORMALIZE)]
         tokenizer = tokenizer_json(self.tokenizer, own_limit=True)
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
-    def encode(self, texts: Sequence[str], prompt: str) -> np.ndarray:
-        """Encode texts to unit rows of shape (texts, n), 0 where no row is known; words have no use for a prompt."""
+    def encode(self, texts: Sequence[str], prompt: str = "", memo: TokenMemo | None = None) -> np.ndarray:
+        """Encode texts to unit rows of shape (texts, n), 0 where no row is known.
+
+        Args:
+            texts: the texts.
+            prompt: put before each, unless the rows are words.
+            memo: remembers the tokens of words.
+
+        Raises:
+            LookupError: the table has no row for a token.
+        """
         if isinstance(self.splitter, WordRows):
             bags = self.splitter.bags(texts)
         else:
-            encodings = self.splitter.encode_batch_fast([prompt + text for text in texts], add_special_tokens=False)
-            bags = token_bags([encoding.ids for encoding in encodings])
+            bags = token_bags(token_ids(self.splitter, [prompt + text for text in texts], memo))
         return as_unit_rows(bags.sums(self.vectors))
 
 
-class Tables:
-    """An encoder of one table, or of several side by side.
+class FirstModule(NamedTuple):
+    """The type of a model's first module, and its folder below the model's."""
 
-    Attributes:
-        name: of the folder, for messages.
-        parts: the tables.
-        shares: how much each part counts in an inner product; None for a table that stands alone.
-        centres: what is subtracted from the first part's unit vectors, of shape (2, n₁): queries' and documents' mean.
-        prompts: what is put before queries and documents; companions do without.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        parts: Sequence[Table],
-        shares: tuple[float, ...] | None,
-        centres: np.ndarray | None,
-        prompts: dict[Side, str],
-    ) -> None:
-        self.name = name
-        self.parts = tuple(parts)
-        self.shares = shares
-        self.centres = centres
-        self.prompts = prompts
-
-    @classmethod
-    def read(cls, folder: Path) -> Tables | None:
-        """Read a folder that `Encoder.save` wrote; None where the encoder is not made of tables alone.
-
-        Raises:
-            InputError: the folder holds no model.
-            FormatError: something of it is missing or damaged.
-        """
-        require_model(folder)
-        try:
-            return cls._of(folder)
-        except HceError:
-            raise
-        except Exception as error:  # whatever a damaged file makes its reader raise
-            raise FormatError(f"{folder}: a damaged model ({one_line(error)}); train or copy it again") from error
-
-    @classmethod
-    def _of(cls, folder: Path) -> Tables | None:
-        if _first_module(folder) != (SIDE_BY_SIDE, "0_SideBySide"):
-            table = _read_table(folder)
-            return table and cls(str(folder), [table], None, None, table.prompts)
-        module = folder / "0_SideBySide"
-        shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
-        parts = [_read_table(module / f"part-{number}") for number in range(len(shares))]
-        tables = [part for part in parts if part is not None]
-        if len(tables) < len(parts):
-            return None
-        centres = load_file(module / CENTRES_FILE)["centres"] if is_file(module / CENTRES_FILE) else None
-        check_parts(shares, [each.vectors.shape[1] for each in tables], None if centres is None else centres.shape)
-        return cls(str(folder), tables, shares, centres, _prompts(folder))
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The first part's tokenizer; None where that is a table of words."""
-        return self.parts[0].tokenizer
-
-    @property
-    def window(self) -> int:
-        """How many tokens of a document's own the first part reads at once; companions read no fewer."""
-        return window_of(self.tokenizer)
-
-    @property
-    def fingerprint(self) -> str:
-        """A sha256 over all that the vectors depend on, the same as that of the `Encoder` of this folder."""
-        if self.shares is None:
-            return self.parts[0].fingerprint
-        return fingerprint_of_parts(self.prompts, self.shares, self.centres, [each.fingerprint for each in self.parts])
-
-    def encode(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Encode texts to unit vectors, float32, of shape (texts, n); see `hce.encoding.encoder.Encoder.encode`.
-
-        Raises:
-            InputError: a text is not a string, or `side` is unknown.
-            FormatError: the tables hold infinities or NaN.
-        """
-        texts = checked_texts(texts, side)
-        centre = None if self.centres is None else self.centres[SIDES.index(side)]
-        vectors = np.empty((len(texts), sum(part.vectors.shape[1] for part in self.parts)), dtype=np.float32)
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
-            some = texts[start : start + TEXTS_AT_ONCE]
-            try:
-                vectors_of_parts = [
-                    part.encode(some, "" if i else self.prompts[side]) for i, part in enumerate(self.parts)
-                ]
-            except LookupError as error:
-                raise unfit(self.name, error) from error
-            vectors[start : start + len(some)] = joined_rows(vectors_of_parts, self.shares or (1.0,), centre)
-        return finished(vectors, self.name)
-
-    def unknown_share(self, texts: Sequence[str]) -> float | None:
-        """Return the share of the texts' words that a table of the corpus's words has no vector for; None without."""
-        words = [part.splitter for part in self.parts if isinstance(part.splitter, WordRows)]
-        return words[0].unknown_share(texts) if words else None
+    type: str
+    path: str
 
 
-def _first_module(folder: Path) -> tuple[str, str] | None:
-    """Return type and folder of the module before a Normalize; None where a model is made otherwise."""
+def first_module(folder: Path) -> FirstModule | None:
+    """Return the module that a Normalize follows; None where a model is made otherwise."""
     entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return None
@@ -494,32 +444,41 @@ def _first_module(folder: Path) -> tuple[str, str] | None:
     settings = folder / paths[1] / "config.json"
     is_normalize = module_types[1].startswith("sentence_transformers.") and module_types[1].endswith(".Normalize")
     is_usual = not is_file(settings) or read_json(settings) == NORMALIZE
-    return (module_types[0], paths[0]) if is_normalize and is_usual else None
+    return FirstModule(module_types[0], paths[0]) if is_normalize and is_usual else None
 
 
-def _read_table(folder: Path) -> Table | None:
-    """Read a table that stands alone; None where the folder holds something else."""
-    module = _first_module(folder)
-    if module is None:
-        return None
-    module_type, path = module
-    weights = folder / path / TABLE_FILE
-    if module_type == WORD_TABLE:
-        facts, table = read_json(folder / path / WORDS_FILE), load_file(weights)["table"]
-        check_word_table(facts["words"], table.shape)
-        return Table(table.astype(np.float32), WordRows(facts["words"], facts["language"]), _prompts(folder))
-    is_static = module_type.startswith("sentence_transformers.") and module_type.endswith(".StaticEmbedding")
-    vectors = load_file(weights).get("embedding.weight") if is_static and is_file(weights) else None
-    if vectors is None or vectors.dtype != np.float32:
-        return None
-    tokenizer = Tokenizer.from_file(str(plain_path(folder / path / "tokenizer.json")))
-    tokenizer.no_padding()
-    require_row_for_each_token(tokenizer, len(vectors), str(folder))
-    return Table(vectors, tokenizer, _prompts(folder))
+def _float32(path: Path, name: str) -> np.ndarray | None:
+    """Read one array; None where there is none of this name and type."""
+    with safe_open(path, framework="np") as arrays:
+        if name not in arrays.keys() or arrays.get_slice(name).get_dtype() != "F32":  # noqa: SIM118  not a mapping
+            return None
+        return np.asarray(arrays.get_tensor(name))
 
 
-def _prompts(folder: Path) -> dict[Side, str]:
-    """Read what is put before queries and documents."""
-    settings = read_json(folder / SETTINGS) if is_file(folder / SETTINGS) else {}
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    return {side: prompt_of(prompts, default, side) or "" for side in PROMPT_NAMES}
+class Layout(NamedTuple):
+    """How encoders stand side by side.
+
+    Attributes:
+        shares: how much each part counts in an inner product.
+        centres: what is subtracted from the first part's vectors, of shape (2, n₁); None where nothing is.
+        folders: of the parts.
+    """
+
+    shares: tuple[float, ...]
+    centres: np.ndarray | None
+    folders: list[Path]
+
+    @classmethod
+    def read(cls, module: Path) -> Layout:
+        """Read the folder of a `SideBySide` module.
+
+        Raises:
+            FormatError: something of it is missing or damaged.
+        """
+        try:
+            shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
+            has_centres = is_file(module / CENTRES_FILE)
+            centres = load_file(module / CENTRES_FILE)["centres"].astype(np.float32) if has_centres else None
+        except Exception as error:  # whatever a damaged file makes its reader raise
+            raise damaged_model(module, error) from error
+        return cls(shares, centres, [module / f"part-{number}" for number in range(len(shares))])

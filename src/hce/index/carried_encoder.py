@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hce.contained import check_tree
-from hce.encoding.tables import Side, Tables, TextEncoder
+from hce.encoding.encoder import Encoder, OnTokens
+from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
 from hce.index.manifest import Manifest, StandbyEncoder
 from hce.index.threads import heed_forks
-
-if TYPE_CHECKING:
-    from hce.encoding.encoder import Encoder, OnTokens
 
 ENCODER_FOLDER = "encoder"
 
 
 class CarriedEncoder:
     """An encoder that one thread at a time uses, since tokenizers are not made for more.
-
-    Where it is made of tables, texts are encoded by `Tables`, for which torch need not be imported.
 
     Args:
         index_folder: the folder of the index.
@@ -35,8 +30,7 @@ class CarriedEncoder:
     def __init__(self, index_folder: Path, told: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index_folder = index_folder
         self._told = told
-        self._model = given
-        self._encoder: TextEncoder | None = given
+        self._encoder = given
         self._lock = Lock()
         heed_forks(self)
 
@@ -54,8 +48,8 @@ class CarriedEncoder:
         """What the names of the encoder's folders end in."""
         return self._told.suffix
 
-    def text_encoder(self) -> TextEncoder:
-        """Return what encodes texts, loaded if it was not.
+    def encoder(self) -> Encoder:
+        """Return the encoder, loaded if it was not.
 
         Raises:
             FormatError: the folder holds another encoder than the one that made the vectors.
@@ -63,32 +57,16 @@ class CarriedEncoder:
         with self._lock:
             return self._loaded()
 
-    def full_encoder(self) -> Encoder:
-        """Return the encoder with all that it can do, loaded if it was not.
-
-        Raises:
-            FormatError: the folder holds another encoder than the one that made the vectors.
-        """
-        with self._lock:
-            if self._model is None:
-                self._loaded()  # which may be the model already
-            if self._model is None:
-                self._model = self._load_model()
-            return self._model
-
     def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
         """Encode texts to unit vectors of shape (texts, n); a transformer tells of its tokens, if that is asked for."""
         with self._lock:
-            encoder = self._loaded()
-            if on_tokens is None or self._model is None:
-                return encoder.encode(texts, side)
-            return self._model.encode(texts, side, on_tokens=on_tokens)
+            return self._loaded().encode(texts, side, on_tokens=on_tokens)
 
-    def _loaded(self) -> TextEncoder:
+    def _loaded(self) -> Encoder:
         if self._encoder is None:
             folder = self.index_folder / self._told.encoder_folder
             check_tree(folder, self.index_folder)
-            encoder = Tables.read(folder) or self._load_model()
+            encoder = Encoder.load(folder)
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
             if file_stamps(folder) != self._told.encoder_files and encoder.fingerprint != self._told.fingerprint:
                 raise FormatError(
@@ -96,13 +74,7 @@ class CarriedEncoder:
                     "put that one back or index anew"
                 )
             self._encoder = encoder
-            self._model = None if isinstance(encoder, Tables) else encoder
         return self._encoder
-
-    def _load_model(self) -> Encoder:
-        from hce.encoding.encoder import Encoder
-
-        return Encoder.load(self.index_folder / self._told.encoder_folder)
 
 
 def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None:

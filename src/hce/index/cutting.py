@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.passages import Passage, cut_passages
-from hce.encoding.tables import TextEncoder
+from hce.encoding.encoder import Encoder
 from hce.index.store import CutPassages, Reader
 from hce.progress import progress_bar
 from hce.search.words import PassageText
@@ -39,7 +39,7 @@ class Cutter:
         length: how many tokens a passage has at most.
     """
 
-    def __init__(self, encoder: TextEncoder) -> None:
+    def __init__(self, encoder: Encoder) -> None:
         self.window = encoder.window
         self.length = min(self.window, PASSAGE_TOKENS)
         self._tokenizer = _untruncated(encoder.tokenizer)

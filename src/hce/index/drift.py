@@ -159,7 +159,7 @@ def drift_of(
         _places(np.array(sorted(number for number in held_out if number <= manifest.last_familiar), np.int64), numbers),
         texts,
         encoder.encode,
-        encoder.text_encoder().unknown_share,
+        encoder.encoder().unknown_share,
         seed,
     )
     return replace(drift, grown=growth_of(reader, tree))

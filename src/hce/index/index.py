@@ -543,14 +543,14 @@ class Index:
 
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""
-        self._opened.present_encoder().text_encoder()
+        self._opened.present_encoder().encoder()
         with self.reading() as reader:
             self.derived.prepare(reader)
 
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
-        return self._opened.present_encoder().full_encoder()
+        return self._opened.present_encoder().encoder()
 
     # ------------------------------------------------------------------------------------------------- upkeep
 

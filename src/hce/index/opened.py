@@ -133,7 +133,7 @@ class Opened:
     def cutter(self) -> Cutter | None:
         """Return the cutter of long documents; None in an index of format 1, which an earlier version may open too."""
         if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
-            self._cutter = Cutter(self.for_documents.text_encoder())
+            self._cutter = Cutter(self.for_documents.encoder())
         return self._cutter
 
     def _tokens_of(self, manifest: Manifest) -> IndexTokens:

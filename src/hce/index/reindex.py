@@ -174,7 +174,7 @@ def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
     """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
     index_folder = store.path.parent
     carried = CarriedEncoder(index_folder, other)
-    cutter = Cutter(carried.text_encoder()) if other.window is not None else None
+    cutter = Cutter(carried.encoder()) if other.window is not None else None
     codes = TokenCodes.find(token_folder(index_folder, other.suffix))
     catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)

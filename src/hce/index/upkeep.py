@@ -127,7 +127,7 @@ def _read_in_passages(opened: Opened) -> int:
     known = Manifest.read(opened.path)
     if known.window is not None:
         return known.window
-    cutter = Cutter(opened.for_documents.text_encoder())
+    cutter = Cutter(opened.for_documents.encoder())
     with opened.store.writing() as writer:
         # From here on an earlier version, which knows nothing of passages, does not open the index.
         replace(Manifest.read(opened.path), format=FORMAT).write(opened.path)
@@ -163,7 +163,7 @@ def _rebuild_tokens(opened: Opened, writer: Writer, wanted: bool | None, progres
         return
     delete_folder(folder, opened.path)
     if wanted:
-        read_all_tokens(folder, opened.for_documents.full_encoder(), writer, progress=progress)
+        read_all_tokens(folder, opened.for_documents.encoder(), writer, progress=progress)
 
 
 def _calibrate(opened: Opened, writer: Writer) -> None:

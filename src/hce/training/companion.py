@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_among_processes, encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
-from hce.encoding.word_table import WordTable
+from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import of_the_first, take_weights_of_the_first
 from hce.training.co_training import Learnt, cluster_corpus
@@ -57,7 +58,7 @@ def with_companions(
     encoder_was_trained = recipe.train != "companion"
     devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
     vectors_folder = run_folder and run_folder / "encoded"
-    shown = progress and not encoder.begins_with_table
+    shown = progress and not encoder.is_table
     vectors = encode_corpus(encoder, corpus, vectors_folder, replace=True, progress=shown)
     companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
     accompanied = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
@@ -181,13 +182,12 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
         seed: same seed, same result.
     """
     try:
-        table = WordTable.fit(corpus, language=language, without=without, seed=seed)
+        table = fit_words(corpus, language=language, without=without, seed=seed)
     except InputError as error:
         logger.warning("%s; the encoder gets no words of the corpus", error)
         return []
-    words = Encoder.of_word_table(table, device=encoder.device)
-    take_weights_of_the_first(words.model.state_dict().values())
-    return [words]
+    take_weights_of_the_first([torch.from_numpy(table.vectors)])
+    return [Encoder(table, "words of the corpus", device=encoder.device)]
 
 
 def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:

@@ -243,7 +243,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         format=FORMAT,
         hce=__version__,
         encoder=result.encoder.name,
-        static=result.encoder.parts[0].begins_with_table,
+        static=result.encoder.parts[0].is_table,
         fingerprint=result.encoder.fingerprint,
         corpus={"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
         recipe=result.recipe.as_dict(),

@@ -128,7 +128,7 @@ class _Plan(NamedTuple):
             return self._learn(self.given)
         if self.recipe.train == "companion":
             return self._companion()
-        return self._table_and_words() if self.given.begins_with_table else self._transformer_and_companion()
+        return self._table_and_words() if self.given.is_table else self._transformer_and_companion()
 
     def _companion(self) -> Learnt:
         """Train a transformer's token table in its place, and put it beside the transformer as it is."""
@@ -239,7 +239,7 @@ def _require_free(output: str | Path, resume: bool) -> None:
 
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
     """Return the recipe with everything decided that was left open."""
-    recipe = recipe or Recipe.for_encoder(static=encoder.begins_with_table, documents=len(corpus))
+    recipe = recipe or Recipe.for_encoder(static=encoder.is_table, documents=len(corpus))
     return replace(
         recipe,
         mode=_supervision(recipe, labels),
@@ -249,10 +249,10 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _what_is_trained(recipe: Recipe, encoder: Encoder) -> WhatIsTrained:
-    if recipe.train == "companion" and encoder.begins_with_table:
+    if recipe.train == "companion" and encoder.is_table:
         raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
     if recipe.train == "auto":
-        return "both" if encoder.begins_with_table else "companion"
+        return "both" if encoder.is_table else "companion"
     return recipe.train
 
 
@@ -268,7 +268,7 @@ def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
     """Choose what to compute in; a token table has no products that would be faster in bfloat16."""
     if recipe.precision != "auto":
         return recipe.precision
-    is_table = encoder.begins_with_table or recipe.train in ("auto", "companion")
+    is_table = encoder.is_table or recipe.train in ("auto", "companion")
     is_fast = not is_table and fast_dtype(encoder.device) == torch.bfloat16
     return "bfloat16" if is_fast else "float32"
 

@@ -115,8 +115,8 @@ class Bench:
         datasets = {split: Dataset.load(folder, split) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)
-        begins_with_table = fresh.parts[0].begins_with_table  # companions are not trained
-        recipe_for = partial(Recipe.for_encoder, static=begins_with_table, documents=len(corpus))
+        is_table = fresh.parts[0].is_table  # companions are not trained
+        recipe_for = partial(Recipe.for_encoder, static=is_table, documents=len(corpus))
         defaults = recipe_for(**(settings or {}))
         recipe = recipe_for(**{"train": "encoder", **(settings or {})})
         for each in (recipe, defaults):

@@ -425,7 +425,7 @@ def new_network(encoder: Encoder, alphabet: Alphabet, recipe: Recipe, kind: type
         InputError: the encoder has no states of tokens, or the model lacks its decoder.
     """
     torch.manual_seed(recipe.seed)
-    dtype = torch.float32 if encoder.begins_with_table else fast_dtype(encoder.device)
+    dtype = torch.float32 if encoder.is_table else fast_dtype(encoder.device)
     if recipe.precision != "auto":
         dtype = getattr(torch, recipe.precision)
     if is_encoder_decoder(encoder.name):

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.torture import children
-from benchmarks.torture.damage import _live_on
-from benchmarks.torture.samples import Samples
-from benchmarks.torture.tally import WRONG, Tally
+from hce_lab.benchmarks.torture import children
+from hce_lab.benchmarks.torture.damage import _live_on
+from hce_lab.benchmarks.torture.samples import Samples
+from hce_lab.benchmarks.torture.tally import WRONG, Tally
 
 # Whatever inotify tells but that a file was closed: reading, writing, listing, deleting, changing rights.
 WATCHED = 0x0001 | 0x0002 | 0x0004 | 0x0020 | 0x0040 | 0x0080 | 0x0100 | 0x0200 | 0x0400 | 0x0800

@@ -9,8 +9,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from benchmarks.torture import children, strangers
-from benchmarks.torture.tally import Tally
+from hce_lab.benchmarks.torture import children, strangers
+from hce_lab.benchmarks.torture.tally import Tally
 
 from hce.encoding.inside import require_inside
 from hce.errors import OutsideError
