@@ -122,7 +122,7 @@ def kept(folder, encoder_folder, tmp_path_factory):
 
 def test_hce_is_what_hce_train_gives(kept, folder, encoder_folder, tmp_path):
     command = ["train", str(folder), "-o", str(tmp_path / "model"), "--encoder", encoder_folder]
-    done = CliRunner().invoke(app, [*command, "--epochs", "2", "--batch-size", "32", "--dev-queries", "24"])
+    done = CliRunner().invoke(app, [*command, "--epochs", "2", "--set", "batch_size=32", "--set", "dev_queries=24"])
     assert not done.exit_code, done.output
     by_train, by_compare = ModelFacts.read(tmp_path / "model"), ModelFacts.read(kept[0] / "models" / "hce-0")
     assert by_compare.fingerprint == by_train.fingerprint

@@ -206,7 +206,7 @@ def test_an_unknown_field_or_sign_is_refused_and_the_known_ones_are_named(run, i
 def test_fields_and_delimiter_of_a_strange_file(run, model, tmp_path):
     path = tmp_path / "export.csv"
     path.write_bytes("Nummer;Überschrift;Inhalt;Jahr\n7;Meer;Salz im Meer;1999\n8;Berg;Schnee;2001\n".encode("cp1252"))
-    named = ("--id-field", "Nummer", "--title-field", "Überschrift", "--text-field", "Inhalt", "--encoding", "cp1252")
+    named = ("--fields", "id=Nummer,title=Überschrift,text=Inhalt", "--encoding", "cp1252")
     done = run("index", path, "-m", model, "-o", tmp_path / "made", *named)
     assert done.code == 0, done.err
     with Index.open(tmp_path / "made") as made:

@@ -21,7 +21,7 @@ from hce.commands.evaluate import compare, evaluate
 from hce.commands.generate import generate_queries
 from hce.commands.index import add, index, remove, search, status
 from hce.commands.serve import serve
-from hce.commands.train import demo, report, train, with_recipe
+from hce.commands.train import demo, report, train
 from hce.commands.tree import tree
 from hce.commands.upkeep import check, rebuild, reindex
 from hce.data.text import is_unicode
@@ -38,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(demo, with_recipe(train), report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
+    *(demo, train, report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
     *(evaluate, compare, generate_queries),
 )
 for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there

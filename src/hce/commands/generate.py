@@ -46,7 +46,7 @@ def generate_queries(
     Examples:
       hce generate-queries docs.jsonl -o queries.jsonl
       hce generate-queries scifact -o queries.jsonl --model doc2query/msmarco-t5-base-v1 --per-document 5
-      hce train docs.jsonl -o my-model --generated queries.jsonl
+      hce train docs.jsonl -o my-model --labels generated=queries.jsonl
     """
     from hce.data.corpus import Corpus
 
@@ -74,6 +74,6 @@ def generate_queries(
         )
     line = (
         f"{written.kept:,} of {written.generated:,} queries, written for {written.documents:,} documents, "
-        f"are in {output}; `hce train --generated {output}` trains on them"
+        f"are in {output}; `hce train --labels generated={output}` trains on them"
     )
     answer(line, {"queries": str(output), **written._asdict()}, as_json)

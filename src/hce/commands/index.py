@@ -93,7 +93,7 @@ def index(
       hce index docs.jsonl -m my-model -o my-index
       hce index docs.csv -o my-index --engine tree --memory 4GB
       hce index docs.csv -o my-index --engine milvus --at http://search.example.org:19530
-      hce index export.csv -o my-index --id-field Number --text-field Remarks --encoding cp1252
+      hce index export.csv -o my-index --fields id=number,text=remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)

@@ -19,7 +19,7 @@ ID_FIELDS = ("_id", "id")
 ID_NAMES = ("id", "docid", "docno", "documentid", "passageid", "articleid", "recordid", "pid", "uid", "uuid", "key")
 TITLE_NAMES = ("title", "doctitle", "documenttitle", "headline", "heading")
 TEXT_NAMES = ("text", "content", "contents", "body", "fulltext", "doctext", "passage", "abstract", "document")
-NO_ID = "give each record a field '_id' or 'id', name its field with --id-field, or number the rows with --row-ids"
+NO_ID = "give each record a field '_id' or 'id', name its field (--fields id=NAME), or number the rows (--fields id=)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ def choose_fields(
     >>> choose_fields(["DOCNO", "Headline", "body"])
     Fields(ids=('DOCNO',), title='Headline', text='body')
     """
+    if reading.remembered and not {reading.id_field, reading.text_field} - {None} <= set(names):
+        reading = USUAL
     taken = (reading.id_field, reading.title_field, reading.text_field)
     free = [name for name in names if isinstance(name, str) and name not in taken]
     ids: tuple[str, ...] = ID_FIELDS
@@ -147,11 +149,13 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
     doc_id = take_id(rest, where, ids) if ids else str(row)
+    if title_field in ids:  # one field may be both
+        rest[title_field] = doc_id
     text = take_string(rest, text_field, where)
     if text is None:
         raise InputError(
             f"{where}: document {doc_id!r} has no text (found: {list_names(record.fields)}); "
-            f"name the field {text_field!r}, or say --text-field NAME"
+            f"name the field {text_field!r}, or say --fields text=NAME"
         )
     title = take_string(rest, title_field, where) or ""
     nested = rest.pop("metadata", None)
