@@ -67,6 +67,22 @@ def compared(folder, encoder_folder, tmp_path_factory):
 # ------------------------------------------------------------------------------------------------------- the running
 
 
+def test_documents_with_fields_of_their_own(folder, encoder_folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "own")
+    own = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    own = [{"nr": each["_id"], "words": each["text"], "head": each["title"]} for each in own]
+    (tmp_path / "own" / "corpus.jsonl").write_text("\n".join(map(json.dumps, own)))
+    values = []
+    for place, options in (("usual", []), ("own", ["--fields", "id=nr,text=words,title=head"])):
+        source = folder if place == "usual" else tmp_path / "own"
+        command = ["compare", str(source), "-o", str(tmp_path / f"{place}-out"), "--systems", "bm25,untrained"]
+        done = CliRunner().invoke(app, [*command, "--encoder", encoder_folder, *options])
+        assert not done.exit_code, done.output
+        found = json.loads((tmp_path / f"{place}-out" / "comparison.json").read_text())
+        values.append([(row["system"], row["measures"]) for row in found["systems"]])
+    assert values[0] == values[1]
+
+
 def test_every_system_is_run_and_the_one_without_the_tree_too(compared):
     _, comparison = compared
     assert list(comparison.systems) == ["bm25", "untrained", "no-tree", "hce"]

@@ -217,6 +217,26 @@ def test_fields_and_delimiter_of_a_strange_file(run, model, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_an_index_keeps_the_names_of_its_fields(run, model, tmp_path):
+    """What is added needs no --fields; nor does a new index of the documents of this one."""
+    path = tmp_path / "packages.jsonl"
+    path.write_text('{"package": "tar", "summary": "pack files"}\n{"package": "ls", "summary": "list files"}\n')
+    fields = ("--fields", "id=package,title=package,text=summary")
+    assert run("index", path, "-m", model, "-o", tmp_path / "first", *fields).code == 0
+    assert run("index", tmp_path / "first", "-m", model, "-o", tmp_path / "second").code == 0
+    (tmp_path / "more.jsonl").write_text('{"package": "cp", "summary": "copy files", "id": "x"}\n')
+    (tmp_path / "usual.jsonl").write_text('{"_id": "mv", "text": "move files"}\n')
+    added = run("add", tmp_path / "second", tmp_path / "more.jsonl", tmp_path / "usual.jsonl")
+    assert added.code == 0, added.err
+    with Index.open(tmp_path / "second") as made:
+        assert made.get("cp") == Document("cp", "copy files", "cp", {"id": "x"})
+        assert made.get("mv") == Document("mv", "move files")
+    (tmp_path / "named.jsonl").write_text('{"package": "rm", "summary": "s", "other": "remove files"}\n')
+    run("add", tmp_path / "second", tmp_path / "named.jsonl", "--fields", "id=package,text=other")
+    with Index.open(tmp_path / "second") as made:
+        assert made.get("rm") == Document("rm", "remove files", "", {"summary": "s"})
+
+
 def test_ten_identical_documents_give_no_warning_and_no_nan(run, model, tmp_path):
     lines = [json.dumps({"id": str(i), "text": "the same red shoes"}) for i in range(10)]
     (tmp_path / "same.jsonl").write_text("\n".join(lines))

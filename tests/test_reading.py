@@ -121,6 +121,15 @@ def test_encodings(tmp_path, name, text, encoding):
     assert list(corpus) == [Document("1", "é"), Document("2", "ü")]
 
 
+@pytest.mark.parametrize(("name", "sign"), [("a.tsv", ";"), ("a.csv", ":")])
+def test_a_header_of_one_column_suggests_a_delimiter(tmp_path, name, sign):
+    path = written(tmp_path, name, f"id{sign}text\n1{sign}star\n")
+    with pytest.raises(InputError, match=f"no id .*; name what separates the cells, as in --delimiter '{sign}'"):
+        Corpus.load(path)
+    with pytest.raises(InputError, match=f"has no text .*; name what separates the cells, as in --delimiter '{sign}'"):
+        Corpus.load(path, Reading(row_ids=True))
+
+
 def test_a_wrong_encoding_is_one_line(tmp_path):
     path = written(tmp_path, "a.csv", "id,text\n1,é\n", "latin-1")
     with pytest.raises(InputError, match=r"line 2: not UTF-8 .* or give its encoding, as in --encoding latin-1"):

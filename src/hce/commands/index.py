@@ -145,7 +145,8 @@ def add(
 ) -> None:
     """Add documents to an index: all of them, or none if one of them is not sound.
 
-    Only texts that are new are encoded. When the command has ended, the documents survive a crash.
+    Only texts that are new are encoded. When the command has ended, the documents survive a crash. The fields that
+    `hce index --fields` named are used where the new documents have them.
 
     Examples:
       hce add my-index new.jsonl
@@ -156,7 +157,8 @@ def add(
     from hce.index.index import Index
 
     with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
-        batches = [Corpus.load(file, reading) for file in files]
+        alike = reading.remembering(index.manifest.fields)
+        batches = [Corpus.load(file, alike) for file in files]
         before = len(index)
         written = (index.update if update else index.add)(*batches, progress=True)
         documents = len(index)
@@ -331,7 +333,9 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
     if not is_index(path):
         return shared_corpus(path, reading, output)
     with Index.open(path) as index:
-        return Corpus.from_documents(index, name=path.absolute().name)
+        corpus = Corpus.from_documents(index, name=path.absolute().name)
+        corpus.reading = USUAL.remembering(index.manifest.fields)
+        return corpus
 
 
 def _why_nothing(mode: str, *, has_conditions: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -155,7 +156,7 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     if text is None:
         raise InputError(
             f"{where}: document {doc_id!r} has no text (found: {list_names(record.fields)}); "
-            f"name the field {text_field!r}, or say --fields text=NAME"
+            + (_if_one_column(record.fields) or f"name the field {text_field!r}, or say --fields text=NAME")
         )
     title = take_string(rest, title_field, where) or ""
     nested = rest.pop("metadata", None)
@@ -164,6 +165,13 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     elif nested is not None:
         rest["metadata"] = nested
     return Document(doc_id, text, title, rest)
+
+
+def _if_one_column(names: Collection[Any]) -> str:
+    """Return the advice for a table whose header was read as one name with a sign in it; else nothing."""
+    name = str(next(iter(names), ""))
+    signs = re.findall(r"[^\w\s.()-]", name)
+    return f"name what separates the cells, as in --delimiter '{signs[0]}'" if len(names) == 1 and signs else ""
 
 
 def list_names(fields: Iterable[Any]) -> str:
@@ -184,7 +192,7 @@ def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS
         if not isinstance(value, str):
             raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
         return _unicode(value, name, where)
-    raise InputError(f"{where}: no id (found: {list_names(found)}); {remedy}")
+    raise InputError(f"{where}: no id (found: {list_names(found)}); {_if_one_column(found) or remedy}")
 
 
 def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:

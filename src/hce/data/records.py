@@ -19,9 +19,9 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -88,6 +88,17 @@ class Reading:
         """The fields that are named, by what they hold: id, text or title."""
         named = {"id": self.id_field, "text": self.text_field, "title": self.title_field}
         return {what: name for what, name in named.items() if name is not None}
+
+    def remembering(self, fields: Mapping[str, str] | None) -> Reading:
+        """Return how to read more documents like earlier ones, which had these `fields`; names given here come first.
+
+        >>> Reading().remembering({"id": "nr", "text": "body"}).fields
+        {'id': 'nr', 'text': 'body'}
+        """
+        if not fields or self.fields or self.row_ids:
+            return self
+        names = {"id_field": fields.get("id"), "title_field": fields.get("title"), "text_field": fields.get("text")}
+        return replace(self, remembered=True, **names)  # type: ignore[arg-type]
 
     @property
     def is_utf8(self) -> bool:
