@@ -79,7 +79,7 @@ def test_documents_with_fields_of_their_own(folder, encoder_folder, tmp_path):
         done = CliRunner().invoke(app, [*command, "--encoder", encoder_folder, *options])
         assert not done.exit_code, done.output
         found = json.loads((tmp_path / f"{place}-out" / "comparison.json").read_text())
-        values.append([(row["system"], row["measures"]) for row in found["systems"]])
+        values.append([(row["system"], row["scores"]) for row in found["rows"]])
     assert values[0] == values[1]
 
 

@@ -182,9 +182,8 @@ def evaluate(
     asked = Asked(judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
     sources = [_open(model, run_file)._replace(rerank=reranking)]
     if against:
-        sources.append(
-            _open(None if against_run else against, against_run)
-        )  # before the work: a wrong one is told of at once
+        # Before the work: a wrong one is reported at once.
+        sources.append(_open(None if against_run else against, against_run))
     systems = [_measured(asked, source, is_compared=len(sources) > 1) for source in sources]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
