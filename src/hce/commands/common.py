@@ -17,6 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
+from hce.encoding.spec import refuse_mistyped
 from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
@@ -53,12 +54,27 @@ class PlainConsole(Console):
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
+
+def known_encoder(spec: str | None) -> str | None:
+    """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
+    if spec is not None:
+        refuse_mistyped(spec)
+    return spec
+
+
 CorpusArgument = Annotated[
     Path,
     typer.Argument(metavar="corpus", help="the documents: a BEIR folder, a file, a folder of texts or parts, or -"),
 ]
 EncoderOption = Annotated[
-    str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
+    str,
+    typer.Option(
+        "--encoder",
+        "-e",
+        metavar="NAME|DIR|HUB-ID",
+        help="static, minilm, a directory or a hub id",
+        callback=known_encoder,
+    ),
 ]
 IndexArgument = Annotated[Path, typer.Argument(metavar="index", help="the folder of the index", show_default=False)]
 ReadIndexArgument = Annotated[

@@ -18,6 +18,7 @@ from hce.commands.common import (
     SeedOption,
     err,
     interruptible,
+    known_encoder,
     out,
     parse_fields,
     print_json,
@@ -118,7 +119,11 @@ def evaluate(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="DIR|NAME|HUB-ID", help="what to measure: a model, an encoder or an index"
+            "--model",
+            "-m",
+            metavar="DIR|NAME|HUB-ID",
+            help="what to measure: a model, an encoder or an index",
+            callback=known_encoder,
         ),
     ] = None,
     run_file: Annotated[Path | None, typer.Option(help="measure this TREC run instead of a model")] = None,
@@ -127,7 +132,9 @@ def evaluate(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR|NAME|HUB-ID|RUN", help="compare with this model, index or TREC run (a file), query by query"
+            metavar="DIR|NAME|HUB-ID|RUN",
+            help="compare with this model, index or TREC run (a file), query by query",
+            callback=known_encoder,
         ),
     ] = None,
     by_level: Annotated[bool, typer.Option("--by-level", help="also show where queries lose their way in the tree")] = (

@@ -19,6 +19,7 @@ from hce.commands.common import (
     answer,
     copies_of_corpus,
     interruptible,
+    known_encoder,
     out,
     print_json,
     shared_corpus,
@@ -58,7 +59,14 @@ def index(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what `hce train` wrote, or any encoder")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="DIR|NAME|HUB-ID",
+            help="what `hce train` wrote, or any encoder",
+            callback=known_encoder,
+        ),
     ] = "static",
     engine: Annotated[str, typer.Option(help="auto, flat, tree or milvus")] = "auto",
     at: AtOption = None,

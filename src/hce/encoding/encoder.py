@@ -25,6 +25,7 @@ from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import load_minilm, load_static, load_table_of, loading, quiet_transformers
 from hce.encoding.side_by_side import SideBySide, load_any
+from hce.encoding.spec import refuse_mistyped, stays_off_the_hub
 from hce.encoding.static import TokenMemo, document_frequencies, fit_table
 from hce.encoding.tables import (
     NO_LIMIT,
@@ -505,8 +506,10 @@ def _load_model(spec: str, local: bool) -> SentenceTransformer:
     if Path(spec).is_dir():
         require_model(Path(spec))
         local = True
-    bundled = " or ".join(f"'{name}'" for name in BUNDLED)
-    with loading(spec, "encoder", f"give {bundled}, a model directory, or a hub id"):
+    advice = f"give {' or '.join(map(repr, BUNDLED))}, a model directory, or a hub id"
+    with loading(spec, "encoder", advice):
+        refuse_mistyped(spec)
+        local = local or stays_off_the_hub(spec, "encoder", advice)
         model = load_any(spec, local=local)
     if len(model) and isinstance(model[0], StaticEmbedding):
         require_row_for_each_token(model[0].tokenizer, len(model[0].embedding.weight), spec)
