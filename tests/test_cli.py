@@ -6,16 +6,20 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import typer
 
 from hce import cli
+from hce.commands.common import parse_fields
 from hce.commands.train import LabelFiles, _label_sets
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import InputError
+from hce.training.recipe import Recipe
 from hce.tree.hierarchy import Hierarchy
 
 
@@ -131,6 +135,43 @@ def test_wrong_input_is_one_line_and_exit_code_1(run_hce, arguments, message, co
     assert "Traceback" not in run.stderr
 
 
+def test_no_command_has_more_than_sixteen_options():
+    commands = typer.main.get_command(cli.app).commands
+    counts = {
+        name: sum(parameter.param_type_name == "option" for parameter in command.params)
+        for name, command in commands.items()
+    }
+    assert len(counts) >= 15
+    assert max(counts.values()) <= 16, counts
+
+
+def test_every_setting_is_listed_with_its_default(run_hce):
+    run = run_hce("train", "--help-settings")
+    assert run.returncode == 0
+    listed = {words[0]: words[1] for line in run.stdout.splitlines() if len(words := line.split()) > 1}
+    assert {each.name for each in fields(Recipe)} | {"recipe", "tracker", "strict"} <= set(listed)
+    assert (listed["batch_size"], listed["span_lengths"], listed["mask"]) == ("256", "8,16,32", "true")
+
+
+@pytest.mark.parametrize(
+    ("items", "fields"),
+    [
+        (["id=nr,text=body,title=head"], {"id_field": "nr", "text_field": "body", "title_field": "head"}),
+        (["id=a, b", "text=c"], {"id_field": "a, b", "text_field": "c"}),
+        (["id=,text=body"], {"row_ids": True, "text_field": "body"}),
+        (["title=x=y"], {"title_field": "x=y"}),
+    ],
+)
+def test_fields_are_read_from_one_option(items, fields):
+    assert parse_fields(items) == fields
+
+
+@pytest.mark.parametrize("item", ["nr", "text=", "id=a,id=b", "name=x", "id=a,size=2"])
+def test_fields_that_mean_nothing_are_refused(item):
+    with pytest.raises(InputError, match=f"--fields {item}: give id=NAME"):
+        parse_fields([item])
+
+
 def test_wrong_usage_is_exit_code_2(run_hce):
     assert run_hce("tree").returncode == 2
     assert run_hce("tree", "x", "--no-such-option").returncode == 2
@@ -144,7 +185,7 @@ def concepts_file(tmp_path_factory, concept_corpus):
     return path
 
 
-QUICK = ("--epochs", "1", "--batch-size", "32", "--dev-queries", "24", "--span-lengths", "4")
+QUICK = ("--epochs", "1", "--set", "batch_size=32", "--set", "dev_queries=24", "--set", "span_lengths=4")
 
 
 def test_train_writes_a_model_and_says_what_it_did(run_hce, concepts_file, encoder_folder, tmp_path):
@@ -165,7 +206,7 @@ def test_train_with_labels_as_json(run_hce, concepts_file, encoder_folder, tmp_p
     queries, qrels = tmp_path / "q.jsonl", tmp_path / "train.tsv"
     queries.write_text("\n".join(json.dumps({"_id": f"q{i}", "text": f"w{i} w{i + 5}"}) for i in range(60)))
     qrels.write_text("query-id\tcorpus-id\tscore\n" + "\n".join(f"q{i}\td{i}\t1" for i in range(60)))
-    options = ("--encoder", encoder_folder, "--queries", str(queries), "--qrels", str(qrels), *QUICK)
+    options = ("--encoder", encoder_folder, "--labels", f"queries={queries},qrels={qrels}", *QUICK)
     run = run_hce("train", str(concepts_file), "-o", str(tmp_path / "model"), "--json", *options)
     assert run.returncode == 0, run.stderr
     answer = json.loads(run.stdout)
@@ -201,7 +242,7 @@ def test_pairs_of_documents_that_are_gone_are_left_out_and_counted(tmp_path, cap
 
 def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):
     command = [sys.executable, "-m", "hce", "train", str(concepts_file), "-o", str(tmp_path / "m")]
-    command += ["--encoder", encoder_folder, "--batch-size", "8", "--epochs", "5000", "--patience", "5000"]
+    command += ["--encoder", encoder_folder, "--epochs", "5000", "--set", "batch_size=8", "--set", "patience=5000"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in run.stderr:
         if line.startswith("epoch 1 "):
@@ -225,9 +266,17 @@ def test_ctrl_c_before_training_has_nothing_to_continue(run_hce, concepts_file, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--queries", "q.jsonl"), "--queries goes with --qrels or --dev-qrels"),
-        (("--mode", "unsupervised", "--generated", "g.jsonl"), "leave out --qrels and --generated"),
-        (("--span-lengths", "many"), "give a value such as 8,16,32"),
+        (("--labels", "queries=q.jsonl"), "queries= goes with qrels= or dev="),
+        (("--labels", "clicks=q.jsonl"), "--labels clicks=q.jsonl: give some of queries=FILE, qrels=FILE"),
+        (("--labels", "qrels=a.tsv", "--labels", "qrels=b.tsv"), "--labels qrels=b.tsv: give some of"),
+        (("--mode", "unsupervised", "--labels", "generated=g.jsonl"), "leave qrels= and generated= out of --labels"),
+        (("--set", "span_lengths=many"), "give a value such as 8,16,32"),
+        (("--set", "batchsize=8"), "unknown setting batchsize; did you mean batch_size?"),
+        (("--set", "recipe=papers"), "choose one of measured, paper"),
+        (("--set", "strict=perhaps"), "strict 'perhaps': give a value such as false"),
+        (("--epochs", "2", "--set", "epochs=3"), "--set epochs=3: epochs is given twice"),
+        (("--set", "alpha=1", "--set", "alpha=2"), "--set alpha=2: alpha is given twice"),
+        (("--fields", "id=a,name=b"), "--fields id=a,name=b: give id=NAME, text=NAME or title=NAME"),
         (("--mode", "supervised"), "needs labelled pairs"),
     ],
 )

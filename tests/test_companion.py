@@ -276,7 +276,7 @@ def test_an_encoder_that_comes_with_companions_is_trained_as_what_it_is(
     static_encoder.beside([words(concept_corpus)], [0.7, 0.3]).save(tmp_path / "accompanied")
     corpus = tmp_path / "docs.jsonl"
     corpus.write_text("".join(f"{document.to_json()}\n" for document in concept_corpus), encoding="utf-8")
-    options = ["--train", "encoder", "--epochs", "1", "--encoder", str(tmp_path / "accompanied")]
+    options = ["--set", "train=encoder", "--epochs", "1", "--encoder", str(tmp_path / "accompanied")]
     run = run_hce("train", str(corpus), "-o", str(tmp_path / "model"), *options)
     assert run.returncode == 0, run.stderr
     facts = json.loads((tmp_path / "model" / "hce.json").read_text(encoding="utf-8"))

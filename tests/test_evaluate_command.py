@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import hce.cli
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset
+from hce.data.records import Reading
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import read_run
@@ -135,7 +137,7 @@ def test_runs_of_unequal_depth_are_compared_to_the_same_depth(run, folder, encod
     def measured(*files) -> dict:
         return json.loads(run(folder, "--run-file", *files, *options).out)
 
-    both = measured(tmp_path / "deep.trec", "--against-run", tmp_path / "flat.trec")
+    both = measured(tmp_path / "deep.trec", "--against", tmp_path / "flat.trec")
     assert both["against"]["paired"]["AP"]["equal"] == 49
     alone = [measured(tmp_path / name)["measures"]["AP"] for name in ("deep.trec", "flat.trec")]
     assert alone[0] > alone[1]  # a run that is measured by itself is measured as it is
@@ -145,7 +147,7 @@ def test_against_another_model_or_run(run, folder, encoder_folder, other_folder,
     run(folder, "-m", other_folder, "--run", tmp_path / "other.trec")
     options = ("-m", encoder_folder, "--measures", "nDCG@10,R@5", "--json")
     by_model = json.loads(run(folder, *options, "--against", other_folder).out)
-    by_run = json.loads(run(folder, *options, "--against-run", tmp_path / "other.trec").out)
+    by_run = json.loads(run(folder, *options, "--against", tmp_path / "other.trec").out)
     assert by_model["against"]["paired"] == by_run["against"]["paired"]
     assert by_model["measures"] != by_model["against"]["measures"]
     values = {}
@@ -206,6 +208,28 @@ def test_by_level_grows_a_tree_or_takes_the_models_own(run, folder, encoder_fold
     assert len(answer["left_at"]) == 49
 
 
+def test_documents_with_fields_of_their_own(run, folder, encoder_folder, tmp_path):
+    """By --fields, or as the index that is measured remembers; the figures are those of the usual names."""
+    shutil.copytree(folder, tmp_path / "own")
+    own = [
+        {"nr": each["_id"], "words": each["text"], "head": each["title"]} for each in _lines(folder / "corpus.jsonl")
+    ]
+    (tmp_path / "own" / "corpus.jsonl").write_text("\n".join(map(json.dumps, own)))
+    named = ("--fields", "id=nr,text=words,title=head")
+    usual = json.loads(run(folder, "-m", encoder_folder, "--json").out)["measures"]
+    assert run(tmp_path / "own", "-m", encoder_folder).code == 1
+    assert json.loads(run(tmp_path / "own", "-m", encoder_folder, "--json", *named).out)["measures"] == usual
+    reading = Reading(id_field="nr", text_field="words", title_field="head")
+    corpus, encoder = Corpus.load(tmp_path / "own", reading), Encoder.load(encoder_folder)
+    Index.create(tmp_path / "index", corpus, encoder).close()
+    remembered = json.loads(run(tmp_path / "own", "-m", tmp_path / "index", "--mode", "dense", "--json").out)
+    assert remembered["measures"] == usual
+
+
+def _lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_what_counts_zero_is_said(run, folder, tmp_path):
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "test.tsv").write_text("q0\tx\t1\nq1\ty\t0\nq2\tz\t1\n")
@@ -243,7 +267,6 @@ def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_fo
         (("-m", "static", "--measures", "goodness@3"), "unknown measure 'goodness@3'; known are nDCG@10"),
         ((), "give either --model, or --run-file"),
         (("-m", "static", "--run-file", "{tmp}/r"), "give either --model, or --run-file"),
-        (("-m", "static", "--against", "x", "--against-run", "y"), "either --against or --against-run"),
         (("--run-file", "{tmp}/r", "--by-level"), "--by-level needs a model"),
         (("--run-file", "{tmp}/nowhere"), "nowhere: cannot be read"),
         (("--run-file", "{tmp}/empty"), "an empty run"),

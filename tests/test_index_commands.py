@@ -205,7 +205,7 @@ def test_an_unknown_field_or_sign_is_refused_and_the_known_ones_are_named(run, i
 def test_fields_and_delimiter_of_a_strange_file(run, model, tmp_path):
     path = tmp_path / "export.csv"
     path.write_bytes("Nummer;Überschrift;Inhalt;Jahr\n7;Meer;Salz im Meer;1999\n8;Berg;Schnee;2001\n".encode("cp1252"))
-    named = ("--id-field", "Nummer", "--title-field", "Überschrift", "--text-field", "Inhalt", "--encoding", "cp1252")
+    named = ("--fields", "id=Nummer,title=Überschrift,text=Inhalt", "--encoding", "cp1252")
     done = run("index", path, "-m", model, "-o", tmp_path / "made", *named)
     assert done.code == 0, done.err
     with Index.open(tmp_path / "made") as made:
@@ -214,6 +214,26 @@ def test_fields_and_delimiter_of_a_strange_file(run, model, tmp_path):
         run("index", path, "-m", model, "-o", tmp_path / "other", "--encoding", "cp1252")
     )
     assert not (tmp_path / "other").exists()
+
+
+def test_an_index_keeps_the_names_of_its_fields(run, model, tmp_path):
+    """What is added needs no --fields; nor does a new index of the documents of this one."""
+    path = tmp_path / "packages.jsonl"
+    path.write_text('{"package": "tar", "summary": "pack files"}\n{"package": "ls", "summary": "list files"}\n')
+    fields = ("--fields", "id=package,title=package,text=summary")
+    assert run("index", path, "-m", model, "-o", tmp_path / "first", *fields).code == 0
+    assert run("index", tmp_path / "first", "-m", model, "-o", tmp_path / "second").code == 0
+    (tmp_path / "more.jsonl").write_text('{"package": "cp", "summary": "copy files", "id": "x"}\n')
+    (tmp_path / "usual.jsonl").write_text('{"_id": "mv", "text": "move files"}\n')
+    added = run("add", tmp_path / "second", tmp_path / "more.jsonl", tmp_path / "usual.jsonl")
+    assert added.code == 0, added.err
+    with Index.open(tmp_path / "second") as made:
+        assert made.get("cp") == Document("cp", "copy files", "cp", {"id": "x"})
+        assert made.get("mv") == Document("mv", "move files")
+    (tmp_path / "named.jsonl").write_text('{"package": "rm", "summary": "s", "other": "remove files"}\n')
+    run("add", tmp_path / "second", tmp_path / "named.jsonl", "--fields", "id=package,text=other")
+    with Index.open(tmp_path / "second") as made:
+        assert made.get("rm") == Document("rm", "remove files", "", {"summary": "s"})
 
 
 def test_ten_identical_documents_give_no_warning_and_no_nan(run, model, tmp_path):

@@ -51,7 +51,8 @@ def test_what_is_written_is_read(folder, planted_corpus, static_encoder):
     facts = model.facts
     assert facts == ModelFacts.find(folder)
     assert facts.fingerprint == static_encoder.fingerprint
-    assert facts.corpus == {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
+    described = {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
+    assert facts.corpus == {**described, "source": None, "reading": None}
     assert facts.held_out == [planted_corpus[0].id, planted_corpus[7].id]
     assert (facts.encoder, facts.base_encoder) == ("static, fitted", "static")
     assert (facts.before, facts.after, facts.mix) == ({"titles": 0.25}, {"titles": 0.5}, 1.0)

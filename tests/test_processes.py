@@ -202,7 +202,16 @@ def test_a_launcher_starts_two_processes(folder):
     """As `accelerate launch` does for GPUs; for CPUs accelerate needs MPI, and torchrun (its own launcher) does not."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731"]
     command += ["-m", "hce", "train", str(folder / "docs.jsonl"), "-o", str(folder / "model")]
-    command += ["--encoder", str(folder / "encoder"), "--epochs", "1", "--batch-size", "32", "--dev-queries", "16"]
+    command += [
+        "--encoder",
+        str(folder / "encoder"),
+        "--epochs",
+        "1",
+        "--set",
+        "batch_size=32",
+        "--set",
+        "dev_queries=16",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert run.returncode == 0, run.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from hce.data import records
@@ -65,6 +66,23 @@ def test_fields_that_are_named(tmp_path):
         Corpus.load(path, Reading(id_field="Nr"))
 
 
+def test_one_field_may_be_id_and_title(tmp_path):
+    lines = [{"package": "yt-dlp", "description": "fetch videos"}, {"package": 7, "description": "seven"}]
+    path = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)))
+    corpus = Corpus.load(path, Reading(id_field="package", title_field="package", text_field="description"))
+    assert list(corpus) == [Document("yt-dlp", "fetch videos", "yt-dlp"), Document("7", "seven", "7")]
+    assert list(corpus.only(np.array([1]))) == [Document("7", "seven", "7")]
+
+
+def test_remembered_fields_are_read_where_they_are(tmp_path):
+    """A file without them is read the usual way."""
+    kept = Reading(id_field="nr", title_field="head", text_field="body", remembered=True)
+    own = written(tmp_path, "own.csv", "nr,head,body,id\n7,H,star,x\n")
+    assert list(Corpus.load(own, kept)) == [Document("7", "star", "H", {"id": "x"})]
+    usual = written(tmp_path, "usual.csv", "id,title,text,head\n7,T,star,x\n")
+    assert list(Corpus.load(usual, kept)) == [Document("7", "star", "T", {"head": "x"})]
+
+
 def test_ids_from_the_numbers_of_rows(tmp_path):
     for name, text in (
         ("a.csv", "text,id\nstar,x\nmoon,y\n"),
@@ -103,6 +121,15 @@ def test_encodings(tmp_path, name, text, encoding):
     assert list(corpus) == [Document("1", "é"), Document("2", "ü")]
 
 
+@pytest.mark.parametrize(("name", "sign"), [("a.tsv", ";"), ("a.csv", ":")])
+def test_a_header_of_one_column_suggests_a_delimiter(tmp_path, name, sign):
+    path = written(tmp_path, name, f"id{sign}text\n1{sign}star\n")
+    with pytest.raises(InputError, match=f"no id .*; name what separates the cells, as in --delimiter '{sign}'"):
+        Corpus.load(path)
+    with pytest.raises(InputError, match=f"has no text .*; name what separates the cells, as in --delimiter '{sign}'"):
+        Corpus.load(path, Reading(row_ids=True))
+
+
 def test_a_wrong_encoding_is_one_line(tmp_path):
     path = written(tmp_path, "a.csv", "id,text\n1,é\n", "latin-1")
     with pytest.raises(InputError, match=r"line 2: not UTF-8 .* or give its encoding, as in --encoding latin-1"):
@@ -119,7 +146,7 @@ def test_a_wrong_encoding_is_one_line(tmp_path):
         ({"delimiter": "ab"}, "delimiter 'ab': give one character"),
         ({"delimiter": '"'}, "give one character"),
         ({"row_ids": True, "id_field": "x"}, "not both"),
-        ({"text_field": "x", "id_field": "x"}, "must differ"),
+        ({"text_field": "x", "id_field": "x"}, "'x' of the text cannot be the id or the title too"),
     ],
 )
 def test_wishes_that_make_no_sense(wishes, said):

@@ -14,7 +14,7 @@ import hce.training.co_training
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import cluster_corpus
-from hce.training.recipe import PAPER, Recipe, parsed_settings
+from hce.training.recipe import PAPER, TRANSFORMER, Recipe, parsed_settings
 from hce.training.steps import Trainer
 from hce.training.train import improvement, train
 from hce.training.weights import weights_of
@@ -41,16 +41,19 @@ def test_settings_are_read_by_their_own_type(name, text, value):
 
 def test_every_default_is_read_back_from_what_is_shown():
     for setting in fields(Recipe):
-        shown = Recipe.explain(setting.name).rsplit("[default: ", 1)[1].split(";")[0].rstrip("]")
-        assert Recipe.parsed(setting.name, shown) == setting.default
+        default, of_transformer, text = Recipe.described(setting.name)
+        assert Recipe.parsed(setting.name, default) == setting.default
+        assert Recipe.parsed(setting.name, of_transformer) == TRANSFORMER.get(setting.name, setting.default)
+        assert text
 
 
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ("pace=1", r"unknown setting pace; there are: mode, train, .*seed"),
+        ("xyz=1", r"unknown setting xyz; 'hce train --help-settings' lists all"),
+        ("batch-sizes=1", "unknown setting batch_sizes; did you mean batch_size?"),
         ("epochs=many", r"epochs 'many': give a value such as 10"),
-        ("tree=maybe", r"tree 'maybe': give a value such as True"),
+        ("tree=maybe", r"tree 'maybe': give a value such as true"),
         ("span_lengths=8,x", r"span_lengths '8,x': give a value such as 8,16,32"),
         ("epochs", r"--set epochs: give name=value, such as epochs=4"),
     ],

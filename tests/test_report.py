@@ -64,15 +64,32 @@ def test_text_is_never_html(model):
     assert "&lt;script&gt;alert" in page
 
 
-def test_the_command_repeats_the_settings(model, run_hce):
+def test_the_command_repeats_the_settings(model):
     words = shlex.split(command(model))
-    assert words[:3] == ["hce", "train", "concepts"]
-    assert words[words.index("--span-lengths") + 1] == "4,6"
-    assert "--no-fit-static" in words
-    assert "--tree" not in words  # a default
-    listed = run_hce(*words[1:2], "--help")
-    for word in words:
-        assert not word.startswith("--") or word in listed.stdout
+    assert words[:5] == ["hce", "train", "concepts", "-o", "my-model-again"]
+    assert {"span_lengths=4,6", "fit_static=false"} <= set(words)
+    assert "tree=true" not in words  # a default
+
+
+def test_the_command_makes_the_same_model_again(concept_corpus, static_encoder, tmp_path, run_hce, monkeypatch):
+    """With labels and fields of one's own, a delimiter and an encoding, and whatever setting is no default."""
+    monkeypatch.chdir(tmp_path)
+    static_encoder.save("encoder")
+    rows = [f"{document.id};{document.text.replace(';', ' ')}" for document in concept_corpus]
+    Path("own.csv").write_text("\n".join(["Nr;Größe, Text", *rows]), encoding="cp1252")
+    Path("my queries.tsv").write_text("".join(f"q{i}\tw{i} w{i + 5}\n" for i in range(60)))
+    Path("clicks.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\td{i}\t1\n" for i in range(60)))
+    given = ["own.csv", "-o", "model", "--encoder", "encoder", "--epochs", "1", "--set", "batch_size=32"]
+    given += ["--set", "mask=false", "--labels", "queries=my queries.tsv,qrels=clicks.tsv", "--seed", "3"]
+    given += ["--fields", "id=Nr,text=Größe, Text", "--delimiter", ";", "--encoding", "cp1252"]
+    first = run_hce("train", *given)
+    assert first.returncode == 0, first.stderr
+    again = shlex.split(command(ModelFolder.read("model")))
+    repeated = run_hce(*again[1:])
+    assert repeated.returncode == 0, repeated.stderr
+    facts = [ModelFolder.read(path).facts for path in ("model", "model-again")]
+    assert facts[0] == facts[1]
+    assert facts[0].recipe["mode"] == "joint"
 
 
 def test_panels_hold_the_history(model):

@@ -46,7 +46,12 @@ from hce.errors import HceError
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-QUICK = ["--epochs", "1", "--batch-size", "16"]  # added to trainings; a batch of 256 is more than the documents here
+QUICK = [
+    "--epochs",
+    "1",
+    "--set",
+    "batch_size=16",
+]  # added to trainings; a batch of 256 is more than the documents here
 
 
 class Command(NamedTuple):

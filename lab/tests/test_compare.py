@@ -67,6 +67,22 @@ def compared(folder, encoder_folder, tmp_path_factory):
 # ------------------------------------------------------------------------------------------------------- the running
 
 
+def test_documents_with_fields_of_their_own(folder, encoder_folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "own")
+    own = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    own = [{"nr": each["_id"], "words": each["text"], "head": each["title"]} for each in own]
+    (tmp_path / "own" / "corpus.jsonl").write_text("\n".join(map(json.dumps, own)))
+    values = []
+    for place, options in (("usual", []), ("own", ["--fields", "id=nr,text=words,title=head"])):
+        source = folder if place == "usual" else tmp_path / "own"
+        command = ["compare", str(source), "-o", str(tmp_path / f"{place}-out"), "--systems", "bm25,untrained"]
+        done = CliRunner().invoke(app, [*command, "--encoder", encoder_folder, *options])
+        assert not done.exit_code, done.output
+        found = json.loads((tmp_path / f"{place}-out" / "comparison.json").read_text())
+        values.append([(row["system"], row["scores"]) for row in found["rows"]])
+    assert values[0] == values[1]
+
+
 def test_every_system_is_run_and_the_one_without_the_tree_too(compared):
     _, comparison = compared
     assert list(comparison.systems) == ["bm25", "untrained", "no-tree", "hce"]
@@ -122,7 +138,7 @@ def kept(folder, encoder_folder, tmp_path_factory):
 
 def test_hce_is_what_hce_train_gives(kept, folder, encoder_folder, tmp_path):
     command = ["train", str(folder), "-o", str(tmp_path / "model"), "--encoder", encoder_folder]
-    done = CliRunner().invoke(app, [*command, "--epochs", "2", "--batch-size", "32", "--dev-queries", "24"])
+    done = CliRunner().invoke(app, [*command, "--epochs", "2", "--set", "batch_size=32", "--set", "dev_queries=24"])
     assert not done.exit_code, done.output
     by_train, by_compare = ModelFacts.read(tmp_path / "model"), ModelFacts.read(kept[0] / "models" / "hce-0")
     assert by_compare.fingerprint == by_train.fingerprint

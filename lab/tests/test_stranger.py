@@ -9,13 +9,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from hce_lab.benchmarks.torture import children, strangers
-from hce_lab.benchmarks.torture.tally import Tally
 
 from hce.encoding.inside import require_inside
 from hce.errors import OutsideError
 from hce.index.connections import require_own_files
 from hce.index.index import Index
+from hce_lab.benchmarks.torture import children, strangers
+from hce_lab.benchmarks.torture.tally import Tally
 
 FORMATS = Path(__file__).parent / "data" / "formats-0.2.0"
 

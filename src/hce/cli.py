@@ -22,7 +22,7 @@ from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import evaluate
 from hce.commands.index import add, index, remove, search, status
 from hce.commands.serve import serve
-from hce.commands.train import demo, report, train, with_recipe
+from hce.commands.train import demo, report, train
 from hce.commands.tree import tree
 from hce.commands.upkeep import check, rebuild, reindex
 from hce.data.text import is_unicode
@@ -75,7 +75,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 COMMANDS = (
-    *(demo, with_recipe(train), report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
+    *(demo, train, report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
     evaluate,
 )
 for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there

@@ -192,6 +192,17 @@ def require_new(path: str | Path) -> None:
         raise InputError(f"{path} exists and is not an empty folder: choose another place or remove it first")
 
 
+def require_free(output: str | Path, resume: bool) -> None:
+    """Refuse an output folder that holds something, or an unfinished run that is not to be continued.
+
+    Raises:
+        InputError: either of them.
+    """
+    require_new(output)
+    if not resume and unfinished(output).exists():
+        raise InputError(f"{unfinished(output)} holds an unfinished run: add --resume to continue it, or delete it")
+
+
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success; `path` must not exist or be an empty folder.

@@ -11,11 +11,13 @@ import typer
 from hce.commands.common import (
     CorpusArgument,
     EncoderOption,
+    FieldsOption,
     JsonOption,
     SeedOption,
     answer,
     interruptible,
     out,
+    parse_fields,
     print_json,
     with_reading,
 )
@@ -54,7 +56,7 @@ def generate_queries(
     Examples:
       hce generate-queries docs.jsonl -o queries.jsonl
       hce generate-queries scifact -o queries.jsonl --model doc2query/msmarco-t5-base-v1 --per-document 5
-      hce train docs.jsonl -o my-model --generated queries.jsonl
+      hce train docs.jsonl -o my-model --labels generated=queries.jsonl
     """
     from hce.data.corpus import Corpus
 
@@ -82,7 +84,7 @@ def generate_queries(
         )
     line = (
         f"{written.kept:,} of {written.generated:,} queries, written for {written.documents:,} documents, "
-        f"are in {output}; `hce train --generated {output}` trains on them"
+        f"are in {output}; `hce train --labels generated={output}` trains on them"
     )
     answer(line, {"queries": str(output), **written._asdict()}, as_json)
 
@@ -118,6 +120,7 @@ def compare(
     keep: Annotated[
         Path | None, typer.Option(help="keep the models of trained systems in this folder, SYSTEM-SEED each")
     ] = None,
+    fields: FieldsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train and score several systems on one collection, alike in data, budget and seed, and print one table.
@@ -161,6 +164,7 @@ def compare(
             language_model=language_model,
             settings=settings,
             models=keep,
+            reading=Reading(**parse_fields(fields or ())),
             progress=True,
             on_result=_tell_result,
         )

@@ -17,6 +17,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
+from hce.encoding.spec import refuse_mistyped
+from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
 
@@ -52,12 +54,27 @@ class PlainConsole(Console):
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
+
+def known_encoder(spec: str | None) -> str | None:
+    """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
+    if spec is not None:
+        refuse_mistyped(spec)
+    return spec
+
+
 CorpusArgument = Annotated[
     Path,
     typer.Argument(metavar="corpus", help="the documents: a BEIR folder, a file, a folder of texts or parts, or -"),
 ]
 EncoderOption = Annotated[
-    str, typer.Option("--encoder", "-e", metavar="NAME|DIR|HUB-ID", help="static, minilm, a directory or a hub id")
+    str,
+    typer.Option(
+        "--encoder",
+        "-e",
+        metavar="NAME|DIR|HUB-ID",
+        help="static, minilm, a directory or a hub id",
+        callback=known_encoder,
+    ),
 ]
 IndexArgument = Annotated[Path, typer.Argument(metavar="index", help="the folder of the index", show_default=False)]
 ReadIndexArgument = Annotated[
@@ -92,37 +109,68 @@ LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
 SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
 
 
-READING = {  # what `hce.data.records.Reading` has
-    "id_field": (str | None, "the field that holds the id; usual names are found, and told"),
-    "title_field": (str | None, "the field that holds the title"),
-    "text_field": (str | None, "the field that holds the text"),
-    "row_ids": (bool, "make ids of the numbers of the rows"),
-    "delimiter": (str | None, "between the cells of a CSV or TSV file; else a CSV file's header tells it"),
+FieldsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fields",
+        metavar="WHAT=NAME,…",
+        help="the fields that hold id, text and title: id=number,text=remarks; 'id=' numbers the rows; "
+        "default: the usual names",
+        show_default=False,
+        rich_help_panel="Reading documents",
+    ),
+]
+READING = {  # what else `hce.data.records.Reading` has
+    "delimiter": (str | None, "between the cells of a CSV or TSV file; default: found in a CSV file's header"),
     "encoding": (str, "of text files, such as latin-1 or utf-16"),
-    "skip_bad": (bool, "leave out records and files that cannot be read, and say which"),
+    "skip_bad": (bool, "skip records and files that cannot be read, and name the first"),
 }
+FIELD = re.compile(r"\s*(id|text|title)=(.*?)(?:,(?=\s*\w+=)|$)")
+
+
+def parse_fields(items: Sequence[str]) -> dict[str, Any]:
+    """Read which fields hold what, as `Reading` has it; an empty id numbers the rows.
+
+    >>> parse_fields(["id=Doc, no.,text=remarks"])
+    {'id_field': 'Doc, no.', 'text_field': 'remarks'}
+
+    Raises:
+        InputError: something else than id, text and title, or one of them twice.
+    """
+    chosen: dict[str, Any] = {}
+    for item in items:
+        position = 0
+        while position < len(item):
+            found = FIELD.match(item, position)
+            if found is None or f"{found[1]}_field" in chosen or not (found[2] or found[1] == "id"):
+                raise InputError(
+                    f"--fields {item}: give id=NAME, text=NAME or title=NAME, each once, with commas between"
+                )
+            chosen |= {f"{found[1]}_field": found[2]} if found[2] else {"row_ids": True}
+            position = found.end()
+    return chosen
 
 
 def with_reading(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, in the place of its argument `reading`, an option for each field of a `Reading`."""
+    """Replace a command's argument `reading` by --fields, --delimiter, --encoding and --skip-bad."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.name != "reading"]
-    settings = [each for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
-    options = []
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter("fields", keyword, default=None, annotation=FieldsOption)]
     for name, (kind, text) in READING.items():
         flag = f"--{name.replace('_', '-')}"  # alone: a switch that is off by default needs no --no-…
         option = typer.Option(flag, help=text, show_default=name == "encoding", rich_help_panel="Reading documents")
-        default = getattr(Reading, name)
         options.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+            inspect.Parameter(name, keyword, default=getattr(Reading, name), annotation=Annotated[kind, option])
         )
 
     @wraps(function)
     def command(**arguments: Any) -> None:
+        named = parse_fields(arguments.pop("fields", None) or ())
         chosen = {name: arguments.pop(name) for name in READING if name in arguments}
-        function(**arguments, reading=Reading(**chosen))
+        function(**arguments, reading=Reading(**named, **chosen))
 
-    return resigned(command, [*(each for each in parameters if each not in settings), *options, *settings])
+    return resigned(command, [*parameters, *options])
 
 
 def resigned(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from hce.commands.common import JsonOption, SeedOption, err, out, print_json
+from hce.commands.common import (
+    FieldsOption,
+    JsonOption,
+    SeedOption,
+    err,
+    known_encoder,
+    out,
+    parse_fields,
+    print_json,
+)
+from hce.data.records import Reading
 from hce.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,16 +114,24 @@ def evaluate(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="DIR|NAME|HUB-ID", help="what to measure: a model, an encoder or an index"
+            "--model",
+            "-m",
+            metavar="DIR|NAME|HUB-ID",
+            help="what to measure: a model, an encoder or an index",
+            callback=known_encoder,
         ),
     ] = None,
     run_file: Annotated[Path | None, typer.Option(help="measure this TREC run instead of a model")] = None,
     split: Annotated[str, typer.Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
     measures: Annotated[str, typer.Option(help="names, with commas between them")] = MEASURES,
     against: Annotated[
-        str | None, typer.Option(metavar="DIR|NAME|HUB-ID", help="compare with this model, query by query")
+        str | None,
+        typer.Option(
+            metavar="DIR|NAME|HUB-ID|RUN",
+            help="compare with this model, index or TREC run (a file), query by query",
+            callback=known_encoder,
+        ),
     ] = None,
-    against_run: Annotated[Path | None, typer.Option(help="compare with this TREC run")] = None,
     by_level: Annotated[bool, typer.Option("--by-level", help="also show where queries lose their way in the tree")] = (
         False
     ),
@@ -134,6 +152,7 @@ def evaluate(
         typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
     ] = None,
     rerank_depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads", min=1)] = 50,
+    fields: FieldsOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,11 +164,13 @@ def evaluate(
       hce evaluate scifact -m my-index --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --against my-index
       hce evaluate scifact -m my-model --against minilm --measures ndcg@10,mrr@10
       hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
-      hce evaluate scifact --run-file my.trec --against-run bm25.trec
+      hce evaluate scifact --run-file my.trec --against bm25.trec
     """
     from hce.data.judgments import find_split
 
-    _check_options(model, run_file, against, against_run, by_level)
+    _check_options(model, run_file, by_level)
+    reading = _reading(fields, model, against)
+    against_run = Path(against) if against and Path(against).is_file() else None
     find_split(dataset, split)  # before what takes seconds to import
 
     from hce.evaluation.measures import parse_measure
@@ -158,11 +179,13 @@ def evaluate(
     _check_outputs(run, per_query)
     reranking = _reranking(model, rerank, rerank_depth)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
-    judged = _read(dataset, split, searches=bool(model or against))
+    searches = bool(model or (against and not against_run))
+    judged = _read(dataset, split, reading, searches=searches)
     asked = Asked(judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
     sources = [_open(model, run_file)._replace(rerank=reranking)]
-    if against or against_run:
-        sources.append(_open(against, against_run))  # before the work: a wrong one is told of at once
+    if against:
+        # Before the work: a wrong one is reported at once.
+        sources.append(_open(None if against_run else against, against_run))
     systems = [_measured(asked, source, is_compared=len(sources) > 1) for source in sources]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
@@ -178,15 +201,20 @@ def evaluate(
         out.print(f"\n{diagnosis}", soft_wrap=True)
 
 
-def _check_options(
-    model: str | None, run_file: Path | None, against: str | None, against_run: Path | None, by_level: bool
-) -> None:
+def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
+    """Return how the documents are read: as --fields says, or as an index that is measured remembers."""
+    from hce.index.manifest import Manifest, is_index
+
+    named = Reading(**parse_fields(fields or ()))
+    kept = [Manifest.read(Path(spec)).fields for spec in specs if spec and is_index(spec)]
+    return named.remembering(next(filter(None, kept), None))
+
+
+def _check_options(model: str | None, run_file: Path | None, by_level: bool) -> None:
     from hce.index.manifest import is_index
 
     if bool(model) == bool(run_file):
         raise InputError("give either --model, or --run-file with a run to measure")
-    if against and against_run:
-        raise InputError("give either --against or --against-run, not both")
     if by_level and (not model or is_index(model)):
         raise InputError("--by-level needs a model for --model: a run or an index does not tell how a query went down")
 
@@ -220,7 +248,7 @@ def _check_outputs(run: Path | None, per_query: Path | None) -> None:
         raise InputError(f"{per_query}: values of queries are written as {' or '.join(VALUES_SUFFIXES)}")
 
 
-def _read(folder: Path, split: str, *, searches: bool) -> Judged:
+def _read(folder: Path, split: str, reading: Reading, *, searches: bool) -> Judged:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, find_queries, find_split, read_queries
     from hce.evaluation.evaluate import check_documents
@@ -230,7 +258,7 @@ def _read(folder: Path, split: str, *, searches: bool) -> Judged:
         return Judged(Qrels.read(path), {}, None)
     queries = read_queries(find_queries(folder))
     qrels = Qrels.read(path, queries=queries)
-    corpus = Corpus.load(folder)
+    corpus = Corpus.load(folder, reading)
     check_documents(qrels, corpus.left_out.union(corpus.ids), str(folder))
     return Judged(qrels, queries, corpus)
 

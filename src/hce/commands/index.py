@@ -20,6 +20,7 @@ from hce.commands.common import (
     answer,
     copies_of_corpus,
     interruptible,
+    known_encoder,
     out,
     print_json,
     shared_corpus,
@@ -59,7 +60,14 @@ def index(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="DIR|NAME|HUB-ID", help="what `hce train` wrote, or any encoder")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="DIR|NAME|HUB-ID",
+            help="what `hce train` wrote, or any encoder",
+            callback=known_encoder,
+        ),
     ] = "static",
     engine: Annotated[str, typer.Option(help="auto, flat, tree or milvus")] = "auto",
     at: AtOption = None,
@@ -94,7 +102,7 @@ def index(
       hce index docs.jsonl -m my-model -o my-index
       hce index docs.csv -o my-index --engine tree --memory 4GB
       hce index docs.csv -o my-index --engine milvus --at http://search.example.org:19530
-      hce index export.csv -o my-index --id-field Number --text-field Remarks --encoding cp1252
+      hce index export.csv -o my-index --fields id=number,text=remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
       cat docs.jsonl | hce index - -m minilm -o my-index
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
@@ -146,7 +154,8 @@ def add(
 ) -> None:
     """Add documents to an index: all of them, or none if one of them is not sound.
 
-    Only texts that are new are encoded. When the command has ended, the documents survive a crash.
+    Only texts that are new are encoded. When the command has ended, the documents survive a crash. The fields that
+    `hce index --fields` named are used where the new documents have them.
 
     Examples:
       hce add my-index new.jsonl
@@ -157,7 +166,8 @@ def add(
     from hce.index.index import Index
 
     with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
-        batches = [Corpus.load(file, reading) for file in files]
+        alike = reading.remembering(index.manifest.fields)
+        batches = [Corpus.load(file, alike) for file in files]
         before = len(index)
         written = (index.update if update else index.add)(*batches, progress=True)
         documents = len(index)
@@ -340,7 +350,9 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
     if not is_index(path):
         return shared_corpus(path, reading, output)
     with Index.open(path) as index:
-        return Corpus.from_documents(index, name=path.absolute().name)
+        corpus = Corpus.from_documents(index, name=path.absolute().name)
+        corpus.reading = USUAL.remembering(index.manifest.fields)
+        return corpus
 
 
 def _why_nothing(mode: str, *, has_conditions: bool) -> str:

@@ -1,12 +1,12 @@
-"""`hce train`, whose options are the fields of `hce.training.recipe.Recipe`; `hce report`; `hce demo`."""
+"""`hce train`, `hce report` and `hce demo`."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -23,16 +23,17 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
-    resigned,
     shared_corpus,
     with_reading,
 )
+from hce.commands.settings import HelpSettingsOption, SetOption, read_settings, recipe_option
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import delete_whole, require_parent, unfinished
+from hce.files import delete_whole, require_free, require_parent, unfinished
 from hce.hosts import together
 from hce.memory import parse_size, require_memory, train_needs
 from hce.progress import progress_bar
+from hce.training.recipe import Supervision
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -41,18 +42,50 @@ if TYPE_CHECKING:
     from hce.training.recipe import Recipe
 
 
-RecipeName = Literal["measured", "paper"]
 GO_ON = "the same command with --resume goes on from the last checkpoint"
 NOT_BEGUN = "training had not begun; the same command starts over"
 
 
-class LabelFiles(NamedTuple):
-    """Files with queries and judgments, as given on the command line."""
+LABEL = re.compile(r"\s*(queries|qrels|dev|generated)=(.+?)(?:,(?=\s*\w+=)|$)")
 
-    queries: Path | None
-    qrels: Path | None
-    dev_qrels: Path | None
-    generated: Path | None
+
+class LabelFiles(NamedTuple):
+    """Files with queries and judgments, as --labels names them.
+
+    Attributes:
+        queries: the queries (JSONL or TSV).
+        qrels: which documents answer them (BEIR or TREC).
+        dev: judgments to measure by, of the same queries.
+        generated: generated queries, each with its document.
+    """
+
+    queries: Path | None = None
+    qrels: Path | None = None
+    dev: Path | None = None
+    generated: Path | None = None
+
+    @classmethod
+    def parsed(cls, items: Sequence[str]) -> LabelFiles:
+        """Read what --labels says.
+
+        Raises:
+            InputError: something else than these files, or one of them twice.
+        """
+        files: dict[str, Path] = {}
+        for item in items:
+            position = 0
+            while position < len(item):
+                found = LABEL.match(item, position)
+                if found is None or found[1] in files:
+                    names = ", ".join(f"{name}=FILE" for name in cls._fields)
+                    raise InputError(f"--labels {item}: give some of {names}, each once, with commas between")
+                files[found[1]] = Path(found[2])
+                position = found.end()
+        return cls(**files)
+
+    def named(self) -> dict[str, str]:
+        """Return the files that there are, by what they hold."""
+        return {name: str(path) for name, path in self._asdict().items() if path is not None}
 
 
 @with_reading
@@ -60,23 +93,26 @@ def train(
     source: CorpusArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
     encoder: EncoderOption = "static",
-    queries: Annotated[Path | None, typer.Option(help="queries of labelled pairs (JSONL or TSV)")] = None,
-    qrels: Annotated[Path | None, typer.Option(help="which documents answer them (BEIR or TREC qrels)")] = None,
-    dev_qrels: Annotated[Path | None, typer.Option(help="judgments to measure by, of the same queries")] = None,
-    generated: Annotated[Path | None, typer.Option(help="generated queries: records of document and query")] = None,
+    mode: Annotated[Supervision | None, recipe_option("mode")] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--labels",
+            metavar="WHAT=FILE,…",
+            help="queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to "
+            "measure by; generated=FILE, what `hce generate-queries` wrote",
+            show_default=False,
+        ),
+    ] = None,
+    language: Annotated[str | None, recipe_option("language")] = None,
+    epochs: Annotated[int | None, recipe_option("epochs")] = None,
+    seed: Annotated[int | None, recipe_option("seed", min=0, max=LARGEST_SEED)] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the unfinished run of this output")] = False,
-    recipe_name: Annotated[
-        RecipeName,
-        typer.Option("--recipe", help="where settings that are not given come from: measured best, or the paper"),
-    ] = "measured",
-    tracker: Annotated[str | None, typer.Option(help="also log to this accelerate tracker, e.g. tensorboard")] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="refuse judgments of documents that are not there, not leave them out")
-    ] = False,
     memory: MemoryOption = None,
+    set_: SetOption = None,
+    help_settings: HelpSettingsOption = False,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
-    **settings: Any,
 ) -> None:
     """Adapt an encoder to a corpus, and write the better one to a new folder.
 
@@ -85,16 +121,20 @@ def train(
     Examples:
       hce train docs.jsonl -o my-model
       hce train scifact -o my-model --encoder minilm --mode joint
-      hce train docs.jsonl -o my-model --queries q.jsonl --qrels clicks.tsv
-      hce train docs.jsonl -o my-model --encoder sentence-transformers/gtr-t5-base --recipe paper
+      hce train export.csv -o my-model --fields id=number,text=remarks
+      hce train docs.jsonl -o my-model --labels queries=q.jsonl,qrels=clicks.tsv
+      hce train docs.jsonl -o my-model --epochs 4 --set batch_size=64 --set branching=8
+      hce train docs.jsonl -o my-model --encoder sentence-transformers/gtr-t5-base --set recipe=paper
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
       torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
     from hce.training.recipe import Recipe
 
     require_parent(output)
+    require_free(output, resume)
     bound = None if memory is None else parse_size(memory)
-    chosen = {name: _read(name, value) for name, value in settings.items() if value is not None}
+    run_settings, chosen = read_settings(set_ or (), mode=mode, language=language, epochs=epochs, seed=seed)
+    files = LabelFiles.parsed(labels or ())
 
     def going_on() -> str:
         return GO_ON if unfinished(output).exists() else NOT_BEGUN
@@ -111,16 +151,15 @@ def train(
 
         # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
         given, first = Encoder.load(encoder, device=device).parts[0], is_first_process()
-        if recipe_name == "paper":
+        if run_settings.recipe == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
             recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
         if bound is not None:
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
-            err.print(require_memory(needs, bound, "give so much, or a smaller --most-documents"), soft_wrap=True)
-        files = LabelFiles(queries, qrels, dev_qrels, generated)
-        label_sets = _label_sets(source, corpus, files, recipe.mode, strict=strict)
-        with _tracked(tracker, recipe, output.parent) as log:
+            err.print(require_memory(needs, bound, "give so much, or a smaller --set most_documents=…"), soft_wrap=True)
+        label_sets = _label_sets(source, corpus, files, recipe.mode, strict=run_settings.strict)
+        with _tracked(run_settings.tracker, recipe, output.parent) as log:
 
             def on_epoch(epoch: Epoch) -> None:
                 log(epoch)
@@ -136,6 +175,7 @@ def train(
                 resume=resume,
                 progress=first,
                 on_epoch=on_epoch,
+                label_files=files.named(),
             )
         if first:
             delete_whole(copies_of_corpus(output))
@@ -202,32 +242,14 @@ def demo(
         print_json(facts)
 
 
-def with_recipe(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace `**settings` by an option for each field of the recipe, with the field's own help."""
-    from hce.training.recipe import Recipe
-
-    signature = inspect.signature(function, eval_str=True)
-    parameters = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    for name, hint in get_type_hints(Recipe).items():
-        limits: dict[str, Any] = {"min": 0, "max": LARGEST_SEED} if name == "seed" else {}
-        option = typer.Option(help=Recipe.explain(name), show_default=False, rich_help_panel="Recipe", **limits)
-        kind = str if name in ("span_lengths", "levels") else hint  # 8,16,32 and all
-        parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-            )
-        )
-    return resigned(function, parameters)
-
-
 @contextmanager
-def _tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
+def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
     """Yield a function that logs an epoch; without a tracker's name it does nothing.
 
     Raises:
         InputError: accelerate does not know the tracker, or its package is not installed.
     """
-    if name is None:
+    if not name:
         yield lambda epoch: None
         return
     from accelerate import Accelerator
@@ -244,27 +266,20 @@ def _tracked(name: str | None, recipe: Recipe, folder: Path) -> Iterator[Callabl
         accelerator.end_training()
 
 
-def _read(name: str, value: Any) -> Any:
-    """Return a setting as the recipe has it; what typer left as text may be another type's."""
-    from hce.training.recipe import Recipe
-
-    return Recipe.parsed(name, value) if isinstance(value, str) else value
-
-
 def _label_sets(
     source: Path, corpus: Corpus, files: LabelFiles, mode: str, *, strict: bool
 ) -> dict[str, Labels | None]:
     """Read what `train` takes as pairs, generated and dev: from files, or from a BEIR folder's own splits."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
-    queries, qrels, dev_qrels, generated = files
+    queries, qrels, dev, generated = files
     if mode == "unsupervised" and (qrels or generated):
-        raise InputError("--mode unsupervised trains on no queries; leave out --qrels and --generated")
-    if bool(qrels or dev_qrels) != bool(queries):
-        raise InputError("--queries goes with --qrels or --dev-qrels, and they with it")
+        raise InputError("--mode unsupervised trains on no queries; leave qrels= and generated= out of --labels")
+    if bool(qrels or dev) != bool(queries):
+        raise InputError("--labels: queries= goes with qrels= or dev=, and they with it")
     if not queries and mode != "unsupervised" and "train" in splits(source):
         queries, qrels = find_queries(source), find_split(source, "train")
-        dev_qrels = find_split(source, "dev") if "dev" in splits(source) else None
+        dev = find_split(source, "dev") if "dev" in splits(source) else None
     label_sets: dict[str, Labels | None] = {"generated": None}
     if not (queries or generated):
         return label_sets
@@ -273,7 +288,7 @@ def _label_sets(
         label_sets["generated"] = _of_corpus_documents(read_generated(generated), corpus_ids, generated, strict)
     if queries:
         asked = read_queries(queries)
-        for name, path in (("pairs", qrels), ("dev", dev_qrels)):
+        for name, path in (("pairs", qrels), ("dev", dev)):
             if path:
                 judged = Qrels.read(path, queries=asked, documents=corpus_ids if strict else None)
                 label_sets[name] = _of_corpus_documents(Labels(asked, judged), corpus_ids, path, strict)
@@ -296,7 +311,7 @@ def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path
     kept = labels.qrels.among(corpus_ids)
     if strict or not kept:
         raise InputError(f"{said} (the first is {unknown[0].document_id!r}); do the files match?")
-    err.print(f"{said} ({unknown[0].document_id!r} …) and are left out; --strict refuses them", soft_wrap=True)
+    err.print(f"{said} ({unknown[0].document_id!r} …) and are left out; --set strict=true refuses them", soft_wrap=True)
     return labels._replace(qrels=kept)
 
 

@@ -15,6 +15,7 @@ from hce.commands.common import (
     answer,
     err,
     interruptible,
+    known_encoder,
     out,
     print_json,
 )
@@ -79,6 +80,7 @@ def reindex(
             "-m",
             metavar="DIR|NAME|HUB-ID",
             help="what `hce train` wrote, or any encoder",
+            callback=known_encoder,
             show_default=False,
         ),
     ] = None,

@@ -68,7 +68,12 @@ class Corpus(Sequence[Document]):
         name: where it came from, for messages.
         fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format.
         left_out: ids of documents with neither text nor title; they are in the source and not in the corpus.
+        source: what `load` was given; None where the documents came from memory.
+        reading: how `load` read it.
     """
+
+    source: str | None = None
+    reading: Reading = USUAL
 
     def __init__(
         self, documents: Sequence[Document], fingerprint: str, name: str, left_out: Iterable[str] = ()
@@ -111,6 +116,7 @@ class Corpus(Sequence[Document]):
             records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
             corpus = cls._spool(records, shown_path(path), reading, bad)
         skipped.tell(corpus.name)
+        corpus.source, corpus.reading = str(path), reading
         return corpus
 
     @classmethod
@@ -296,7 +302,9 @@ class Corpus(Sequence[Document]):
         """
         digest = hashlib.sha256(self.fingerprint.encode() + np.ascontiguousarray(positions, dtype="<i8").tobytes())
         name = f"{self.name}, {len(positions):,} of {len(self):,} documents"
-        return Corpus(_Some(self._documents, positions), digest.hexdigest(), name, self.left_out)
+        some = Corpus(_Some(self._documents, positions), digest.hexdigest(), name, self.left_out)
+        some.source, some.reading = self.source, self.reading
+        return some
 
 
 class _Some(Sequence[Document]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ ID_FIELDS = ("_id", "id")
 ID_NAMES = ("id", "docid", "docno", "documentid", "passageid", "articleid", "recordid", "pid", "uid", "uuid", "key")
 TITLE_NAMES = ("title", "doctitle", "documenttitle", "headline", "heading")
 TEXT_NAMES = ("text", "content", "contents", "body", "fulltext", "doctext", "passage", "abstract", "document")
-NO_ID = "give each record a field '_id' or 'id', name its field with --id-field, or number the rows with --row-ids"
+NO_ID = "give each record a field '_id' or 'id', name its field (--fields id=NAME), or number the rows (--fields id=)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def choose_fields(
     >>> choose_fields(["DOCNO", "Headline", "body"])
     Fields(ids=('DOCNO',), title='Headline', text='body')
     """
+    if reading.remembered and not {reading.id_field, reading.text_field} - {None} <= set(names):
+        reading = USUAL
     taken = (reading.id_field, reading.title_field, reading.text_field)
     free = [name for name in names if isinstance(name, str) and name not in taken]
     ids: tuple[str, ...] = ID_FIELDS
@@ -147,11 +150,13 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
     doc_id = take_id(rest, where, ids) if ids else str(row)
+    if title_field in ids:  # one field may be both
+        rest[title_field] = doc_id
     text = take_string(rest, text_field, where)
     if text is None:
         raise InputError(
             f"{where}: document {doc_id!r} has no text (found: {list_names(record.fields)}); "
-            f"name the field {text_field!r}, or say --text-field NAME"
+            + (_if_one_column(record.fields) or f"name the field {text_field!r}, or say --fields text=NAME")
         )
     title = take_string(rest, title_field, where) or ""
     nested = rest.pop("metadata", None)
@@ -160,6 +165,13 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     elif nested is not None:
         rest["metadata"] = nested
     return Document(doc_id, text, title, rest)
+
+
+def _if_one_column(names: Collection[Any]) -> str:
+    """Return the advice for a table whose header was read as one name with a sign in it; else nothing."""
+    name = str(next(iter(names), ""))
+    signs = re.findall(r"[^\w\s.()-]", name)
+    return f"name what separates the cells, as in --delimiter '{signs[0]}'" if len(names) == 1 and signs else ""
 
 
 def list_names(fields: Iterable[Any]) -> str:
@@ -180,7 +192,7 @@ def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS
         if not isinstance(value, str):
             raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
         return _unicode(value, name, where)
-    raise InputError(f"{where}: no id (found: {list_names(found)}); {remedy}")
+    raise InputError(f"{where}: no id (found: {list_names(found)}); {_if_one_column(found) or remedy}")
 
 
 def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:

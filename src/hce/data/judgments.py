@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Fields, choose_fields, list_names, take_id, take_string, tell_guesses
-from hce.data.records import JSONL_SUFFIXES, Line, Record, format_suffix, read_lines, read_records
+from hce.data.records import JSONL_SUFFIXES, USUAL, Line, Reading, Record, format_suffix, read_lines, read_records
 from hce.errors import InputError
 from hce.files import open_text
 
@@ -184,15 +184,15 @@ class Dataset(NamedTuple):
         return Labels(self.queries, self.qrels)
 
     @classmethod
-    def load(cls, folder: str | Path, split: str = "test") -> Dataset:
-        """Read a BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
+    def load(cls, folder: str | Path, split: str = "test", reading: Reading = USUAL) -> Dataset:
+        """Read a BEIR folder: corpus.jsonl, which may have fields of its own, queries.jsonl, qrels/<split>.tsv.
 
         Raises:
             InputError: a file is missing or malformed, or judgments name what is not there.
         """
         folder = Path(folder)
         qrels_path = find_split(folder, split)
-        corpus = Corpus.load(folder)
+        corpus = Corpus.load(folder, reading)
         queries = read_queries(find_queries(folder))
         qrels = Qrels.read(qrels_path, queries=queries, documents=corpus.left_out.union(corpus.ids))
         return cls(corpus, {query_id: queries[query_id] for query_id in qrels}, qrels)

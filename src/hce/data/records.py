@@ -19,9 +19,9 @@ import re
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -54,6 +54,7 @@ class Reading:
         title_field: the same of the title.
         text_field: the same of the text.
         row_ids: make ids of the numbers of the rows, from 1 on, and leave all fields to text and metadata.
+        remembered: the fields are those of earlier documents; a source without them is read the usual way.
         delimiter: between the cells of a CSV file, else found out by its header, or of a TSV file; "tab" is one too.
         encoding: of text files.
         skip_bad: leave out records and files that cannot be read, and say which.
@@ -66,21 +67,38 @@ class Reading:
     title_field: str | None = None
     text_field: str | None = None
     row_ids: bool = False
+    remembered: bool = False
     delimiter: str | None = None
     encoding: str = "utf-8"
     skip_bad: bool = False
 
     def __post_init__(self) -> None:
-        named = [name for name in (self.id_field, self.title_field, self.text_field) if name is not None]
-        if len(set(named)) < len(named):
-            raise InputError(f"the fields {', '.join(map(repr, named))} of id, title and text must differ")
+        if self.text_field is not None and self.text_field in (self.id_field, self.title_field):
+            raise InputError(f"the field {self.text_field!r} of the text cannot be the id or the title too")
         if self.row_ids and self.id_field is not None:
-            raise InputError("ids are either in a field (--id-field) or the numbers of the rows (--row-ids), not both")
+            raise InputError(f"ids are either in the field {self.id_field!r} or the numbers of the rows, not both")
         cell = {"tab": "\t", "\\t": "\t"}.get(self.delimiter or "", self.delimiter)
         if cell is not None and (len(cell) != 1 or cell in '"\r\n'):
             raise InputError(f"delimiter {self.delimiter!r}: give one character, such as ';', or tab")
         object.__setattr__(self, "delimiter", cell)
         object.__setattr__(self, "encoding", _codec_name(self.encoding))
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields that are named, by what they hold: id, text or title."""
+        named = {"id": self.id_field, "text": self.text_field, "title": self.title_field}
+        return {what: name for what, name in named.items() if name is not None}
+
+    def remembering(self, fields: Mapping[str, str] | None) -> Reading:
+        """Return how to read more documents like earlier ones, which had these `fields`; names given here come first.
+
+        >>> Reading().remembering({"id": "nr", "text": "body"}).fields
+        {'id': 'nr', 'text': 'body'}
+        """
+        if not fields or self.fields or self.row_ids:
+            return self
+        names = {"id_field": fields.get("id"), "title_field": fields.get("title"), "text_field": fields.get("text")}
+        return replace(self, remembered=True, **names)  # type: ignore[arg-type]
 
     @property
     def is_utf8(self) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
+from hce.encoding.spec import refuse_mistyped, stays_off_the_hub
 from hce.encoding.static import TokenMemo, document_frequencies, fit_table
 from hce.encoding.tables import (
     NO_LIMIT,
@@ -657,8 +658,10 @@ def _of_name(name: str, device: str | torch.device | None, dtype: torch.dtype | 
         return Encoder(load_static(), name, device=device, dtype=dtype)
     if name == "minilm":
         return Encoder(load_minilm(), name, device=device, dtype=dtype)
-    bundled = " or ".join(f"'{each}'" for each in BUNDLED)
-    with loading(name, "encoder", f"give {bundled}, a model directory, or a hub id"):
+    advice = f"give {' or '.join(map(repr, BUNDLED))}, a model directory, or a hub id"
+    with loading(name, "encoder", advice):
+        refuse_mistyped(name)
+        local = local or stays_off_the_hub(name, "encoder", advice)
         folder = hub_folder(name, local=local)
         if folder is not None:
             return _read(folder, name, device, dtype)

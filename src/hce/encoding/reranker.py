@@ -17,6 +17,7 @@ from sentence_transformers import CrossEncoder
 from hce.contained import read_bytes
 from hce.encoding.bundled import loading
 from hce.encoding.encoder import device_and_dtype
+from hce.encoding.spec import stays_off_the_hub
 from hce.encoding.tables import MODULES, require_model_folder
 from hce.errors import InputError
 
@@ -68,7 +69,9 @@ class Reranker:
         if Path(spec).is_dir():
             _refuse_other_folders(Path(spec))
             local = True
-        with loading(name, "cross-encoder", f"give a model directory or a hub id, such as {EXAMPLE}"):
+        advice = f"give a model directory or a hub id, such as {EXAMPLE}"
+        with loading(name, "cross-encoder", advice):
+            local = local or stays_off_the_hub(name, "cross-encoder", advice)
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         _refuse_other_models(model, name)
         return cls(model, name)

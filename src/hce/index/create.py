@@ -266,6 +266,7 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
         created=now(),
         documents=len(corpus),
         corpus={"name": corpus.name, "fingerprint": corpus.fingerprint},
+        fields=corpus.reading.fields or None,
         encoder=start.encoder.name,
         fingerprint=start.fingerprint,
         dim=start.encoder.dim,

@@ -92,6 +92,7 @@ class Manifest:
         switch: change and token of a write of the store. In a store that knows of it, what is in force and what is
             beside have changed places: so the commit of that write decides, and a manifest that names both encoders is
             right before it and after.
+        fields: the fields that held id, text and title where they were named, for documents that are added.
         calibration: from where on a hit is a good match, see `hce.index.confidence`; None where that is not known.
         format: of the index.
         hce: the version that wrote the manifest.
@@ -119,6 +120,7 @@ class Manifest:
     beside: dict[str, Any] | None = None
     switch: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None
+    fields: dict[str, str] | None = None
     format: int = FORMAT
     hce: str = __version__
 
@@ -227,6 +229,7 @@ class Manifest:
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
             "window": self.window is None or self.window > 0,
+            "fields": set(self.fields or ()) <= {"id", "text", "title"},
             **_soundness(self),
         }
         other = self.other()

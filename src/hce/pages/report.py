@@ -8,12 +8,14 @@ from shlex import quote
 
 import numpy as np
 
+from hce.data.records import USUAL, Reading
 from hce.evaluation.significance import compare_several
+from hce.files import checked_fields
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
 from hce.training.history import Epoch, mean_over_kinds
-from hce.training.model_folder import DevQuery, ModelFolder, gains, what_was_learnt
-from hce.training.recipe import Recipe
+from hce.training.model_folder import CorpusFacts, DevQuery, ModelFolder, gains, what_was_learnt
+from hce.training.recipe import Recipe, shown_value
 from hce.tree.hierarchy import Hierarchy
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
@@ -42,21 +44,28 @@ def report(model: ModelFolder) -> str:
 
 
 def command(model: ModelFolder) -> str:
-    """Return the command that makes this model again: the settings that are not defaults are spelled out."""
+    """Return the command that makes this model again, next to it: whatever is not a default is spelled out."""
     facts = model.facts
     defaults = Recipe.for_encoder(static=facts.static, train=facts.recipe.get("train", "encoder")).as_dict()
     defaults["train"] = "both" if facts.static else "companion"
-    encoder = facts.base_encoder
-    words = ["hce", "train", facts.corpus["name"], "-o", model.path.name, "--encoder", encoder]
+    corpus = checked_fields(CorpusFacts, facts.corpus)
+    words = ["hce", "train", corpus.source or corpus.name, "-o", f"{model.path.name}-again"]
+    words += ["--encoder", facts.base_encoder, *_reading_options(Reading(**(corpus.reading or {})))]
+    if facts.label_files:
+        words += ["--labels", ",".join(f"{what}={path}" for what, path in facts.label_files.items())]
     for name, value in facts.recipe.items():
-        if value == defaults.get(name):
-            continue
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            words += [f"--{option}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        if value != defaults.get(name):
+            words += ["--set", f"{name}={shown_value(value)}"]
     return " ".join(map(quote, words))
+
+
+def _reading_options(reading: Reading) -> list[str]:
+    """Return the options that make a command read documents this way."""
+    fields = {**({"id": ""} if reading.row_ids else {}), **reading.fields}
+    options = ["--fields", ",".join(f"{what}={name}" for what, name in fields.items())] if fields else []
+    options += ["--delimiter", "tab" if reading.delimiter == "\t" else reading.delimiter] if reading.delimiter else []
+    options += ["--encoding", reading.encoding] if reading.encoding != USUAL.encoding else []
+    return [*options, *(["--skip-bad"] if reading.skip_bad else [])]
 
 
 def training_panels(history: Sequence[Epoch]) -> list[Panel]:

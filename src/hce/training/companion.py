@@ -90,7 +90,7 @@ def _companions(
     """Return the companions to use, and the same with words learnt without the measured documents, to choose by.
 
     Words that know a document find the queries that are made of it, so the measured documents are left out with
-    `--no-hold-out` too.
+    `hold_out=false` too.
     """
 
     def word_table(without: np.ndarray) -> list[Encoder]:

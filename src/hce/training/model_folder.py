@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from hce._version import __version__
 from hce.checksums import write_checksums
 from hce.contained import is_file, is_folder, open_file, read_bytes
 from hce.data.corpus import Corpus
+from hce.data.records import USUAL
 from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
 from hce.training.history import MAY_BE_NAN, Epoch, mean_over_kinds
@@ -79,11 +80,21 @@ Entry = TypeVar("Entry")
 
 
 class CorpusFacts(NamedTuple):
-    """What `hce.json` says of a corpus."""
+    """What `hce.json` says of a corpus.
+
+    Attributes:
+        name: of the corpus, for messages.
+        documents: how many were trained on.
+        fingerprint: of these documents.
+        source: what `Corpus.load` was given; None where the documents came from memory.
+        reading: how it read that, as fields of `Reading`; None for the usual way.
+    """
 
     name: str
     documents: int
     fingerprint: str
+    source: str | None = None
+    reading: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class ModelFacts:
         words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
         stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
             companions; the first versions did not tell.
+        label_files: where labelled and generated queries came from, as `hce train --labels` names them.
     """
 
     format: int
@@ -124,6 +136,7 @@ class ModelFacts:
     shares: list[float]
     words_share: float | None
     stages: dict[str, dict[str, float]]
+    label_files: dict[str, str] = field(default_factory=dict)
 
     @property
     def base_encoder(self) -> str:
@@ -233,7 +246,13 @@ class Training:
     epochs: list[dict[str, Any]]
 
 
-def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: Iterable[DevQuery] = ()) -> None:
+def save_model(
+    result: TrainResult,
+    corpus: Corpus,
+    path: str | Path,
+    queries: Iterable[DevQuery] = (),
+    label_files: Mapping[str, str] | None = None,
+) -> None:
     """Write a model's folder; it appears whole or not at all.
 
     Raises:
@@ -245,7 +264,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         encoder=result.encoder.name,
         static=result.encoder.parts[0].is_table,
         fingerprint=result.encoder.fingerprint,
-        corpus={"name": corpus.name, "documents": len(corpus), "fingerprint": corpus.fingerprint},
+        corpus=_described(corpus)._asdict(),
         recipe=result.recipe.as_dict(),
         metric=result.metric,
         before=result.before,
@@ -255,6 +274,7 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
         shares=list(result.encoder.shares),
         words_share=result.words_share,
         stages=result.stages,
+        label_files=dict(label_files or {}),
     )
     with new_folder(path) as folder:
         result.encoder.save(folder / "model")
@@ -269,6 +289,12 @@ def save_model(result: TrainResult, corpus: Corpus, path: str | Path, queries: I
             card.write(model_card(Path(path).name, facts))
         write_json(folder / FACTS, asdict(facts))
         write_checksums(folder)
+
+
+def _described(corpus: Corpus) -> CorpusFacts:
+    usual = asdict(USUAL)
+    reading = {name: value for name, value in asdict(corpus.reading).items() if value != usual[name]}
+    return CorpusFacts(corpus.name, len(corpus), corpus.fingerprint, corpus.source, reading or None)
 
 
 def model_card(name: str, facts: ModelFacts) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_type_hints
 
 from hce.data.terms import checked_language
@@ -33,6 +34,8 @@ KeptWeights = Literal["mix", "best", "last"]
 Optimizer = Literal["adamw", "adafactor"]
 WhatIsTrained = Literal["auto", "companion", "encoder", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
+
+TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 def _option(default: Any, text: str) -> Any:
@@ -190,10 +193,9 @@ class Recipe:
 
     @classmethod
     def _of(cls, defaults: dict[str, Any], document_count: int | None, settings: dict[str, Any]) -> Recipe:
-        unknown = set(settings) - {each.name for each in fields(cls)}
+        unknown = sorted(set(settings) - {each.name for each in fields(cls)})
         if unknown:
-            known = ", ".join(each.name for each in fields(cls))
-            raise InputError(f"unknown setting {', '.join(sorted(unknown))}; there are: {known}")
+            raise unknown_setting(unknown[0], [each.name for each in fields(cls)])
         recipe = cls(**{**defaults, **settings})
         if document_count is None or "batch_size" in settings:
             return recipe
@@ -209,18 +211,8 @@ class Recipe:
         """
         defaults: dict[str, Any] = {each.name: each.default for each in fields(cls)}
         if name not in defaults:
-            raise InputError(f"unknown setting {name}; there are: {', '.join(defaults)}")
-        default = defaults[name]
-        try:
-            if name == "levels" and text == "all":
-                return -1
-            if isinstance(default, bool):
-                return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-            if isinstance(default, tuple):
-                return tuple(int(item) for item in text.split(","))
-            return type(default)(text)
-        except (ValueError, KeyError):
-            raise InputError(f"{name} {text!r}: give a value such as {_shown(default)}") from None
+            raise unknown_setting(name, defaults)
+        return -1 if (name, text) == ("levels", "all") else parsed_value(name, text, defaults[name])
 
     def require_documents(self, count: int) -> None:
         """Raise an `InputError` where there are fewer documents than a batch has pairs."""
@@ -231,16 +223,11 @@ class Recipe:
             )
 
     @classmethod
-    def explain(cls, name: str) -> str:
-        """Return a setting's help with its default, and a transformer's where that is another."""
+    def described(cls, name: str) -> tuple[str, str, str]:
+        """Return a setting's default as it is written, a transformer's default, and the setting's help."""
         setting = next(each for each in fields(cls) if each.name == name)
-        default, other = setting.default, TRANSFORMER.get(name, setting.default)
-        shown = (
-            f"default: {_shown(default)}"
-            if other == default
-            else f"default: {_shown(default)}; transformer: {_shown(other)}"
-        )
-        return f"{setting.metadata['help']} [{shown}]"
+        other = TRANSFORMER.get(name, setting.default)
+        return shown_value(setting.default), shown_value(other), setting.metadata["help"]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings for a manifest: what JSON gives back is equal to them."""
@@ -258,6 +245,7 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
         name, equals, text = item.partition("=")
         if not equals:
             raise InputError(f"--set {item}: give name=value, such as epochs=4")
+        name = name.replace("-", "_")
         try:
             settings |= PAPER if (name, text) == ("recipe", "paper") else {name: Recipe.parsed(name, text)}
         except InputError as error:
@@ -275,8 +263,34 @@ def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
     return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
 
 
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def unknown_setting(name: str, known: Iterable[str]) -> InputError:
+    """Return the error of a setting that does not exist, with the name that was probably meant."""
+    close = get_close_matches(name, list(known), n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return InputError(f"unknown setting {name}; {meant}'hce train --help-settings' lists all")
+
+
+def parsed_value(name: str, text: str, default: Any) -> Any:
+    """Read a value from text by the type of the setting's default.
+
+    Raises:
+        InputError: the text is not of that type.
+    """
+    try:
+        if isinstance(default, bool):
+            return TRUTH[text.lower()]
+        if isinstance(default, tuple):
+            return tuple(int(item) for item in text.split(","))
+        return type(default)(text)
+    except (ValueError, KeyError):
+        raise InputError(f"{name} {text!r}: give a value such as {shown_value(default)}") from None
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as `parsed_value` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 # A strong encoder is moved little: small steps, few of them, wider spans, and half of the way without labels: all of it

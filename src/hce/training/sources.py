@@ -125,7 +125,7 @@ def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
     if not found.qrels:
         raise InputError(
             f"the {len(labels.qrels)} generated queries are all of documents that are held out to measure by; "
-            "generate more, or train with --no-hold-out"
+            "generate more, or train with --set hold_out=false"
         )
     return found
 

@@ -6,7 +6,7 @@ The pairs and the held-out queries come from `hce.training.sources`, the algorit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from hce.data.language import warn_of_language
 from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
-from hce.files import delete_whole, require_new, unfinished
+from hce.files import delete_whole, require_free, unfinished
 from hce.processes import (
     is_first_process,
     of_the_first,
@@ -58,6 +58,7 @@ def train(
     resume: bool = False,
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    label_files: Mapping[str, str] | None = None,
 ) -> TrainResult:
     """Adapt an encoder to a corpus.
 
@@ -72,12 +73,13 @@ def train(
         resume: continue the unfinished run that is kept beside `output`, if there is one.
         progress: show bars.
         on_epoch: called with each epoch as it is finished.
+        label_files: where the labels came from, as `hce train --labels` names them; kept with the model for its report.
 
     Raises:
         InputError: the corpus, the pairs, the recipe or the output folder cannot be used.
     """
     if output is not None:
-        _require_free(output, resume)
+        require_free(output, resume)
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, given, pairs or generated)
@@ -96,7 +98,7 @@ def train(
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
             result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts(), progress=progress)
-        save_model(result, corpus, output, _before_and_after(learnt))
+        save_model(result, corpus, output, _before_and_after(learnt), label_files or {})
         delete_whole(run_folder)
     return result
 
@@ -228,13 +230,6 @@ def improvement(result: TrainResult) -> str:
         return f"{gain}; training did not add to it"
     way = "" if result.mix == 1 else f", with {result.mix:.0%} of the way from the first weights to the trained ones"
     return gain + way
-
-
-def _require_free(output: str | Path, resume: bool) -> None:
-    """Refuse an output folder that holds something, and an unfinished run of it that is not to be continued."""
-    require_new(output)
-    if not resume and unfinished(output).exists():
-        raise InputError(f"{unfinished(output)} holds an unfinished run: add --resume to continue it, or delete it")
 
 
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:

@@ -23,6 +23,7 @@ from hce.checksums import file_checksum
 from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
+from hce.data.records import USUAL, Reading
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import DenseSearcher, HasScore, HybridSearcher, Searcher, evaluate
@@ -83,6 +84,7 @@ class Bench:
         language_model: str = BUNDLED,
         settings: Mapping[str, Any] | None = None,
         models: str | Path | None = None,
+        reading: Reading = USUAL,
         progress: bool = False,
     ) -> Bench:
         """Read a BEIR folder.
@@ -103,6 +105,7 @@ class Bench:
                 alone, and HCE what `hce train` trains: companions too, unless `train` says otherwise.
             models: a folder to keep the models of trained systems in, SYSTEM-SEED each; a system that was finished
                 without is run again.
+            reading: how the documents are read.
             progress: show bars.
 
         Raises:
@@ -112,7 +115,7 @@ class Bench:
             parse_measure(measure)
         if not tested:
             raise InputError("no split to measure on; give one, such as test")
-        datasets = {split: Dataset.load(folder, split) for split in tested}
+        datasets = {split: Dataset.load(folder, split, reading) for split in tested}
         corpus = next(iter(datasets.values())).corpus
         fresh = Encoder.load(encoder)
         is_table = fresh.parts[0].is_table  # companions are not trained
@@ -122,7 +125,7 @@ class Bench:
         for each in (recipe, defaults):
             each.require_documents(len(corpus))
         labels = {split: dataset.labels for split, dataset in datasets.items()}
-        pairs, dev = _training_labels(folder, labels, recipe)
+        pairs, dev = _training_labels(folder, labels, recipe, reading)
         queries = None if generated is None else _generated(generated, corpus)
         task = Task(
             *(corpus, fresh.name, recipe, pairs, dev, queries),
@@ -356,17 +359,17 @@ class _Timed:
 
 
 def _training_labels(
-    folder: str | Path, tested: Mapping[str, Labels], recipe: Recipe
+    folder: str | Path, tested: Mapping[str, Labels], recipe: Recipe, reading: Reading
 ) -> tuple[Labels | None, Labels | None]:
     """Return the labels to train on and those to choose by, less the queries that are measured, if there are any."""
     measured = {query_id for labels in tested.values() for query_id in labels.qrels}
     there = {"train", "dev"}.intersection(splits(folder)).difference(tested)
     if "train" not in there:
         return None, None
-    pairs = Dataset.load(folder, "train").labels.without(measured)
+    pairs = Dataset.load(folder, "train", reading).labels.without(measured)
     if "dev" not in there:
         return split_labels(pairs, recipe)
-    dev = Dataset.load(folder, "dev").labels.without(measured)
+    dev = Dataset.load(folder, "dev", reading).labels.without(measured)
     return pairs.without(dev.qrels), dev
 
 

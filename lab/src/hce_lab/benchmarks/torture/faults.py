@@ -76,7 +76,7 @@ class Bench:
         """Return what to type."""
         index, new = self.folder / "index", self.folder / "new.jsonl"
         encoder = self._samples.encoder_folder
-        train = ["-e", encoder, "--epochs", "2", "--batch-size", "16"]
+        train = ["-e", encoder, "--epochs", "2", "--set", "batch_size=16"]
         return {
             "create": ["index", new, "-m", encoder, "-o", self.folder / "made"],
             "add": ["add", index, new],
