@@ -31,6 +31,7 @@ COMMANDS = (
     "search",
     "status",
     "serve",
+    "mcp",
     "rebuild",
     "reindex",
     "check",

@@ -127,7 +127,8 @@ def test_names_carry_the_version(built):
 
 
 def test_the_changelog_begins_with_this_version_and_its_date():
-    first = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[0]
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    first = headings[headings[0] == "Unreleased"]
     assert re.fullmatch(rf"{re.escape(hce.__version__)} \(20\d\d-\d\d-\d\d\)", first)
 
 
@@ -192,6 +193,7 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
     (tmp_path / "docs.parquet").write_bytes(b"")
     expected = {
         "hce.web.app": "web",  # which `hce serve` imports once it has found the index
+        "hce.web.mcp": "mcp",  # which `hce mcp` imports, and `hce serve` where it is installed
         "hce.comparison.bm25": "compare",  # the same of `hce compare`
         "demo": "compare",
         "tree docs.parquet": "parquet",

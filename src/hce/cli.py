@@ -20,6 +20,7 @@ from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import compare, evaluate
 from hce.commands.generate import generate_queries
 from hce.commands.index import add, index, remove, search, status
+from hce.commands.mcp import mcp
 from hce.commands.serve import serve
 from hce.commands.train import demo, report, train, with_recipe
 from hce.commands.tree import tree
@@ -38,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(demo, with_recipe(train), report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
+    *(demo, with_recipe(train), report, tree, index, add, remove, search, status, serve, mcp, rebuild, reindex, check),
     *(evaluate, compare, generate_queries),
 )
 for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there
