@@ -403,6 +403,10 @@ class Index:
             self._last_query = encoder, texts[0], vectors[0].copy()
         return vectors
 
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode texts as documents to unit vectors of shape (texts, n); the index stays unchanged."""
+        return self._opened.for_documents.encode(texts, "document")
+
     def _encode_query(self, text: str) -> np.ndarray:
         """Return the vector of a query, of shape (n,); the last query is not encoded again by the same encoder."""
         last = self._last_query

@@ -33,6 +33,7 @@ except ImportError as error:
 from hce.web.api import ServedIndex, router
 from hce.web.background import BusyError
 from hce.web.connection import HEAD_BYTES, HttpConnection
+from hce.web.embeddings import router as embeddings_router
 from hce.web.guard import Guard, Rules
 from hce.web.map import router as map_router
 from hce.web.schemas import Json
@@ -74,6 +75,7 @@ def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
     app.state.site = site
     app.include_router(router)
     app.include_router(map_router)
+    app.include_router(embeddings_router)
     app.add_middleware(Guard, rules=site.rules)
     agents = _add_mcp(app, site)
     _add_page(app)
