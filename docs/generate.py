@@ -31,6 +31,7 @@ COMMANDS = (  # the last two need hce-lab
     "search",
     "status",
     "serve",
+    "mcp",
     "rebuild",
     "reindex",
     "check",

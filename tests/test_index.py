@@ -229,6 +229,28 @@ def test_a_text_and_a_list_of_texts(index, encoder, planted_corpus):
         index.search("star", k=0)
 
 
+def test_each_hit_has_its_path_in_the_tree(index, planted_corpus):
+    """From the top to the leaf; that of a document that came later is where a walk down the tree ends."""
+    hierarchy = index.tree.hierarchy
+    name = hierarchy.names[-1][int(hierarchy.document_parent[7])]
+    for hit in index.search("star red w3", k=240):
+        way = hierarchy.path(hit.number - 1)[:-1]
+        assert [(each.level, each.node) for each in hit.path] == list(enumerate(way, start=1))
+    index.add([Document("later", planted_corpus[7].text, planted_corpus[7].title)])
+    (found, later) = (
+        next(hit for hit in index.search(planted_corpus[7].full_text, k=9) if hit.id == doc_id)
+        for doc_id in (planted_corpus[7].id, "later")
+    )
+    walked = hierarchy.walk(index.vectors(after=240)[1])
+    assert [each.node for each in later.path] == [int(level[0, 0]) for level in walked[1:]]
+    assert found.as_dict()["path"][-1] == {"level": 2, "node": int(hierarchy.document_parent[7]), "name": name}
+
+
+def test_without_a_tree_hits_have_no_path(tmp_path, planted_corpus, encoder):
+    with Index.create(tmp_path / "index", planted_corpus, encoder) as index:
+        assert [hit.path for hit in index.search("star red w3", k=2)] == [(), ()]
+
+
 def test_it_can_be_evaluated(index, planted_corpus):
     queries = {"q": Query("q", planted_corpus[5].full_text)}
     report = evaluate(index, queries, Qrels([Judgment("q", planted_corpus[5].id, 1)]))
@@ -676,7 +698,10 @@ def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corp
     with Index.open(index.path, encoder) as other:
         expected = index.search("w7 star", 12, mode="dense")
         index.rebuild(dtype="float16")
-        assert other.search("w7 star", 12, mode="dense") == expected
+        found = other.search("w7 star", 12, mode="dense")
+        assert [hit._replace(path=()) for hit in found] == [hit._replace(path=()) for hit in expected]
+        place = other.tree.numbers.tolist().index(found[0].number)
+        assert found[0].path[-1].node == other.tree.hierarchy.document_parent[place]
         assert len(other.tree.hierarchy) == 190  # read after the old one was gone
     numbers = index.vectors()[0]
     np.testing.assert_array_equal(index.tree.numbers, numbers)

@@ -209,6 +209,7 @@ def test_missing_extras_are_named(environment, declared, tmp_path):
     (tmp_path / "docs.parquet").write_bytes(b"")
     expected = {
         "hce.web.app": "web",  # which `hce serve` imports once it has found the index
+        "hce.web.mcp": "mcp",  # which `hce mcp` imports, and `hce serve` where it is installed
         "demo": "bundled",
         "tree docs.parquet": "parquet",
         "tree docs.jsonl -e static": "bundled",

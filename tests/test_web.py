@@ -113,6 +113,8 @@ def test_search_is_the_indexs(client, index):
         words = {shown["snippet"][start:end] for start, end in shown["snippet_marks"]}
         assert words <= {f"w{stem}{more}" for stem in (0, 5, 9) for more in ("", *range(1000))}
         assert words >= {"w0", "w5", "w9"} & set(shown["snippet"].split())
+        assert shown["path"] == hit.as_dict()["path"]
+        assert len(shown["path"]) == len(index.tree.hierarchy.levels)
 
 
 def test_of_a_long_document_the_passage_is_shown(client, index):

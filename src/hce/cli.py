@@ -21,6 +21,7 @@ from hce._version import __version__
 from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import evaluate
 from hce.commands.index import add, index, remove, search, status
+from hce.commands.mcp import mcp
 from hce.commands.serve import serve
 from hce.commands.train import demo, report, train
 from hce.commands.tree import tree
@@ -75,7 +76,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 COMMANDS = (
-    *(demo, train, report, tree, index, add, remove, search, status, serve, rebuild, reindex, check),
+    *(demo, train, report, tree, index, add, remove, search, status, serve, mcp, rebuild, reindex, check),
     evaluate,
 )
 for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there

@@ -21,6 +21,7 @@ from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.store import Moment, Reader
 
 RIVALS = 3  # siblings that a step shows beside the one taken
+READ_OF_A_LEAF = 1000  # documents, among which the central ones are looked for
 
 
 class NotThereError(InputError):
@@ -146,12 +147,34 @@ class Places(NamedTuple):
         name = hierarchy.name(level, node)
         if level == hierarchy.depth - 1:
             return Node(level, node, name, size, size)
-        children = hierarchy.children(level, node)
-        sizes = self.sizes[level + 1][children]
-        children = children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
+        children = self.children(level, node)
         shown = children[:most].tolist() if depth else []
         below = [self.node(level + 1, child, depth - 1, most) for child in shown]
         return Node(level, node, name, size, len(children), below)
+
+    def children(self, level: int, node: int) -> np.ndarray:
+        """Return the children that have documents, largest first."""
+        children = self.tree.hierarchy.children(level, node)
+        sizes = self.sizes[level + 1][children]
+        return children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
+
+    def central(self, reader: Reader, level: int, node: int, count: int) -> list[int]:
+        """Return the numbers of `count` documents typical of a node, from different children as far as there are any.
+
+        Of a leaf these are the documents closest to its centroid; of a node above, those of its largest children.
+        """
+        hierarchy = self.tree.hierarchy
+        if level == hierarchy.depth - 1:
+            numbers = self.documents_of(node)[:READ_OF_A_LEAF]
+            closeness = reader.vectors_at(numbers) @ hierarchy.levels[level - 1].centroids[node]
+            return numbers[np.argsort(-closeness, kind="stable")[:count]].tolist()
+        largest = self.children(level, node)[:count].tolist()
+        shares = [count // len(largest) + (place < count % len(largest)) for place in range(len(largest))]
+        return [
+            number
+            for child, share in zip(largest, shares, strict=True)
+            for number in self.central(reader, level + 1, child, share)
+        ]
 
     def steps(self, vector: np.ndarray, path: Sequence[int]) -> list[WayStep]:
         """Describe a path of nodes from the root down as the steps of a vector, of shape (n,)."""
@@ -221,6 +244,19 @@ class LiveTree:
             places = self.places_at(reader)
             places.check(self.levels, node)
             numbers = places.documents_of(node)[offset : offset + most].tolist()
+            found = reader.documents(numbers)
+        return [found[number] for number in numbers]
+
+    def central_documents(self, level: int, node: int, count: int) -> list[Document]:
+        """Return documents typical of a node, see `Places.central`.
+
+        Raises:
+            NotThereError: no such node, or no tree.
+        """
+        with self.index.reading() as reader:
+            places = self.places_at(reader)
+            places.check(level, node)
+            numbers = places.central(reader, level, node, count)
             found = reader.documents(numbers)
         return [found[number] for number in numbers]
 

@@ -37,6 +37,7 @@ from hce.index.ranking import (
     find_hits,
     reranked,
     with_matched,
+    with_paths,
 )
 from hce.index.store import Entry, FacetCount, MomentPassedError, Reader, Writer
 from hce.index.upkeep import build_parts, rebuild, status_of
@@ -402,6 +403,10 @@ class Index:
             self._last_query = encoder, texts[0], vectors[0].copy()
         return vectors
 
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode texts as documents to unit vectors of shape (texts, n); the index stays unchanged."""
+        return self._opened.for_documents.encode(texts, "document")
+
     def _encode_query(self, text: str) -> np.ndarray:
         """Return the vector of a query, of shape (n,); the last query is not encoded again by the same encoder."""
         last = self._last_query
@@ -463,9 +468,9 @@ class Index:
                 encoder, tokens = self._opened.for_queries, self._opened.tokens
                 codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
                 if codes is None:
-                    return find_hits(reader, self.derived, request)
+                    return with_paths(reader, self.tree, find_hits(reader, self.derived, request))
                 deeper = request._replace(k=min(max(k_or_all, TOKENS_FIRST), most), tell_matched=False)
-                hits = find_hits(reader, self.derived, deeper)
+                hits = with_paths(reader, self.tree, find_hits(reader, self.derived, deeper))
                 break
         hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits)]
         with self._opened.store.reading() as reader:

@@ -63,7 +63,7 @@ class Opened:
         self.tokens = self._tokens_of(self.manifest)
         self._cutter: Cutter | None = None
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
-        self._tree: NumberedHierarchy | None = None
+        self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
 
     def close(self) -> None:
         """Close the files."""
@@ -108,7 +108,7 @@ class Opened:
         if manifest.engine_at != self.manifest.engine_at:
             self.derived = Derived(self.store, manifest)
         self.tokens = self._tokens_of(manifest)
-        self.manifest, self._tree = manifest, None  # last: whoever sees the new manifest sees what belongs to it
+        self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
         self._stamp = None if manifest.switch else stamp
 
     def present_encoder(self) -> CarriedEncoder:
@@ -126,9 +126,10 @@ class Opened:
     @property
     def tree(self) -> NumberedHierarchy | None:
         """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
-        if self._tree is None:
-            self._tree = load_tree(self.path)
-        return self._tree
+        manifest, known = self.manifest, self._tree
+        if known is None or known[0] != manifest:  # every search asks: a missing tree is not looked for each time
+            known = self._tree = manifest, load_tree(self.path)
+        return known[1]
 
     def cutter(self) -> Cutter | None:
         """Return the cutter of long documents; None in an index of format 1, which an earlier version may open too."""

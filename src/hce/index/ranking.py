@@ -19,6 +19,8 @@ from hce.data.text import ANY_WORD, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived, EnginePart
+from hce.index.numbered_tree import NumberedHierarchy
+from hce.index.paths import TreePath, paths_of
 from hce.index.store import MomentPassedError, Reader
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest
@@ -52,6 +54,7 @@ class Hit(NamedTuple):
             score.
         first_rank: the rank before a cross-encoder re-ranked the hits; None where none did.
         folded: the ids of near-equal documents that were found below this one and left out, best first.
+        path: the nodes of the tree that the document lies under, from the top; empty if the index has no tree.
     """
 
     rank: int
@@ -68,6 +71,7 @@ class Hit(NamedTuple):
     passage: Passage | None = None
     first_rank: int | None = None
     folded: tuple[str, ...] = ()
+    path: TreePath = ()
 
     @classmethod
     def of(cls, rank: int, number: int, document: Document, from_meaning: float, from_words: float = 0.0) -> Hit:
@@ -84,6 +88,7 @@ class Hit(NamedTuple):
                 query stand in the snippet and in the title, in code points.
         """
         shown = {name: value for name, value in self._asdict().items() if name != "number"}
+        shown["path"] = [dict(vars(node)) for node in self.path]
         if query is None:
             return shown
         snippet = self.snippet(query)
@@ -206,6 +211,14 @@ def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits:
     with suppress(MomentPassedError):
         return derived.words_part.use(reader, lambda words: _with_matched(words, queries, hits))
     return hits
+
+
+def with_paths(reader: Reader, tree: NumberedHierarchy | None, hits: list[list[Hit]]) -> list[list[Hit]]:
+    """Fill in `Hit.path`; without a tree, return the hits unchanged."""
+    if tree is None or not any(hits):
+        return hits
+    paths = paths_of(reader, tree, (hit.number for row in hits for hit in row))
+    return [[hit._replace(path=paths.get(hit.number, ())) for hit in row] for row in hits]
 
 
 # ------------------------------------------------------------------------------------------------- numbers

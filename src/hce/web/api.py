@@ -86,6 +86,7 @@ class ServedIndex:
         queries: what encodes queries.
         searches: the threads that search; more than there are cores would only get into each other's way.
         writes: the one that writes, since a store takes one write at a time.
+        embeddings: the one that encodes texts for other systems.
         looks: those for everything else, which a full queue of searches does not keep waiting.
     """
 
@@ -99,6 +100,7 @@ class ServedIndex:
         self.queries = QueryBatcher(index.encode_queries, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
+        self.embeddings = Lane(1, WRITES_WAITING)
         self.looks = Lane(4, SEARCHES_WAITING)
 
     @property
@@ -115,7 +117,7 @@ class ServedIndex:
         self.untrained.stop()
         self.map.stop()
         self.drift.stop()
-        for lane in (self.searches, self.writes, self.looks):
+        for lane in (self.searches, self.writes, self.embeddings, self.looks):
             lane.stop()
 
     def sentence(self, error: Exception) -> str:

@@ -7,7 +7,7 @@ import logging
 import mimetypes
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,7 @@ try:
     from plotly.offline import get_plotlyjs, get_plotlyjs_version
     from starlette.exceptions import HTTPException
     from starlette.responses import RedirectResponse
+    from starlette.routing import Route
     from starlette.staticfiles import StaticFiles
 except ImportError as error:
     raise MissingPackageError(
@@ -32,6 +33,7 @@ except ImportError as error:
 from hce.web.api import ServedIndex, router
 from hce.web.background import BusyError
 from hce.web.connection import HEAD_BYTES, HttpConnection
+from hce.web.embeddings import router as embeddings_router
 from hce.web.guard import Guard, Rules
 from hce.web.map import router as map_router
 from hce.web.schemas import Json
@@ -58,7 +60,8 @@ def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         site.start()
-        yield
+        async with agents:
+            yield
         site.stop()
 
     app = FastAPI(
@@ -72,7 +75,9 @@ def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
     app.state.site = site
     app.include_router(router)
     app.include_router(map_router)
+    app.include_router(embeddings_router)
     app.add_middleware(Guard, rules=site.rules)
+    agents = _add_mcp(app, site)
     _add_page(app)
     _add_errors(app, site)
     return app
@@ -144,6 +149,19 @@ class Server(uvicorn.Server):
                 if isinstance(connection, HttpConnection):
                     connection.look()
         return await super().on_tick(counter)
+
+
+def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[None]:
+    """Answer agents at /mcp; return what has to be entered while they are answered."""
+    try:
+        from hce.web.mcp import PATH, Endpoint, Tools
+    except MissingPackageError as error:
+        sentence = str(error)
+        app.post("/mcp", include_in_schema=False)(lambda: _error(501, sentence))
+        return nullcontext()
+    endpoint = Endpoint(Tools(site.index, site.tree, site.searches.run, site.sentence))
+    app.router.routes.append(Route(PATH, endpoint, methods=["POST"], include_in_schema=False))
+    return endpoint.running()
 
 
 def _add_page(app: FastAPI) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from hce.data.passages import Passage
 from hce.errors import FormatError, InputError, one_line
 from hce.files import checked_fields
+from hce.index.paths import PathNode
 from hce.index.ranking import Hit
 
 SECONDS = 40.0  # to wait for an answer, which the server gives or calls off after 30
@@ -133,6 +134,7 @@ class _Found(NamedTuple):
     matched: list[str]
     passage: list[int] | None
     folded: list[str] | None = None  # an earlier version does not tell
+    path: list[dict[str, Any]] | None = None  # nor this
     from_tokens: float = 0.0
 
 
@@ -147,5 +149,6 @@ class _Text(NamedTuple):
 
 def _hit(found: _Found, document: _Text) -> Hit:
     passage = Passage(*found.passage) if found.passage else None
-    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded or ())}
+    path = tuple(checked_fields(PathNode, each) for each in found.path or ())
+    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded or ()), "path": path}
     return Hit(**{**document._asdict(), **found._asdict(), **lists})

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 READ_METHODS = frozenset({"GET", "HEAD"})
+READING_POSTS = frozenset({"/mcp", "/v1/embeddings"})  # which change nothing, as their protocols have it
 BODY_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up
 READ_SECONDS = 30.0  # an answer that takes longer is given up
@@ -124,7 +125,7 @@ class Refusal(NamedTuple):
         return JSONResponse({"error": self.error}, self.status, headers)
 
 
-def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | None:
+def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/") -> Refusal | None:
     """Say why a request is not to reach the application; None where it may."""
     host = headers.get("host", "")
     name = _host_name(host)
@@ -132,7 +133,14 @@ def refusal(method: str, headers: dict[str, str], rules: Rules) -> Refusal | Non
         return Refusal(421, f"this server does not answer to the name {host[:100]!r}; hce serve --name adds one")
     if method in READ_METHODS:
         return _asked_by_another_site(host, headers)
-    return _foreign(host, headers) or _unauthorised(headers, rules)
+    if is_reading(method, path):
+        return _foreign(host, headers, "reading")
+    return _foreign(host, headers, "writing") or _unauthorised(headers, rules)
+
+
+def is_reading(method: str, path: str) -> bool:
+    """Tell whether a request changes nothing, and so needs no token."""
+    return method in READ_METHODS or (method == "POST" and path in READING_POSTS)
 
 
 class Guard:
@@ -152,7 +160,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = refusal(scope["method"], headers, self.rules)
+        refused = refusal(scope["method"], headers, self.rules, scope["path"])
         body: bytes | Refusal | None = b""
         if refused is None and scope["method"] not in READ_METHODS:
             body = await _body(headers, receive)
@@ -168,18 +176,18 @@ class Guard:
 
         A write under way is not called off: it is carried out whole, and only its answer comes too late.
         """
-        is_reading = scope["method"] in READ_METHODS
-        seconds = READ_SECONDS if is_reading else WRITE_SECONDS
+        reads = is_reading(scope["method"], scope["path"])
+        seconds = READ_SECONDS if reads else WRITE_SECONDS
         deadline = Deadline(seconds)
         answer = _Answer(scope, receive, send)
         gone = asyncio.ensure_future(_gone(receive))
-        work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if is_reading else None))
+        work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if reads else None))
         try:
             await asyncio.wait({gone, work}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if answer.is_complete:
                 await work
             elif not work.done() and not gone.done():
-                await answer.refuse(_too_late(seconds, is_reading))
+                await answer.refuse(_too_late(seconds, reads))
         except asyncio.CancelledError:  # the server has been stopped, and this took too long
             await answer.refuse(Refusal(503, "the server is being stopped"))
         finally:
@@ -279,10 +287,10 @@ def _is_same_site(host: str, headers: dict[str, str]) -> bool:
     return is_ours and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
-def _foreign(host: str, headers: dict[str, str]) -> Refusal | None:
-    """Say why a write is refused that a browser sends for another site."""
+def _foreign(host: str, headers: dict[str, str], what: str) -> Refusal | None:
+    """Say why a request with a body is refused that a browser sends for another site."""
     if not _is_same_site(host, headers):
-        return Refusal(403, "writing from another site's page is not allowed")
+        return Refusal(403, f"{what} from another site's page is not allowed")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return Refusal(415, "send the body as JSON, with the header Content-Type: application/json")

@@ -13,6 +13,7 @@ from hce.data.documents import Document
 from hce.data.snippets import Mark
 from hce.index.before import Readiness
 from hce.index.browse import Node, Way
+from hce.index.paths import PathNode
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
 
@@ -70,6 +71,7 @@ class Shown:
         matched: the query's words that the document has, in any form.
         before: of a hit, its rank by the untrained encoder, where that is compared with.
         folded: the ids of near-equal documents that were found below this one and left out, if that was asked for.
+        path: of a hit, the nodes of the tree that the document lies under, from the top.
     """
 
     rank: int
@@ -89,6 +91,7 @@ class Shown:
     passage: Mark | None = None
     before: int | None = None
     folded: tuple[str, ...] = ()
+    path: tuple[PathNode, ...] = ()
 
 
 @dataclass(frozen=True)

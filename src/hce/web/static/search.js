@@ -1,7 +1,7 @@
 // Search as you type: debounced, answers that came too late dropped, before and after side by side.
 
 import { get } from "./api.js";
-import { $, bar, breakable, count, el, fill, marked, plural, spelled, treeIcon } from "./dom.js";
+import { $, bar, breakable, count, el, fill, marked, nameOf, plural, spelled, treeIcon } from "./dom.js";
 import { clausesOf, forgetFacets, hideFacets, showFacets } from "./facets.js";
 import { stepsOf } from "./way.js";
 
@@ -194,11 +194,21 @@ function hitOf(hit, moved, score = null) {
         score,
         place),
       el("p", { class: "snippet" }, hit.snippet_start ? "… " : null, marked(hit.snippet, hit.snippet_marks), hit.snippet_is_whole ? null : " …"),
-      hit.title || pieces.length || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null));
+      hit.title || pieces.length || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null,
+      pathOf(hit)));
   for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
     row.addEventListener(event, () => showTwins(hit.id, on));
   }
   return row;
+}
+
+// The nodes of the tree that a hit lies under; each leads there.
+function pathOf(hit) {
+  if (!hit.path.length) return null;
+  const look = (node) => (event) => { event.stopPropagation(); page.go("tree", { level: node.level, node: node.node }); };
+  return el("div", { class: "meta path" }, hit.path.flatMap((node, place) => [
+    place ? el("span", { "aria-hidden": "true" }, "›") : null,
+    el("button", { class: "link", tabindex: "-1", onclick: look(node) }, nameOf(node))]));
 }
 
 // What meaning, single tokens and words gave to the score, and the words.
