@@ -24,6 +24,20 @@ class InputError(HceError):
     """A file, a value or an option is not what it has to be."""
 
 
+def check_type(value: object, kind: type | tuple[type, ...], advice: str) -> None:
+    """Refuse an argument of a wrong type before it fails where the message says nothing.
+
+    >>> check_type(["q1"], dict, "queries: give a mapping of ids to queries")
+    Traceback (most recent call last):
+    hce.errors.InputError: queries: give a mapping of ids to queries, not list
+
+    Raises:
+        InputError: the value is of another type; `advice` says what to give.
+    """
+    if not isinstance(value, kind):
+        raise InputError(f"{advice}, not {type(value).__name__}")
+
+
 class OutsideError(InputError):
     """Something in the folder of an index or a model leads out of it: a link, a pipe, a device."""
 

@@ -147,7 +147,7 @@ def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
     condition = compile_filter(conditions or {})
     parameters = _Parameters(condition.parameters)
     place = _Place.of(field, parameters)
-    limit = parameters.add(most)
+    limit = parameters.add(min(most, LARGEST_INTEGER))
     statement = (
         f"SELECT atom, CASE type WHEN 'true' THEN 'bool' WHEN 'false' THEN 'bool' ELSE 'other' END AS kind, "  # noqa: S608
         f"count(DISTINCT number) AS documents FROM documents, json_each(metadata, {place.path}) "

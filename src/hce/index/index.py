@@ -16,7 +16,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check_deadline
-from hce.errors import InputError
+from hce.errors import InputError, check_type
 from hce.files import checked_fields
 from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
@@ -44,6 +44,7 @@ from hce.index.upkeep import build_parts, rebuild, status_of
 from hce.index.writing import (
     check_id,
     checked,
+    checked_after,
     checked_ids,
     chunks_of,
     insert_documents,
@@ -276,14 +277,23 @@ class Index:
         """Iterate over the documents with numbers above `after`, with number and vector, in order of number.
 
         A number up to `manifest.documents` says that the document was there at creation, with this text.
+
+        Raises:
+            InputError: `after` is not a whole number.
         """
+        number = checked_after(after)
         with self.reading() as reader:
-            yield from reader.entries(after)
+            yield from reader.entries(number)
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of all documents, rising, of shape (N,), and their vectors of shape (N, n), float32."""
+        """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
+
+        Raises:
+            InputError: `after` is not a whole number.
+        """
+        number = checked_after(after)
         with self.reading() as reader:
-            return reader.vectors(after)
+            return reader.vectors(number)
 
     def reading(self) -> AbstractContextManager[Reader]:
         """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together.
@@ -385,6 +395,7 @@ class Index:
 
         if isinstance(rerank, Reranker):
             return rerank
+        check_type(rerank, (str, Path), "rerank: give a cross-encoder, or the directory or hub id of one")
         if self._last_reranker is None or self._last_reranker.name != str(rerank):
             self._last_reranker = Reranker.load(rerank)
         return self._last_reranker
@@ -541,8 +552,9 @@ class Index:
             InputError: no document has such a field, or the filter or `most` is not a valid one.
         """
         check_k(most, "most")
-        if isinstance(fields, str):
-            raise InputError("facets takes a list of fields; put the single one into a list")
+        check_type(
+            fields, (list, tuple, set, frozenset), "facets takes a list of fields; put the single one into a list"
+        )
         with self.reading() as reader:
             return {field: reader.facet(field, filter, most) for field in fields}
 

@@ -225,6 +225,13 @@ class Store:
             raise InputError(
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
+        # What the caller passed, not the file: a wrong argument must not look like lost data.
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
+            raise InputError(f"{folder}: {error}; nothing was changed: pass texts and whole numbers") from error
+        except OverflowError as error:
+            if "SQLite" not in str(error):
+                raise
+            raise InputError(f"{folder}: {error}; nothing was changed: pass numbers below 2^63") from error
         except sqlite3.DatabaseError as error:
             raise FormatError(
                 f"{folder}: {STORE_FILE} is damaged ({error}); restore it from a copy or index anew"

@@ -6,21 +6,23 @@ The pairs and the held-out queries come from `hce.training.sources`, the algorit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
 from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder, fast_dtype
-from hce.errors import InputError
+from hce.errors import InputError, check_type
 from hce.files import delete_whole, require_free, unfinished
 from hce.processes import (
     is_first_process,
@@ -47,7 +49,7 @@ SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to 
 
 
 def train(
-    corpus: Corpus,
+    corpus: Corpus | Iterable[Document],
     encoder: str | Encoder = "static",
     *,
     pairs: Labels | None = None,
@@ -80,6 +82,10 @@ def train(
     """
     if output is not None:
         require_free(output, resume)
+    corpus = corpus if isinstance(corpus, Corpus) else Corpus.from_documents(corpus)
+    for name, labels in (("pairs", pairs), ("generated", generated), ("dev", dev)):
+        check_type(labels, (Labels, NoneType), f"{name}: give hce.Labels(queries, qrels)")
+    check_type(recipe, (Recipe, NoneType), "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, given, pairs or generated)
