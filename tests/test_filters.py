@@ -19,6 +19,19 @@ from hce.index.filters import MOST_FIELDS, compile_filter, parse_clauses
 GRAMMAR = re.compile(r"\s*(?P<field>[^<>=!]*?)\s*(?P<sign>[<>=!]+|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
 
 
+@pytest.mark.parametrize(
+    "clause", ["lang=en OR lang=fr", "a=b and year>=2000", "lang=en || lang=fr", "x in a or x in b", "a!=b && c=d"]
+)
+def test_conditions_that_are_joined_are_refused_with_what_to_write(clause):
+    with pytest.raises(InputError, match="one condition at a time.* in a,b' holds for either value"):
+        parse_clauses([clause])
+
+
+@pytest.mark.parametrize("value", ["war and peace", "this or that", "love and war in vietnam", "OR", "a or " * 9])
+def test_a_value_may_have_an_or_in_it(value):
+    assert parse_clauses([f"title={value}"]) == {"title": [value.strip()]}
+
+
 def selected(conditions, *rows) -> list[int]:
     """Which of these metadata fit, by SQLite itself."""
     condition = compile_filter(conditions)

@@ -24,7 +24,7 @@ def index(tmp_path_factory, module_static_encoder):
 @pytest.mark.parametrize("after", WRONG, ids=repr)
 @pytest.mark.parametrize("method", ["vectors", "entries"])
 def test_reading_after_what_is_no_number_names_the_argument(index, method, after):
-    with pytest.raises(InputError, match="after = |pass numbers"):
+    with pytest.raises(InputError, match=r"after = |pass numbers"):
         list(getattr(index, method)(after))
     assert len(index.vectors(np.int64(3))[0]) == 2
 
@@ -88,7 +88,7 @@ def test_judgments_are_judgments(judgments):
 def test_an_evaluation_names_what_it_lacks(index):
     with pytest.raises(InputError, match="queries: give a mapping"):
         hce.evaluate(index, ["q"], hce.Qrels([]))
-    with pytest.raises(InputError, match="qrels: give hce.Qrels, not dict"):
+    with pytest.raises(InputError, match=r"qrels: give hce.Qrels, not dict"):
         hce.evaluate(index, {}, {"q": {"d": 1}})
 
 

@@ -31,7 +31,9 @@ MOST_VALUES = 30_000  # in all of a filter; SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
 MOST_FIELDS = 200  # SQLite takes a depth of 1,000 in a statement
 SIGNS = ("=", "!=", ">=", "<=", ">", "<", "in", "not in")
+COMPARISON = re.compile("[=<>]")
 SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # without a choice of where to begin, so that a search takes one pass
+JOINED = re.compile(r"\s(or|and|\|\||&&)\s", re.IGNORECASE)
 SAMPLE = 1000  # documents whose fields are named to who asks for an unknown one
 
 
@@ -90,7 +92,14 @@ def _parts(clause: str) -> tuple[str, str, str]:
             f"condition {clause!r}: {unknown}write field=value (or !=, >=, <=, >, <), "
             "'field in a,b' or 'field not in a,b'"
         )
-    return field, sign, clause[found.end() :].strip()
+    value = clause[found.end() :].strip()
+    joined = JOINED.search(value)
+    if joined and (SIGN if sign.endswith("in") else COMPARISON).search(value, joined.end()):  # and no text with an "or"
+        raise InputError(
+            f"condition {clause!r}: give one condition at a time, without {joined[1]!r}; all that are given must hold, "
+            f"and '{field} in a,b' holds for either value"
+        )
+    return field, sign, value
 
 
 def compile_filter(conditions: Filter) -> Condition:

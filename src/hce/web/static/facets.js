@@ -72,7 +72,8 @@ function rowOf(field, values, clauses, onChange) {
 // Whether the line of conditions can hold a value: semicolons part conditions, and blanks around a value are cut off.
 function canBeWritten({ value, clause }) {
   const text = String(value);
-  return text && text === text.trim() && !/[;\p{C}]/u.test(text) && clause.length <= CLAUSE_CHARACTERS;
+  const isJoined = /\s(?:or|and|\|\||&&)\s.*[=<>]/i.test(text); // which would be two conditions
+  return text && text === text.trim() && !isJoined && !/[;\p{C}]/u.test(text) && clause.length <= CLAUSE_CHARACTERS;
 }
 
 function partsOf(clause) {
