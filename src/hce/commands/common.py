@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
-from hce.encoding.spec import refuse_mistyped
+from hce.encoding.spec import refuse_mistyped, refuse_mistyped_reranker
 from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
@@ -59,6 +59,13 @@ def known_encoder(spec: str | None) -> str | None:
     """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
     if spec is not None:
         refuse_mistyped(spec)
+    return spec
+
+
+def known_reranker(spec: str | None) -> str | None:
+    """Return the name of a cross-encoder, as an option's callback; a mistyped one is refused before any work."""
+    if spec is not None:
+        refuse_mistyped_reranker(spec)
     return spec
 
 

@@ -21,6 +21,7 @@ from hce.commands.common import (
     copies_of_corpus,
     interruptible,
     known_encoder,
+    known_reranker,
     out,
     print_json,
     shared_corpus,
@@ -219,7 +220,12 @@ def search(
     unique: Annotated[bool, typer.Option("--unique", help="show near-equal documents once")] = False,
     rerank: Annotated[
         str | None,
-        typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder to re-rank the first hits by", show_default=False),
+        typer.Option(
+            metavar="DIR|HUB-ID",
+            help="a cross-encoder to re-rank the first hits by",
+            show_default=False,
+            callback=known_reranker,
+        ),
     ] = None,
     depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads")] = 50,
     facet: Annotated[
@@ -382,7 +388,7 @@ def _line(hit: Hit, query: str, mode: str) -> Text:
     elif mode == "hybrid" and (hit.from_words or hit.from_tokens):
         line.append(f"= {_parts(hit)}  ", style="dim")
     line.append(hit.id, style="bold")
-    if hit.title:
+    if hit.title and hit.title != hit.id:
         line.append(f"  {' '.join(hit.title.split())}")
     snippet = _snippet(hit, query)
     if snippet:
