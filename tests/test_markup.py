@@ -77,7 +77,10 @@ def test_what_a_browser_would_show(page, title, text):
         (b"<nav>Home<nav>More</nav></nav><p>red", "red"),
         (b"<div role=navigation><h3>Previous topic</h3><footer>x</footer></div><p>red", "red"),
         (b"<header>Shop</header><main><article><header>By me</header><p>red</article></main><footer>(c)", "By me\nred"),
-        (b"<h1>Red<a class=headerlink>#</a></h1><p hidden>old</p><div role=search>find</div><button>Copy</button>", "Red"),
+        (
+            b"<h1>Red<a class=headerlink>#</a></h1><p hidden>old</p><div role=search>find</div><button>Copy</button>",
+            "Red",
+        ),
         (b"<nav><a>one</a> <a>two</a></nav>", "one two"),
     ],
 )
@@ -85,7 +88,9 @@ def test_navigation_is_no_text_unless_there_is_nothing_else(page, text):
     assert markup.parse_html(page).text == text
 
 
-TAGS = st.sampled_from(["<nav>", "</nav>", "<header>", "<p>", "<article>", "<b>x", "<div role=navigation>", "</div>", "x"])
+TAGS = st.sampled_from(
+    ["<nav>", "</nav>", "<header>", "<p>", "<article>", "<b>x", "<div role=navigation>", "</div>", "x"]
+)
 
 
 @given(st.lists(TAGS, max_size=30))

@@ -20,8 +20,8 @@ INSTALL = {  # what users are told to do
 LARGEST = 200_000_000  # bytes of a file, which is read at once
 
 UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # not shown as text by a browser
-# Navigation and controls are the same on each page of a site. As for a screen reader, a header or footer is part of it unless it
-# belongs to an article or section.
+# Navigation and controls are the same on each page of a site. A header or footer is part of it unless it belongs to an
+# article or section, as for a screen reader.
 NAVIGATION = (
     "nav, button, [role=navigation], [role=search], [role=banner], [role=contentinfo], "
     ":is(header, footer):not(:is(article, aside, main, section) *)"

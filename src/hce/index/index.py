@@ -21,7 +21,7 @@ from hce.files import checked_fields
 from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
 from hce.index.derived import Derived
-from hce.index.filters import Filter
+from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import IndexStatus, Manifest
 from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.opened import Opened
@@ -557,6 +557,17 @@ class Index:
         )
         with self.reading() as reader:
             return {field: reader.facet(field, filter, most) for field in fields}
+
+    def fields(self) -> list[FieldSummary]:
+        """Summarize the metadata fields of the first and the last documents, 1,000 in all.
+
+        >>> documents = [Document(str(n), "shoes", metadata={"year": n}) for n in (2009, 2012, 2015)]
+        >>> [found] = Index.create("fields", documents, "static").fields()
+        >>> found.name, found.values, found.least, found.most
+        ('year', 3, 2009, 2015)
+        """
+        with self.reading() as reader:
+            return reader.fields()
 
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""

@@ -27,7 +27,16 @@ from hce.data.passages import Passage
 from hce.data.text import hash64
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
-from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
+from hce.index.filters import (
+    SAMPLE,
+    FieldSummary,
+    Filter,
+    compile_filter,
+    facet_query,
+    field_exists,
+    field_names,
+    summarize_fields,
+)
 from hce.index.schema import (
     COLUMNS,
     SCHEMA,
@@ -454,6 +463,13 @@ class Reader:
         if not rows:
             self._require_fields(query.fields)
         return [FacetCount(bool(value) if kind == "bool" else value, documents) for value, kind, documents in rows]
+
+    def fields(self) -> list[FieldSummary]:
+        """Summarize the metadata of the first and the last documents, `SAMPLE` in all."""
+        query = "SELECT number, metadata FROM documents ORDER BY number {} LIMIT ?"
+        ends = [self._connection.execute(query.format(order), (SAMPLE // 2,)).fetchall() for order in ("ASC", "DESC")]
+        rows = dict(ends[0] + ends[1][::-1])
+        return summarize_fields(json.loads(metadata) for metadata in rows.values())
 
     def _require_fields(self, fields: Iterable[str]) -> None:
         """Refuse fields that no document has; where there are no documents, any field will do."""
