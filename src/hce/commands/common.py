@@ -24,6 +24,7 @@ from hce.hosts import is_alone
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
+    from hce.encoding.choice import Work
 
 # What a terminal obeys instead of showing it: control characters, and marks that turn the direction of a line. Halves
 # of surrogate pairs, which stand for what is no Unicode in a file's name, no stream can write.
@@ -80,6 +81,16 @@ EncoderOption = Annotated[
         "-e",
         metavar="NAME|DIR|HUB-ID",
         help="static, minilm, a directory or a hub id",
+        callback=known_encoder,
+    ),
+]
+AutoEncoderOption = Annotated[
+    str,
+    typer.Option(
+        "--encoder",
+        "-e",
+        metavar="NAME|DIR|HUB-ID",
+        help="static, minilm, a directory or a hub id; auto: the one of these two that fits",
         callback=known_encoder,
     ),
 ]
@@ -198,6 +209,22 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
     require_shared(output.absolute().parent)
     with working_together():
         return Corpus.load(source, reading, share_out=share_out, copies=copies_of_corpus(output))
+
+
+def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
+    """Return the encoder that a name stands for, and say in a line what the other bundled one would cost and bring.
+
+    Raises:
+        InputError: several processes, which may be on different machines, are to find out the same encoder.
+    """
+    from hce.encoding.choice import AUTO, chosen_encoder
+
+    if name == AUTO and not is_alone():
+        raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")
+    chosen, line = chosen_encoder(name, corpus, work, option)
+    if line and is_alone():
+        err.print(line, soft_wrap=True)
+    return chosen
 
 
 def copies_of_corpus(output: Path) -> Path:

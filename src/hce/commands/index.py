@@ -24,6 +24,7 @@ from hce.commands.common import (
     known_reranker,
     out,
     print_json,
+    settled_encoder,
     shared_corpus,
     with_reading,
 )
@@ -66,7 +67,7 @@ def index(
             "--model",
             "-m",
             metavar="DIR|NAME|HUB-ID",
-            help="what `hce train` wrote, or any encoder",
+            help="what `hce train` wrote, or any encoder; auto: static or minilm, as fits",
             callback=known_encoder,
         ),
     ] = "static",
@@ -122,8 +123,9 @@ def index(
             from hce.processes import is_first_process
 
         first = is_first_process()
+        encoder = settled_encoder(model, documents, "index", "--model")
         create_index(
-            *(output, documents, model, "grow" if tree else None),
+            *(output, documents, encoder, "grow" if tree else None),
             engine=engine,
             at=at,
             dtype=dtype,
