@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+import hce
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
@@ -426,3 +427,18 @@ def test_what_cannot_be_run_is_refused_at_once(name, message, task):
     if name == "dpr":
         with pytest.raises(InputError, match="needs a static encoder"):
             choose(["fitted"], task, is_static=False)
+
+
+def test_two_systems_of_the_same_training_train_once(task, monkeypatch):
+    trained_with = []
+
+    def counted(*arguments, **options):
+        trained_with.append(options["recipe"].seed)
+        return hce.train(*arguments, **options)
+
+    monkeypatch.setattr("hce_lab.comparison.systems.train", counted)
+    built = {name: SYSTEMS[name].build(task) for name in ("hce", "hce-hybrid", "no-tree")}
+    assert len(trained_with) == 2  # the third has another recipe
+    assert built["hce-hybrid"].training_seconds == built["hce"].training_seconds
+    SYSTEMS["hce-hybrid"].build(task.with_settings(seed=7))
+    assert trained_with[-1] == 7

@@ -104,7 +104,19 @@ def with_words(build: Callable[[Task], Built], *, tokens: bool = False) -> Calla
     return build_both
 
 
-HCE = trained(ours=True)
+def built_once(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
+    """Return what builds a system once for each recipe of a comparison, so that two systems share one training."""
+
+    def build_or_recall(task: Task) -> Built:
+        key = str((task.defaults or task.recipe).as_dict())
+        if key not in task.built:
+            task.built[key] = build(task)
+        return task.built[key]
+
+    return build_or_recall
+
+
+HCE = built_once(trained(ours=True))
 IN_BATCH: dict[str, Any] = {"mode": "supervised", "tree": False, "negatives": "none"}
 MINED: dict[str, Any] = {"tree": False, "negatives": "mined"}
 SYSTEMS: dict[str, System] = {
