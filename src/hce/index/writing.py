@@ -96,7 +96,7 @@ def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder:
     for chunk in chunks:
         if known := writer.present(document.id for document in chunk):
             raise InputError(
-                f"{index_folder}: id {next(iter(known))!r} is there already; --update (in Python: update) replaces documents"
+                f"{index_folder}: id {next(iter(known))!r} is there already; --update (Index.update) replaces it"
             )
 
 
