@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hce
-from hce.errors import FormatError, HceError, InputError, check_type
+from hce.errors import FormatError, HceError, InputError
 from hce.index.store import Store
 
 WRONG = [None, 2.5, "abc", b"x", ["a"], {"a": 1}, object(), True, 10**30, np.ones(2)]
@@ -111,7 +111,3 @@ def test_a_tree_is_of_an_array_and_a_number():
         hce.Hierarchy.build([[1.0, 0.0]])
     with pytest.raises(InputError, match="branching '4'"):
         hce.Hierarchy.build(np.eye(8, dtype=np.float32), "4")
-
-
-def test_a_value_of_the_right_type_passes():
-    assert check_type(7, int, "n: give a number") is None

@@ -24,18 +24,13 @@ class InputError(HceError):
     """A file, a value or an option is not what it has to be."""
 
 
-def check_type(value: object, kind: type | tuple[type, ...], advice: str) -> None:
-    """Refuse an argument of a wrong type before it fails where the message says nothing.
+def wrong_type(value: object, advice: str) -> InputError:
+    """Return the error for an argument of a wrong type, which would fail later where the message says nothing.
 
-    >>> check_type(["q1"], dict, "queries: give a mapping of ids to queries")
-    Traceback (most recent call last):
-    hce.errors.InputError: queries: give a mapping of ids to queries, not list
-
-    Raises:
-        InputError: the value is of another type; `advice` says what to give.
+    >>> str(wrong_type(["q1"], "queries: give a mapping of ids to queries"))
+    'queries: give a mapping of ids to queries, not list'
     """
-    if not isinstance(value, kind):
-        raise InputError(f"{advice}, not {type(value).__name__}")
+    return InputError(f"{advice}, not {type(value).__name__}")
 
 
 class OutsideError(InputError):

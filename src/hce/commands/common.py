@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
-from hce.encoding.spec import refuse_mistyped, refuse_mistyped_reranker
+from hce.encoding.spec import AUTO, BUNDLED_NAMES, refuse_mistyped, refuse_mistyped_reranker
 from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
@@ -217,7 +217,9 @@ def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
     Raises:
         InputError: several processes, which may be on different machines, are to find out the same encoder.
     """
-    from hce.encoding.choice import AUTO, chosen_encoder
+    if name not in (AUTO, *BUNDLED_NAMES):
+        return name
+    from hce.encoding.choice import chosen_encoder
 
     if name == AUTO and not is_alone():
         raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")

@@ -47,7 +47,7 @@ from hce.data.records import (
     unreadable,
 )
 from hce.data.text import hash64
-from hce.errors import InputError, check_type
+from hce.errors import InputError, wrong_type
 from hce.files import ScratchFolder, open_atomically
 from hce.progress import counted, progress_bar
 
@@ -130,7 +130,8 @@ class Corpus(Sequence[Document]):
         Raises:
             InputError: at the first fault, with the document's number.
         """
-        check_type(documents, Iterable, f"{name}: give a corpus or a list of documents")
+        if not isinstance(documents, Iterable):
+            raise wrong_type(documents, f"{name}: give a corpus or a list of documents")
         if isinstance(documents, str | Path):
             raise InputError(f"{name}: {str(documents)[:60]!r} is a text; hce.Corpus.load(…) reads a file")
         check, kept, places = _Checker(name), [], []
@@ -159,7 +160,8 @@ class Corpus(Sequence[Document]):
         Raises:
             InputError: at the first fault, with the record's number; nothing is kept then.
         """
-        check_type(records, Iterable, f"{name}: give a list of mappings")
+        if not isinstance(records, Iterable):
+            raise wrong_type(records, f"{name}: give a list of mappings")
         rows = (_record(f"{name}, number {number}", fields) for number, fields in enumerate(records, start=1))
         return cls._spool(rows, name, reading, refuse)
 
@@ -311,7 +313,8 @@ class Corpus(Sequence[Document]):
 
 
 def _record(where: str, fields: Mapping[str, Any]) -> Record:
-    check_type(fields, Mapping, f"{where}: give a mapping such as {{'id': 'a', 'text': 'red shoes'}}")
+    if not isinstance(fields, Mapping):
+        raise wrong_type(fields, f"{where}: give a mapping such as {{'id': 'a', 'text': 'red shoes'}}")
     return Record(where, dict(fields))
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hce.encoding.spec import BUNDLED_NAMES
+from hce.encoding.spec import AUTO, BUNDLED_NAMES
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
 
 Work = Literal["train", "index"]
 
-AUTO = "auto"
 PATIENCE = 600  # seconds of encoding up to which `auto` takes MiniLM
 SAMPLE = 200  # documents
 CHARACTERS_PER_TOKEN = 4.2  # of English, measured

@@ -13,6 +13,7 @@ from pathlib import Path
 from hce.errors import InputError, one_line
 
 BUNDLED_NAMES = ("static", "minilm")
+AUTO = "auto"  # one of these, see `hce.encoding.choice`
 RERANKERS = (  # cross-encoders that names are compared with
     "cross-encoder/ms-marco-MiniLM-L6-v2",
     "cross-encoder/ms-marco-MiniLM-L12-v2",

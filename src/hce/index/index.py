@@ -16,7 +16,7 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check_deadline
-from hce.errors import InputError, check_type
+from hce.errors import InputError, wrong_type
 from hce.files import checked_fields
 from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
@@ -395,7 +395,8 @@ class Index:
 
         if isinstance(rerank, Reranker):
             return rerank
-        check_type(rerank, (str, Path), "rerank: give a cross-encoder, or the directory or hub id of one")
+        if not isinstance(rerank, str | Path):
+            raise wrong_type(rerank, "rerank: give a cross-encoder, or the directory or hub id of one")
         if self._last_reranker is None or self._last_reranker.name != str(rerank):
             self._last_reranker = Reranker.load(rerank)
         return self._last_reranker
@@ -553,9 +554,8 @@ class Index:
             InputError: no document has such a field, or the filter or `most` is not a valid one.
         """
         check_k(most, "most")
-        check_type(
-            fields, (list, tuple, set, frozenset), "facets takes a list of fields; put the single one into a list"
-        )
+        if not isinstance(fields, list | tuple | set | frozenset):
+            raise wrong_type(fields, "facets takes a list of fields; put the single one into a list")
         with self.reading() as reader:
             return {field: reader.facet(field, filter, most) for field in fields}
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import NoneType
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from hce.data.judgments import Labels
 from hce.data.language import warn_of_language
 from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder, fast_dtype
-from hce.errors import InputError, check_type
+from hce.errors import InputError, wrong_type
 from hce.files import delete_whole, require_free, unfinished
 from hce.processes import (
     is_first_process,
@@ -84,8 +83,10 @@ def train(
         require_free(output, resume)
     corpus = corpus if isinstance(corpus, Corpus) else Corpus.from_documents(corpus)
     for name, labels in (("pairs", pairs), ("generated", generated), ("dev", dev)):
-        check_type(labels, (Labels, NoneType), f"{name}: give hce.Labels(queries, qrels)")
-    check_type(recipe, (Recipe, NoneType), "recipe: give an hce.Recipe")
+        if not isinstance(labels, Labels | None):
+            raise wrong_type(labels, f"{name}: give hce.Labels(queries, qrels)")
+    if not isinstance(recipe, Recipe | None):
+        raise wrong_type(recipe, "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made anew
     recipe = _settled(recipe, corpus, given, pairs or generated)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
 from hce.contained import is_file, plain_path
-from hce.errors import FormatError, InputError, OutsideError, check_type
+from hce.errors import FormatError, InputError, OutsideError, wrong_type
 from hce.files import new_folder, read_json, read_json_value, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
@@ -134,10 +134,10 @@ class Hierarchy:
 
         if method not in METHODS:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
-        check_type(vectors, np.ndarray, "vectors: give an array of shape (documents, dimensions)")
-        check_type(
-            0 if branching == "auto" else branching, int, f"branching {branching!r}: give a whole number or 'auto'"
-        )
+        if not isinstance(vectors, np.ndarray):
+            raise wrong_type(vectors, "vectors: give an array of shape (documents, dimensions)")
+        if branching != "auto" and not isinstance(branching, int | np.integer):
+            raise wrong_type(branching, f"branching {branching!r}: give a whole number or 'auto'")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
         rounds = EXPECTED_ROUNDS * (1 if method == "agglomerative" else len(level_sizes(len(vectors), b)))
