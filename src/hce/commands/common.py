@@ -90,7 +90,7 @@ AutoEncoderOption = Annotated[
         "--encoder",
         "-e",
         metavar="NAME|DIR|HUB-ID",
-        help="static, minilm, a directory or a hub id; auto: the one of these two that fits",
+        help="static, minilm, auto (one of these two), a directory or a hub id",
         callback=known_encoder,
     ),
 ]

@@ -67,7 +67,7 @@ def index(
             "--model",
             "-m",
             metavar="DIR|NAME|HUB-ID",
-            help="what `hce train` wrote, or any encoder; auto: static or minilm, as fits",
+            help="what `hce train` wrote, any encoder, or auto (static or minilm)",
             callback=known_encoder,
         ),
     ] = "static",
