@@ -186,7 +186,9 @@ def create_index(
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
         share = chosen.shares.words if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share, engine_at=at)
-        manifest = replace(manifest, tokens_share=chosen.shares.tokens, shares=chosen.as_dict())
+        manifest = replace(manifest, tokens_share=chosen.shares.tokens)
+        if words_share is None:
+            manifest = replace(manifest, shares=chosen.as_dict())
         for file in filled.iterdir():
             file.replace(folder / file.name)
         if codes is not None:

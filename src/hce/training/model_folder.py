@@ -43,14 +43,14 @@ tags:
 
 # {name}
 
-`{encoder}`, adapted to the {documents:,} documents of {corpus} by [hce](https://pypi.org/project/hierarchical-corpus-encoder/)
+`{encoder}`, {done} the {documents:,} documents of {corpus} by [hce](https://pypi.org/project/hierarchical-corpus-encoder/)
 {version} ({mode} training).
 
 | {metric} | before | after |
 |---|---|---|
 {rows}
 
-{gains}. {learnt} Fingerprint of the corpus: `{fingerprint}`.
+{gains}. {learnt}{search} Fingerprint of the corpus: `{fingerprint}`.
 
 {usage}
 
@@ -309,6 +309,9 @@ def model_card(name: str, facts: ModelFacts) -> str:
     return CARD.format(
         name=name,
         encoder=facts.encoder,
+        done="adapted to"
+        if facts.before != facts.after
+        else "unchanged, as nothing clearly beat it, after training on",
         documents=facts.corpus["documents"],
         corpus=facts.corpus["name"],
         fingerprint=facts.corpus["fingerprint"],
@@ -318,6 +321,7 @@ def model_card(name: str, facts: ModelFacts) -> str:
         rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
         gains=gains(facts.before, facts.stages, facts.after).capitalize(),
         learnt=what_was_learnt(facts),
+        search="" if facts.calibration is None else f" Search: {Calibration.read(facts.calibration).summary()}.",
         usage=USAGE if len(facts.shares) == 1 else USAGE_WITH_COMPANIONS,
         recipe=json.dumps(facts.recipe, indent=2),
     )
