@@ -18,9 +18,9 @@ from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, word_table_of
 from hce.training.heldout import labelled_devset, mean_ndcg, pseudo_devset
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
+from hce.training.pairs import LabelSets, sources_and_devset
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.train import improvement, train
 from hce.training.words_share import WORDS_SHARES, best_words_share
 

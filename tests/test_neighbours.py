@@ -19,10 +19,9 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.training.co_training import cluster_corpus
 from hce.training.losses import Taught, hce_loss
-from hce.training.neighbours import BEAM, BM25_B, BM25_K1, TEMPERATURE, WordTeacher, neighbours_of, taught_by
-from hce.training.pairs import Batch, InverseCloze, LabelledPairs
+from hce.training.negatives import BEAM, BM25_B, BM25_K1, TEMPERATURE, WordTeacher, neighbours_of, taught_by
+from hce.training.pairs import Batch, InverseCloze, LabelledPairs, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Counters, Trainer
 
 NOBODY = np.empty(0, dtype=np.int64)

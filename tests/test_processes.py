@@ -24,9 +24,8 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import _packed, _unpacked, own_rows, share_out, working_together
 from hce.training.co_training import cluster_corpus
-from hce.training.pairs import InverseCloze, LabelledPairs
+from hce.training.pairs import InverseCloze, LabelledPairs, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Counters, Trainer
 from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy

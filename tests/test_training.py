@@ -28,11 +28,10 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import weights_of
 from hce.training.heldout import DevSet
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
 from hce.training.objective import false_negatives
-from hce.training.pairs import InverseCloze, LabelledPairs
+from hce.training.pairs import InverseCloze, LabelledPairs, LabelSets, Sources, learnt_from, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelSets, Sources, learnt_from, sources_and_devset
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
@@ -519,7 +518,7 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.training.sources.LabelledPairs",
+        "hce.training.pairs.LabelledPairs",
         lambda corpus, queries, qrels, seed: (
             seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
         ),
@@ -629,7 +628,7 @@ def test_a_batch_of_few_documents_is_a_quarter_of_them_unless_set():
 
 
 def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
-    monkeypatch.setattr("hce.training.sources.process_count", lambda: 3)
+    monkeypatch.setattr("hce.training.pairs.process_count", lambda: 3)
     Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))
     with pytest.raises(InputError, match="2 pairs cannot be shared out to 3 processes"):
         Sources(unsupervised=InverseCloze(concept_corpus, np.arange(2)))

@@ -11,9 +11,9 @@ from scipy.stats import ttest_1samp
 
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
+from hce.training.co_training import CLEAR, Kept, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
 from hce.training.heldout import labelled_devset, pseudo_devset
 from hce.training.recipe import Recipe
-from hce.training.weights import CLEAR, Kept, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
 
 
 class Judge:

@@ -38,7 +38,7 @@ from hce.training.recipe import Supervision
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
-    from hce.training.history import Epoch
+    from hce.training.model_folder import Epoch
     from hce.training.recipe import Recipe
 
 

@@ -13,8 +13,7 @@ from hce.evaluation.significance import compare_several
 from hce.files import checked_fields
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
-from hce.training.history import Epoch, mean_over_kinds
-from hce.training.model_folder import CorpusFacts, DevQuery, ModelFolder, gains, what_was_learnt
+from hce.training.model_folder import CorpusFacts, DevQuery, Epoch, ModelFolder, gains, mean_over_kinds, what_was_learnt
 from hce.training.recipe import Recipe, shown_value
 from hce.tree.hierarchy import Hierarchy
 

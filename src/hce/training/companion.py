@@ -26,10 +26,9 @@ from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import of_the_first, take_weights_of_the_first
-from hce.training.co_training import Learnt, cluster_corpus
+from hce.training.co_training import Learnt, cluster_corpus, is_clear_gain
 from hce.training.heldout import DevSet, DevVectors, joined_dev_vectors, mean_ndcg, means, pseudo_devset
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.weights import is_clear_gain
 from hce.training.words_share import best_words_share
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from hce.contained import check_tree
 from hce.errors import FormatError, InputError, one_line, system_reason
 from hce.files import checked_fields, new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
-from hce.training.history import MAY_BE_NAN, Epoch
+from hce.training.model_folder import MAY_BE_NAN, Epoch
 from hce.training.steps import Counters, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy

@@ -22,12 +22,10 @@ from hce.encoding.tables import Side
 from hce.errors import InputError
 from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
 from hce.training.losses import HCESummands, Taught
-from hce.training.negatives import Negatives, way_of_choosing
-from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
+from hce.training.negatives import Negatives, WordTeacher, neighbours_of, taught_by, way_of_choosing
 from hce.training.objective import HCELoss, Positions
-from hce.training.pairs import Batch, PairSource, batch_count, endless
+from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
-from hce.training.sources import Sources
 from hce.tree.hierarchy import Hierarchy
 
 TURNS = 8  # through the pairs in an epoch, at most

@@ -1,6 +1,6 @@
 """train(): adapts an encoder to a corpus, with labels or without, and writes a model folder.
 
-The pairs and the held-out queries come from `hce.training.sources`, the algorithm is in `hce.training.co_training`.
+The pairs and the held-out queries come from `hce.training.pairs`, the algorithm is in `hce.training.co_training`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from hce.processes import (
 from hce.training.co_training import Learnt, TrainResult, co_train
 from hce.training.companion import with_companions
 from hce.training.heldout import LABELLED, DevSet, means
-from hce.training.history import Epoch, mean_over_kinds
-from hce.training.model_folder import DevQuery, gains, save_model
+from hce.training.model_folder import DevQuery, Epoch, gains, mean_over_kinds, save_model
+from hce.training.pairs import LabelSets, learnt_from, sources_and_devset
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
-from hce.training.sources import LabelSets, learnt_from, sources_and_devset
 from hce.training.state import CheckpointFolder
 from hce.tree.names import name_nodes
 

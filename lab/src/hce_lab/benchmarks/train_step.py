@@ -23,9 +23,8 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.static import TokenMemo
 from hce.training.co_training import cluster_corpus
-from hce.training.pairs import Batch, InverseCloze
+from hce.training.pairs import Batch, InverseCloze, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Trainer
 
 RIVAL = "MultipleNegativesRankingLoss"

@@ -18,8 +18,7 @@ import numpy as np
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
 from hce.training.heldout import labelled_devset
-from hce.training.pairs import Batch, LabelledPairs, batch_count, in_batches
-from hce.training.sources import Sources
+from hce.training.pairs import Batch, LabelledPairs, Sources, batch_count, in_batches
 from hce.tree.kmeans import spherical_kmeans
 from hce_lab.comparison.task import Built, Task, trained_system
 

@@ -25,10 +25,9 @@ from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.progress import progress_bar
-from hce.training.pairs import batch_count, in_batches
+from hce.training.co_training import load_best_mix, weights_of
+from hce.training.pairs import LabelSets, batch_count, in_batches, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelSets, sources_and_devset
-from hce.training.weights import load_best_mix, weights_of
 from hce_lab.comparison.task import Built, Task, searched_by_vectors
 
 DELETED = 0.6
