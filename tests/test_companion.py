@@ -32,7 +32,7 @@ QUICK = Recipe.for_encoder(
 @pytest.fixture
 def tables_are_at_hand(monkeypatch, static_encoder):
     """A transformer's token table is distilled by model2vec, which takes long; here a random one stands in for it."""
-    monkeypatch.setattr("hce.encoding.bundled.load_table_of", lambda model, fingerprint: static_encoder.table)
+    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.table)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hce.index.create import create_index, kept_within
 from hce.index.index import Index
 from hce.memory import index_needs, parse_size, require_memory, train_needs
 from hce.search import tree_engine
-from hce.tree import rows as tree_rows
+from hce.tree import kmeans
 
 GB = 10**9
 
@@ -163,7 +163,7 @@ def of_files() -> int:
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="Linux tells what is resident in /proc")
 @pytest.mark.parametrize("of_some", [False, True])
 def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_some):
-    monkeypatch.setattr(tree_rows, "HOLD_BYTES", 0)
+    monkeypatch.setattr(kmeans, "HOLD_BYTES", 0)
     monkeypatch.setattr(memory, "SECONDS_BETWEEN_RELEASES", 60.0)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(2**16, 128)).astype(np.float32)  # 32 MB
@@ -173,7 +173,7 @@ def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_s
     mapped_file = np.memmap(tmp_path / "vectors", np.float32, "r", shape=vectors.shape)
     order = rng.permutation(len(vectors))
     with memory.released(mapped_file):
-        rows = tree_rows.unit_rows(mapped_file, torch.device("cpu"))
+        rows = kmeans.unit_rows(mapped_file, torch.device("cpu"))
         if of_some:
             rows, vectors, order = rows.subset(order[::2]), vectors[order[::2]], np.arange(len(order) // 2)[::-1].copy()
         memory.give_back()

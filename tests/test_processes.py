@@ -29,7 +29,7 @@ from hce.training.recipe import Recipe
 from hce.training.steps import Counters, Trainer
 from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.rows import run_all
+from hce.tree.kmeans import run_all
 
 CPU = torch.device("cpu")
 RECIPE = Recipe.for_encoder(

@@ -25,7 +25,7 @@ from hce.search.words import Words
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
-from hce.tree.outline import outline
+from hce.tree.names import outline
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
 EXAMPLES = (

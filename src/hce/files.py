@@ -23,7 +23,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hce.contained import names_in, read_bytes
+from hce.contained import names_in, read_json_value
 from hce.errors import FormatError, HceError, InputError, one_line, system_reason
 
 try:
@@ -111,21 +111,6 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
     return value
-
-
-def read_json_value(path: str | Path) -> Any:
-    """Read any value that `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
-
-    Raises:
-        FormatError: nothing is there, it is too large, or it is not JSON.
-        OutsideError: it is no regular file.
-    """
-    try:
-        return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
 
 
 def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:

@@ -21,8 +21,16 @@ import numpy as np
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
-from hce.encoding.spec import refuse_mistyped, stays_off_the_hub
-from hce.encoding.static import TokenMemo, document_frequencies, fit_table
+from hce.encoding.bundled import (
+    BUNDLED,
+    load_minilm,
+    load_static,
+    load_table_of,
+    loading,
+    quiet_transformers,
+    refuse_mistyped,
+    stays_off_the_hub,
+)
 from hce.encoding.tables import (
     NO_LIMIT,
     SIDE_BY_SIDE,
@@ -32,6 +40,7 @@ from hce.encoding.tables import (
     Prompts,
     Side,
     Table,
+    TokenMemo,
     WordRows,
     check_parts,
     checked_texts,
@@ -56,8 +65,6 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
-
-BUNDLED = ("minilm", "static")
 
 # Texts that are sorted by length together; more at once would save no more padding, and cost memory.
 SORTED_AT_ONCE = 8192
@@ -276,8 +283,6 @@ class Encoder:
         """
         if self.name == "minilm":
             return Encoder.load("static", device=self.device)
-        from hce.encoding.bundled import load_table_of
-
         return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
     def beside(
@@ -431,13 +436,15 @@ class Encoder:
             return np.asarray(self.embed(self._features(texts, side, prompt or None), side).cpu().numpy())
 
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
-        """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
+        """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.word_table`.
 
         Of very many documents, words are counted in some, from all over. `progress` shows a bar.
 
         Raises:
             InputError: this encoder is not static.
         """
+        from hce.encoding.word_table import document_frequencies, fit_table
+
         table = self.table
         if table is None or table.tokenizer is None:
             raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
@@ -497,8 +504,6 @@ class Encoder:
         Raises:
             InputError: `path` is there already and not an empty folder.
         """
-        from hce.encoding.bundled import quiet_transformers
-
         with new_folder(path) as folder, quiet_transformers():
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
@@ -629,7 +634,6 @@ def _read(folder: Path, name: str, device: str | torch.device | None, dtype: tor
         table = Table.read(folder)
         if table is not None:
             return Encoder(table, name, device=device, dtype=dtype)
-        from hce.encoding.bundled import quiet_transformers
         from hce.encoding.side_by_side import load_part
 
         with quiet_transformers():
@@ -649,11 +653,6 @@ def _of_name(name: str, device: str | torch.device | None, dtype: torch.dtype | 
     Raises:
         InputError: there is no such model.
     """
-    from sentence_transformers import SentenceTransformer
-
-    from hce.encoding.bundled import load_minilm, load_static, loading
-    from hce.encoding.side_by_side import hub_folder
-
     if name == "static":
         return Encoder(load_static(), name, device=device, dtype=dtype)
     if name == "minilm":
@@ -661,6 +660,10 @@ def _of_name(name: str, device: str | torch.device | None, dtype: torch.dtype | 
     advice = f"give {' or '.join(map(repr, BUNDLED))}, a model directory, or a hub id"
     with loading(name, "encoder", advice):
         refuse_mistyped(name)
+        from sentence_transformers import SentenceTransformer
+
+        from hce.encoding.side_by_side import hub_folder
+
         local = local or stays_off_the_hub(name, "encoder", advice)
         folder = hub_folder(name, local=local)
         if folder is not None:

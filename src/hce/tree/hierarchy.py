@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
-from hce.contained import is_file, plain_path
+from hce.contained import is_file, plain_path, read_json_value
 from hce.errors import FormatError, InputError, OutsideError
-from hce.files import new_folder, read_json, read_json_value, write_json
+from hce.files import new_folder, read_json, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
     Grown,

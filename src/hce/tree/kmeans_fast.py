@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hce.tree.rows import (
+from hce.tree.kmeans import (
     HOLD_BYTES,
     TIE,
     Rows,

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 from scipy.spatial import Voronoi, cKDTree
 
-from hce.encoding.static import as_unit_rows
+from hce.encoding.tables import as_unit_rows
 from hce.tree.hierarchy import Hierarchy
 
 MOST_SITES = 4096

@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import TokenMemo
+from hce.encoding.tables import TokenMemo
 from hce.training.co_training import cluster_corpus
 from hce.training.pairs import Batch, InverseCloze, Sources
 from hce.training.recipe import Recipe

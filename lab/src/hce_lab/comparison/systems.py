@@ -46,7 +46,7 @@ def build_untrained_by_cosines(task: Task) -> Built:
 
 
 def build_fitted(task: Task) -> Built:
-    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.static`."""
+    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.word_table`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
