@@ -30,7 +30,7 @@ from hce.training.co_training import weights_of
 from hce.training.heldout import DevSet
 from hce.training.model_folder import mean_over_kinds
 from hce.training.objective import false_negatives
-from hce.training.pairs import InverseCloze, LabelledPairs, LabelSets, Sources, learnt_from, sources_and_devset
+from hce.training.pairs import InverseCloze, LabelledPairs, LabelSets, Sources, documents_to_learn, sources_and_devset
 from hce.training.recipe import Recipe
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
@@ -668,16 +668,16 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_of_many_documents_a_sample_is_learnt_from_and_all_that_labels_name(concept_corpus, concept_labels):
-    assert learnt_from(concept_corpus, Recipe(most_documents=240)) is concept_corpus
-    assert learnt_from(concept_corpus, Recipe(most_documents=0)) is concept_corpus
-    some = learnt_from(concept_corpus, Recipe(most_documents=50))
+    assert documents_to_learn(concept_corpus, Recipe(most_documents=240)) is concept_corpus
+    assert documents_to_learn(concept_corpus, Recipe(most_documents=0)) is concept_corpus
+    some = documents_to_learn(concept_corpus, Recipe(most_documents=50))
     assert len(set(some.ids)) == 50
     assert some.ids == [each for each in concept_corpus.ids if each in set(some.ids)]
     assert some.name == "concepts, 50 of 240 documents"
-    assert some.fingerprint == learnt_from(concept_corpus, Recipe(most_documents=50)).fingerprint
-    assert some.fingerprint != learnt_from(concept_corpus, Recipe(most_documents=50, seed=1)).fingerprint
+    assert some.fingerprint == documents_to_learn(concept_corpus, Recipe(most_documents=50)).fingerprint
+    assert some.fingerprint != documents_to_learn(concept_corpus, Recipe(most_documents=50, seed=1)).fingerprint
     named = {each.document_id for each in concept_labels.qrels.judgments()}
-    with_labels = learnt_from(concept_corpus, Recipe(most_documents=len(named) + 9), [concept_labels, None])
+    with_labels = documents_to_learn(concept_corpus, Recipe(most_documents=len(named) + 9), [concept_labels, None])
     assert named < set(with_labels.ids)
     assert len(with_labels) == len(named) + 9
-    assert set(learnt_from(concept_corpus, Recipe(most_documents=5), [concept_labels]).ids) == named
+    assert set(documents_to_learn(concept_corpus, Recipe(most_documents=5), [concept_labels]).ids) == named

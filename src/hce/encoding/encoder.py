@@ -641,8 +641,7 @@ def _read(folder: Path, name: str, device: str | torch.device | None, dtype: tor
     layout = Layout.read(folder / first.path)
     names = [name, *(f"{name}, part {number}" for number in range(2, len(layout.folders) + 1))]
     parts = [_read(place, each, device, dtype) for place, each in zip(layout.folders, names, strict=True)]
-    options = {"device": device, "dtype": dtype, "shares": layout.shares, "centres": layout.centres}
-    encoder = Encoder(parts, name, **options)
+    encoder = Encoder(parts, name, device=device, dtype=dtype, shares=layout.shares, centres=layout.centres)
     encoder._take_prompts(Prompts.read(folder))
     return encoder
 

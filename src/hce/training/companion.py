@@ -26,7 +26,7 @@ from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import of_the_first, take_weights_of_the_first
-from hce.training.co_training import Learnt, cluster_corpus, is_clear_gain
+from hce.training.co_training import Fit, cluster_corpus, is_clear_gain
 from hce.training.heldout import DevSet, DevVectors, joined_dev_vectors, mean_ndcg, means, pseudo_devset
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.words_share import best_words_share
@@ -41,8 +41,8 @@ LEAST_TO_CENTRE = 100  # queries that a mean is taken of
 
 
 def with_companions(
-    corpus: Corpus, encoder: Encoder, learnt: Learnt, tables: list[Encoder], run_folder: Path | None, *, progress: bool
-) -> Learnt:
+    corpus: Corpus, encoder: Encoder, learnt: Fit, tables: list[Encoder], run_folder: Path | None, *, progress: bool
+) -> Fit:
     """Put the token tables that were trained, and the corpus's words, beside an encoder, where dev prefers that.
 
     Args:
@@ -58,7 +58,9 @@ def with_companions(
     devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
     vectors_folder = run_folder and run_folder / "encoded"
     shown = progress and not encoder.is_table
-    vectors = encode_corpus(encoder, corpus, vectors_folder, replace=True, progress=shown)
+    vectors = learnt.vectors if encoder is result.encoder else None
+    if vectors is None:
+        vectors = encode_corpus(encoder, corpus, vectors_folder, replace=True, progress=shown)
     companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
     accompanied = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
     vectors = _vectors_beside(corpus, accompanied.encoder, vectors)
@@ -80,7 +82,7 @@ def with_companions(
         words_share=words_share,
         stages={**stages, "companions": means(accompanied.ndcg_chosen)} if accompanied.share else dict(stages),
     )
-    return Learnt(result, learnt.measured, devset, ndcg_before, accompanied.ndcg_chosen)
+    return Fit(result, learnt.measured, devset, ndcg_before, accompanied.ndcg_chosen)
 
 
 def _companions(

@@ -61,15 +61,15 @@ class Sources:
             raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
 
 
-def learnt_from(corpus: Corpus, recipe: Recipe, label_sets: Iterable[Labels | None] = ()) -> Corpus:
-    """Return the documents that are learnt from: all, or a random sample of many, and with it all that labels name."""
+def documents_to_learn(corpus: Corpus, recipe: Recipe, label_sets: Iterable[Labels | None] = ()) -> Corpus:
+    """Return the documents to train on: all, or of many a random sample with all that labels name."""
     if not recipe.most_documents or len(corpus) <= recipe.most_documents:
         return corpus
     named = {judgment.document_id for each in label_sets if each for judgment in each.qrels.judgments()}
     positions = [position for position, document in enumerate(corpus) if document.id in named] if named else []
     wanted = np.array(positions, dtype=np.int64)
     sample = corpus.only(with_random_others(len(corpus), wanted, recipe.most_documents, [recipe.seed, 13]))
-    logger.info("learning from %s", sample.name)
+    logger.info("training on %s", sample.name)
     return sample
 
 

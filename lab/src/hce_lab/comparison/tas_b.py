@@ -67,7 +67,10 @@ def build_tas_b(task: Task) -> Built:
     topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
     seconds = time.perf_counter() - start
     with encoder.remembering_tokens():
-        trained = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
-    facts = {"metric": devset.metric_name, "before": trained.history[0].dev, "after": trained.dev}
+        ndcg = devset.ndcg(encoder)
+        trained = co_train(
+            *(task.corpus, encoder, Sources(topical), devset, recipe), ndcg_before=ndcg, progress=task.progress
+        ).result
+    facts = {"metric": devset.metric_name, "before": trained.before, "after": trained.after}
     built = trained_system(trained, task.corpus, {"mode": recipe.mode, **facts, "words_share": None})
     return built._replace(training_seconds=built.training_seconds + seconds)

@@ -43,7 +43,7 @@ def build_tsdae(task: Task) -> Built:
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, learnt, task.recipe, progress=task.progress)
-    mix = load_best_mix(encoder, first, {task.recipe.epochs: weights_of(encoder)}, devset, task.recipe).mix
+    mix = load_best_mix(encoder, first, {task.recipe.epochs: weights_of(encoder)}, devset, task.recipe).share
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix, "trained": bool(mix)})
 
 
