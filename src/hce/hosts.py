@@ -177,5 +177,3 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
     thread = threading.Thread(target=tried, daemon=True)
     thread.start()
     thread.join(seconds)
-
-

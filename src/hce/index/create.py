@@ -21,8 +21,7 @@ import torch
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.language import warn_of_language
-from hce.data.terms import checked_language
+from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace

@@ -17,7 +17,7 @@ import torch
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
-from hce.data.language import warn_of_language
+from hce.data.terms import warn_of_language
 from hce.data.text import WORD_OR_MARK
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
