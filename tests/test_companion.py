@@ -136,7 +136,7 @@ def test_a_transformer_stays_as_it_is_beside_a_trained_table(concept_corpus, ber
     assert result.recipe.train == "companion"
     first, *companions = result.encoder.parts
     np.testing.assert_allclose(first.encode(texts), plain, atol=1e-6)
-    assert len(companions) == 2 and companions[0].is_static
+    assert len(companions) == 2 and companions[0].is_table
     assert mean_over_kinds(result.after) > mean_over_kinds(result.before)
     index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
     assert index.search(texts[0], 1)[0].id == concept_corpus[0].id
@@ -185,7 +185,7 @@ def test_a_table_is_distilled_once(monkeypatch, tmp_path, bert_folder, static_en
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled, "_distilled", distilled)
     first, second = (Encoder.load(bert_folder).token_table() for _ in range(2))
-    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_static
+    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_table
 
 
 def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_folder):

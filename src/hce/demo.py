@@ -114,7 +114,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         "untrained": by_untrained,
         "untrained and words": HybridSearcher.of(by_untrained, corpus),
     }
-    if untrained.is_static:
+    if untrained.table is not None:
         searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)

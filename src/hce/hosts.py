@@ -106,7 +106,7 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _lost(error: Exception) -> str:
-    """Say what a collective failed of."""
+    """Say why a collective failed."""
     if "imed out" in str(error):
         return f"another process was silent for {TIMEOUT.total_seconds():.0f} s"
     found = re.search(r"\[([0-9a-f.:]+)\]:[0-9]+", str(error))
@@ -117,14 +117,15 @@ class _Others:
     """The other processes outside of the work: the notes that all leave in the store where they met."""
 
     def __init__(self) -> None:
-        from torch.distributed import PrefixStore, distributed_c10d
+        import torch.distributed as dist
 
         from hce.processes import process_count, process_rank
 
         self._rank, self._count = process_rank(), process_count()
         self._speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # of each host, the first process
         # The one that torch met by: another connection would lose its server when the first process lets go.
-        self._store: Any = PrefixStore("hce", distributed_c10d._get_default_store())
+        met = dist.distributed_c10d._get_default_store()
+        self._store: Any = dist.PrefixStore("hce", met)  # type: ignore[attr-defined]
 
     def leave(self) -> None:
         """Part when all have done their work; only the first has more to do than the others, and may take its time."""

@@ -214,12 +214,6 @@ class Encoder:
         return int(self._table.vectors.shape[1] if self._table else self.model.get_embedding_dimension())
 
     @property
-    def is_static(self) -> bool:
-        """Whether the encoder is one token table and nothing else: what can be fitted to a corpus."""
-        table = self.table
-        return table is not None and table.tokenizer is not None
-
-    @property
     def is_table(self) -> bool:
         """Whether each part looks tokens or words up in a table, whatever it does after that."""
         return all(part.is_table for part in self._parts) if self._parts else self._table is not None or self._is_bag

@@ -195,7 +195,7 @@ def start_encoder(
         given_dev: the dev measures of the encoder as given.
         recipe: the settings.
     """
-    if not recipe.fit_static or not given.is_static:
+    if not recipe.fit_static or given.table is None:
         return given
     fitted = given.fitted_to(corpus)
     take_weights_of_the_first(fitted.model.parameters())

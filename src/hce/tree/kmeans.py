@@ -20,7 +20,7 @@ from scipy import sparse
 from threadpoolctl import ThreadpoolController  # scikit-learn brings it
 
 from hce.errors import InputError
-from hce.memory import give_back
+from hce.files import give_back
 from hce.processes import share_out
 
 # Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.

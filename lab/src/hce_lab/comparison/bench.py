@@ -258,7 +258,7 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
     bench = Bench.open(folder, output, [split], **options)
-    names = choose(list(systems), bench.task, is_static=bench.encoder.is_static)
+    names = choose(list(systems), bench.task, is_static=bench.encoder.table is not None)
     return bench.compare(names, seeds, on_result)[split]
 
 

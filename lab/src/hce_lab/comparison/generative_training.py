@@ -324,7 +324,7 @@ class Prepared:
         encoder = task.load_encoder()
         label_sets = LabelSets(task.pairs, task.generated, task.dev)
         sources, devset = sources_and_devset(task.corpus, encoder, label_sets, recipe)
-        if encoder.is_static and recipe.fit_static:
+        if encoder.table is not None and recipe.fit_static:
             encoder = task.start_encoder(devset)
         return cls(task, encoder, recipe, MixedStream(task.corpus, sources, recipe))
 

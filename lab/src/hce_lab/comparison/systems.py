@@ -212,7 +212,7 @@ def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
     Args:
         names: as the user gave them; none means all of `DEFAULT` that can be run.
         task: what there is to work with.
-        is_static: the encoder's, see `Encoder.is_static`.
+        is_static: the encoder's, see `Encoder.table`.
 
     Raises:
         InputError: an unknown name, or a system that lacks something it needs.
