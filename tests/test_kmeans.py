@@ -96,7 +96,7 @@ def test_same_steps_as_the_reference(seed):
         pytest.skip("the paper's algorithm lost a cluster here; refilling it is ours")
     rows = unit_rows(vectors, CPU)
     for rounds, step in enumerate(history, start=1):
-        start = kmeans.normalised(kmeans.member_sums(rows, assignment, 5), rows, assignment)
+        start = kmeans.normalized(kmeans.member_sums(rows, assignment, 5), rows, assignment)
         result = kmeans._exact_kmeans(rows, start, rounds, lambda number, mean_cosine: None)
         assert result.assignment.tolist() == step
     np.testing.assert_allclose(result.centroids, expected, atol=1e-6)

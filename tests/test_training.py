@@ -30,7 +30,7 @@ from hce.training.co_training import weights_of
 from hce.training.heldout import DevSet
 from hce.training.model_folder import mean_over_kinds
 from hce.training.objective import false_negatives
-from hce.training.pairs import InverseCloze, LabelledPairs, LabelSets, Sources, documents_to_learn, sources_and_devset
+from hce.training.pairs import InverseCloze, LabeledPairs, LabelSets, Sources, documents_to_learn, sources_and_devset
 from hce.training.recipe import Recipe
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
@@ -161,11 +161,11 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
         trainer = Trainer(concept_corpus, static_encoder, Sources(None, pairs), recipe)
         assert trainer.steps_per_epoch == expected
         assert trainer.pairs_per_epoch == expected * 32
-    few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
+    few = LabeledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
     trainer = Trainer(concept_corpus, static_encoder, Sources(few), SMALL)
     assert len(few) == 60
     assert trainer.steps_per_epoch == 7  # four turns; of 20 pairs there would be eight
-    many = LabelledPairs(
+    many = LabeledPairs(
         concept_corpus,
         concept_labels.queries,
         Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(20)),
@@ -180,7 +180,7 @@ def test_a_batch_is_as_large_as_was_asked_for_and_the_bar_ends_where_it_said(
 ):
     """Batches were made a little smaller to be all alike, and the bar could end past its end."""
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    spans, labelled = InverseCloze(concept_corpus), LabelledPairs(concept_corpus, *concept_labels)
+    spans, labelled = InverseCloze(concept_corpus), LabeledPairs(concept_corpus, *concept_labels)
     for sources in (Sources(None, spans), Sources(labelled, spans), Sources(labelled)):
         recipe = replace(SMALL, batch_size=100)
         trainer = Trainer(concept_corpus, copy.deepcopy(static_encoder), sources, recipe)
@@ -224,7 +224,7 @@ def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
 
 def test_a_joint_step_is_the_weighted_sum_of_its_parts(concept_corpus, static_encoder, concept_labels):
     """L_J = L_S + α·L_U (Eq. 7); without labels, L_U alone, whatever α is."""
-    pairs, spans = LabelledPairs(concept_corpus, *concept_labels), InverseCloze(concept_corpus, lengths=(4,))
+    pairs, spans = LabeledPairs(concept_corpus, *concept_labels), InverseCloze(concept_corpus, lengths=(4,))
     vectors = static_encoder.encode(list(concept_corpus.texts()))
 
     def first_loss(alpha: float, *sources) -> float:
@@ -518,10 +518,8 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.training.pairs.LabelledPairs",
-        lambda corpus, queries, qrels, seed: (
-            seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
-        ),
+        "hce.training.pairs.LabeledPairs",
+        lambda corpus, queries, qrels, seed: seen.append(set(qrels)) or LabeledPairs(corpus, queries, qrels, seed=seed),
     )
     dev = concept_labels.only([f"q{i}" for i in range(20)])
     train(concept_corpus, static_encoder, pairs=concept_labels, dev=dev, recipe=replace(SMALL, epochs=1))
@@ -555,7 +553,7 @@ def test_nothing_is_learned_of_held_out_documents_from_generated_queries_either(
 
 def test_fewer_pairs_than_a_batch_come_as_often_as_is_said(concept_corpus, static_encoder, concept_labels):
     """Up to eight times an epoch, as long as that is no more than there are documents."""
-    pairs = LabelledPairs(concept_corpus, *concept_labels.only(list(concept_labels.qrels)[:20]))
+    pairs = LabeledPairs(concept_corpus, *concept_labels.only(list(concept_labels.qrels)[:20]))
     recipe = replace(SMALL, batch_size=64)
     trainer = Trainer(concept_corpus, static_encoder, Sources(pairs), recipe)
     turns = min(8, len(concept_corpus) // len(pairs))

@@ -1,6 +1,6 @@
 """Encoder: text in, unit vectors out, by a table, by any sentence-transformers model, or by several side by side.
 
-An encoder always normalises: vectors of length 1 are what the tree, the losses and the index are built on. So a
+An encoder always normalizes: vectors of length 1 are what the tree, the losses and the index are built on. So a
 model that does not end in a Normalize module gets one, and is saved with it.
 
 Tables are summed by NumPy (`hce.encoding.tables`), and only what else there is by torch, which this module imports
@@ -340,7 +340,7 @@ class Encoder:
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
-        """Encode tokenised texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
+        """Encode tokenized texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
         import torch
 
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
@@ -454,7 +454,7 @@ class Encoder:
 
     @contextmanager
     def remembering_tokens(self) -> Iterator[None]:
-        """Have a token table tokenise each word once in this block: for a corpus that is read again and again."""
+        """Have a token table tokenize each word once in this block: for a corpus that is read again and again."""
         if self.is_table and self.tokenizer is not None and self._token_memo is None:
             self._token_memo = TokenMemo.of(self.tokenizer)
         try:
@@ -533,7 +533,7 @@ class Encoder:
             handle.remove()
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
-        """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
+        """Tokenize as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
         import torch
 
         bags = token_bags(token_ids(self.tokenizer, texts, self._token_memo))

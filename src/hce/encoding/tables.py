@@ -33,7 +33,7 @@ Side = Literal["query", "document"]
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
-MOST_REMEMBERED = 1 << 19  # some 150 MB; words met later are tokenised each time
+MOST_REMEMBERED = 1 << 19  # some 150 MB; words met later are tokenized each time
 NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
@@ -50,7 +50,7 @@ NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "s
 class TokenMemo(dict[str, tuple[int, ...]]):
     """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
 
-    BERT's normaliser and pre-tokenizer never look across a space, so the tokens of a text are those of its words side
+    BERT's normalizer and pre-tokenizer never look across a space, so the tokens of a text are those of its words side
     by side. That is not so of byte-level or sentencepiece tokenizers, where a word's tokens depend on the space before
     it: for those there is no memo.
     """

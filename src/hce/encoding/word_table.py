@@ -175,7 +175,7 @@ def expected_frequencies(table: np.ndarray) -> np.ndarray:
 def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     """Fit a token table to a corpus: centre and whiten the directions, then give each row its idf as length.
 
-    Centring and whitening are weighted by df·idf², the share a token has in the energy of the corpus's vectors, so
+    Centering and whitening are weighted by df·idf², the share a token has in the energy of the corpus's vectors, so
     that no direction which merely "is common in this corpus" dominates every inner product. On scifact's and
     nfcorpus's train and dev queries whitening is worth more than the idf weights themselves (docs/LOG.md).
 
@@ -195,11 +195,11 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     share = counts * idf**2
     share /= share.sum()
     directions = as_unit_rows(table.astype(np.float64))
-    centred = directions - share @ directions
-    variances, axes = np.linalg.eigh((centred * share[:, None]).T @ centred)  # (n,), (n, n)
+    centered = directions - share @ directions
+    variances, axes = np.linalg.eigh((centered * share[:, None]).T @ centered)  # (n,), (n, n)
     # An axis along which the corpus's tokens do not vary carries nothing; dividing by ~0 would make it everything.
     alive = variances > variances.max() * 1e-6
-    whitened = (centred @ axes[:, alive]) / np.sqrt(variances[alive])
+    whitened = (centered @ axes[:, alive]) / np.sqrt(variances[alive])
     if not alive.all():
         whitened = np.pad(whitened, ((0, 0), (0, int((~alive).sum()))))
     return (as_unit_rows(whitened) * idf[:, None]).astype(np.float32)

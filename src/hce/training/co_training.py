@@ -1,4 +1,4 @@
-"""The paper's Alg. 3: encode, cluster, measure; then epochs of optimise, measure, re-cluster if better.
+"""The paper's Alg. 3: encode, cluster, measure; then epochs of optimize, measure, re-cluster if better.
 
 What the paper leaves open is settled so that training does no harm: the weights returned are the mix of the first and
 the trained ones, F0·(1 − λ) + F′·λ, that is best on held-out queries, and the first ones if no mix beats them.
@@ -58,7 +58,7 @@ class TrainResult:
         metric: what the dev measure is, in words; as a number it is `Epoch.metric`.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
-        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
+        words_share: how much of a hybrid score should be BM25's, where labeled queries have told.
         stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
     """
 
@@ -129,7 +129,7 @@ def co_train(
         on_epoch(run.history[0])
     while run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         began = time.perf_counter()
-        if not _optimise(run, progress):
+        if not _optimize(run, progress):
             return _finish(run, start_weights, sources, devset, ndcg_before, is_broken=True)
         losses, accuracy = run.counters.close_epoch()
         epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
@@ -178,7 +178,7 @@ def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | Non
     return TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
 
 
-def _optimise(run: TrainingRun, progress: bool) -> bool:
+def _optimize(run: TrainingRun, progress: bool) -> bool:
     """Take the rest of an epoch's steps; return False when the loss is no number any more, which ends training."""
     saved = time.monotonic()
     trainer, counters = run.trainer, run.counters
@@ -336,7 +336,7 @@ def load_best_mix(
     Args:
         encoder: whose weights they are.
         start_weights: F0.
-        trained_by_epoch: F′ of one or more epochs, the most trusted first: that one is chosen where labelled queries do
+        trained_by_epoch: F′ of one or more epochs, the most trusted first: that one is chosen where labeled queries do
             not clearly say otherwise.
         devset: the held-out queries.
         recipe: the settings.

@@ -43,7 +43,7 @@ class Epoch:
     Attributes:
         epoch: its number.
         dev: the dev measure by kind of query.
-        loss: mean loss by name: level_1 … level_M, document (of the labelled pairs in joint training), neighbours.
+        loss: mean loss by name: level_1 … level_M, document (of the labeled pairs in joint training), neighbours.
         accuracy: the share of queries that would go down the right way, at each level from the top.
         reclustered: whether the tree was grown anew afterwards.
         churn: the share of documents that this moved to another leaf.
@@ -167,10 +167,10 @@ class ModelFacts:
         mix: how much of the trained weights is in it; 0 means that training did not help.
         held_out: ids of the documents that were kept for measuring.
         shares: how much the encoder and each of its companions count in a score.
-        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
+        words_share: how much of a hybrid score should be BM25's, where labeled queries have told.
         stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
             companions; the first versions did not tell.
-        label_files: where labelled and generated queries came from, as `hce train --labels` names them.
+        label_files: where labeled and generated queries came from, as `hce train --labels` names them.
     """
 
     format: int
@@ -363,7 +363,7 @@ def model_card(name: str, facts: ModelFacts) -> str:
         metric=facts.metric,
         rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
         gains=gains(facts.before, facts.stages, facts.after).capitalize(),
-        learnt=what_was_learnt(facts),
+        learnt=what_was_learned(facts),
         usage=USAGE if len(facts.shares) == 1 else USAGE_WITH_COMPANIONS,
         recipe=json.dumps(facts.recipe, indent=2),
     )
@@ -382,7 +382,7 @@ def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]]
     return ", ".join(told) or f"{start}→ {mean_over_kinds(after):.4f}"
 
 
-def what_was_learnt(facts: ModelFacts) -> str:
+def what_was_learned(facts: ModelFacts) -> str:
     """Say how much of a score and of the weights is the corpus's own."""
     of = "the companion table's" if facts.recipe.get("train") == "companion" else "the"
     weights = f"{facts.mix:.0%} of the way from {of} first weights to the trained ones."

@@ -21,27 +21,27 @@ from hce.data.terms import inverse_document_frequency, terms
 from hce.encoding.word_table import count_matrix
 from hce.progress import counted, progress_bar
 from hce.search.exact import nearest
-from hce.training.losses import Taught
+from hce.training.losses import TeacherScores
 from hce.training.pairs import Batch
 from hce.training.recipe import Recipe, Sampling
 from hce.tree.hierarchy import Hierarchy
 
 BM25_K1, BM25_B = 1.2, 0.75  # Lucene's
-BEAM = 2  # leaves that are looked into for a document's neighbours
+BEAM = 2  # leaves that are looked into for a document's neighbors
 TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
 
 
-def neighbours_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
+def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
     """Find the documents nearest to each document through the tree.
 
     Args:
         tree: the tree of all documents.
         vectors: the documents' vectors, of shape (N, n).
-        count: how many neighbours at most.
-        held_out: positions of documents that are nobody's neighbours.
+        count: how many neighbors at most.
+        held_out: positions of documents that are nobody's neighbors.
 
     Returns:
-        Positions of shape (N, count), −1 where there are no more; a document is no neighbour of itself.
+        Positions of shape (N, count), −1 where there are no more; a document is no neighbor of itself.
     """
     leaves = tree.walk(vectors, BEAM)[-1]
     found = tree.closest_children(tree.depth - 1, leaves, vectors, count + 1, vectors)  # (N, count + 1)
@@ -131,19 +131,19 @@ class WordTeacher:
         return WordCounts(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
 
 
-def taught_by(
-    teacher: WordTeacher, batch: Batch, neighbours: np.ndarray, vectors: np.ndarray, device: torch.device
-) -> Taught:
-    """Return the neighbours of a batch's documents with what the teacher thinks of them.
+def teacher_scores_of(
+    teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
+) -> TeacherScores:
+    """Return the neighbors of a batch's documents with what the teacher thinks of them.
 
     Args:
         teacher: knows the words.
         batch: pseudo-queries.
-        neighbours: of every document of the corpus, see `neighbours_of`.
+        neighbors: of every document of the corpus, see `neighbors_of`.
         vectors: of every document, as clustering saw them.
         device: where to put what is returned.
     """
-    candidates = neighbours[batch.positions]  # (B, S)
+    candidates = neighbors[batch.positions]  # (B, S)
     none = candidates < 0
     candidates = np.where(none, batch.positions[:, None], candidates)
     scores = teacher.scores(batch, candidates)
@@ -152,7 +152,7 @@ def taught_by(
     def on_device(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    return Taught(on_device(np.asarray(vectors[candidates])), on_device(scores), on_device(none))
+    return TeacherScores(on_device(np.asarray(vectors[candidates])), on_device(scores), on_device(none))
 
 
 MINED_FROM = 20  # mined negatives are drawn from this many nearest wrong documents
@@ -301,7 +301,7 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 
 
 def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negatives]:
-    """Return the recipe's way of choosing negatives; by default it goes by whether queries are labelled or generated.
+    """Return the recipe's way of choosing negatives; by default it goes by whether queries are labeled or generated.
 
     Such queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without
     labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.

@@ -31,7 +31,7 @@ LEAST_DEV_QUERIES = 20
 class LabelSets(NamedTuple):
     """The labels of a run: to train on, generated to train on, to measure by."""
 
-    labelled: Labels | None = None
+    labeled: Labels | None = None
     generated: Labels | None = None
     dev: Labels | None = None
 
@@ -41,10 +41,10 @@ class Sources:
     """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
 
     Attributes:
-        supervised: pairs of labelled and generated queries.
+        supervised: pairs of labeled and generated queries.
         unsupervised: pairs made of the documents themselves.
         held_out: positions of documents kept for measuring; no pairs are made of them, and they are no negatives.
-        measured: positions of the documents that dev queries are made of; none where these are labelled. They are the
+        measured: positions of the documents that dev queries are made of; none where these are labeled. They are the
             held-out ones, unless the recipe trains on all.
     """
 
@@ -77,11 +77,11 @@ def sources_and_devset(
     corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
     """Return the pairs to train on and the held-out queries to measure by."""
-    labelled, generated, dev = label_sets
+    labeled, generated, dev = label_sets
     if recipe.mode == "unsupervised":
-        labelled = generated = None
-    if labelled is not None:
-        labelled, dev = split_labels(labelled, recipe) if dev is None else (_without_dev(labelled, dev), dev)
+        labeled = generated = None
+    if labeled is not None:
+        labeled, dev = split_labels(labeled, recipe) if dev is None else (_without_dev(labeled, dev), dev)
     measured = np.empty(0, dtype=np.int64)
     if dev is None:
         measured = _measured_documents(len(corpus), recipe)
@@ -90,23 +90,23 @@ def sources_and_devset(
         devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     held_out = measured if recipe.hold_out else measured[:0]
     supervised = unsupervised = None
-    learnable = labelled.joined(generated) if labelled and generated else labelled or generated
+    learnable = labeled.joined(generated) if labeled and generated else labeled or generated
     if learnable is not None and len(held_out):
         learnable = _of_others(learnable, corpus, held_out)
     if learnable is not None:
-        supervised = LabelledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
+        supervised = LabeledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
     return Sources(supervised, unsupervised, held_out, measured), devset
 
 
-def split_labels(labelled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
-    """Hold a tenth of the labelled queries out, whole queries at a time.
+def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
+    """Hold a tenth of the labeled queries out, whole queries at a time.
 
     Raises:
         InputError: there are too few.
     """
-    query_ids = list(labelled.qrels)
+    query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
             f"{len(query_ids)} labelled queries are too few to hold some out to measure by; "
@@ -114,8 +114,8 @@ def split_labels(labelled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
         )
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(query_ids) // 10))
     rng = np.random.default_rng([recipe.seed, 7])
-    held = labelled.only(query_ids[index] for index in np.sort(rng.choice(len(query_ids), count, replace=False)))
-    return labelled.without(held.qrels), held
+    held = labeled.only(query_ids[index] for index in np.sort(rng.choice(len(query_ids), count, replace=False)))
+    return labeled.without(held.qrels), held
 
 
 def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
@@ -134,10 +134,10 @@ def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
     return found
 
 
-def _without_dev(labelled: Labels, dev: Labels) -> Labels:
-    kept = labelled.without(dev.qrels)
-    if len(kept.qrels) < len(labelled.qrels):
-        logger.warning("%d dev queries are among the pairs too; not trained on", len(labelled.qrels) - len(kept.qrels))
+def _without_dev(labeled: Labels, dev: Labels) -> Labels:
+    kept = labeled.without(dev.qrels)
+    if len(kept.qrels) < len(labeled.qrels):
+        logger.warning("%d dev queries are among the pairs too; not trained on", len(labeled.qrels) - len(kept.qrels))
     return kept
 
 
@@ -266,7 +266,7 @@ class DropoutTwins(InverseCloze):
             yield Batch(texts, texts, chosen, chosen[:, None])
 
 
-class LabelledPairs:
+class LabeledPairs:
     """Queries and the documents judged relevant to them (grade above 0); each such pair is one example.
 
     Args:

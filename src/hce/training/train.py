@@ -64,9 +64,9 @@ def train(
     Args:
         corpus: the documents.
         encoder: what to start from; an `Encoder` given here may be changed in place.
-        pairs: labelled queries to train on; without any, training is unsupervised.
+        pairs: labeled queries to train on; without any, training is unsupervised.
         generated: generated queries to train on besides; they are never measured by.
-        dev: labelled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
+        dev: labeled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; the state of the run is kept beside it until it is done.
         resume: continue the unfinished run that is kept beside `output`, if there is one.
@@ -295,7 +295,7 @@ def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: R
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": label_sets.labelled and label_sets.labelled.digest,
+        "set of labelled pairs": label_sets.labeled and label_sets.labeled.digest,
         "set of generated queries": label_sets.generated and label_sets.generated.digest,
         "set of dev queries": label_sets.dev and label_sets.dev.digest,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},

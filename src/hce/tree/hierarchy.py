@@ -317,7 +317,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- description
 
     def describe(self) -> list[LevelSummary]:
-        """Summarise sizes, balance and tightness of every inner level, from the top."""
+        """Summarize sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, counts in enumerate(self.document_counts()[1:], start=1):
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")

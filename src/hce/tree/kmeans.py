@@ -294,7 +294,7 @@ def _sums_of_runs(block: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
     return torch.segment_reduce(block.double(), "sum", lengths=lengths, axis=0)
 
 
-def normalised(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
+def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
     """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of the paper's Alg. 2.
 
     Members that cancel out leave no direction; such a cluster takes its first member's, which is as good as any
@@ -426,7 +426,7 @@ def _exact_kmeans(
 ) -> KMeansResult:
     """Run Alg. 2 from given centroids, until no assignment changes.
 
-    Neither step lowers the mean cosine: the normalised sum is the direction that scores its members best, a row only
+    Neither step lowers the mean cosine: the normalized sum is the direction that scores its members best, a row only
     moves to a better centroid, and filling an empty cluster raises its rows' scores.
     """
     assignment: np.ndarray | None = None
@@ -440,7 +440,7 @@ def _exact_kmeans(
         assignment = new
         if converged or len(mean_cosines) == max_rounds:
             return KMeansResult(centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged)
-        centroids = normalised(member_sums(rows, assignment, len(centroids)), rows, assignment)
+        centroids = normalized(member_sums(rows, assignment, len(centroids)), rows, assignment)
 
 
 def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -> torch.Tensor:
@@ -449,7 +449,7 @@ def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -
     assignment = rng.integers(k, size=len(rows))
     missing = np.setdiff1d(np.arange(k), assignment)
     assignment[spare_rows(assignment, np.zeros(len(rows)), k, len(missing))] = missing
-    return normalised(member_sums(rows, assignment, k), rows, assignment)
+    return normalized(member_sums(rows, assignment, k), rows, assignment)
 
 
 def _fast_pays(count: int, k: int) -> bool:

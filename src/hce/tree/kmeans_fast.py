@@ -34,7 +34,7 @@ from hce.tree.kmeans import (
     entries_above,
     fill_empty,
     member_sums,
-    normalised,
+    normalized,
     own_scores,
     row_argmax,
     run_all,
@@ -126,7 +126,7 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
     return _State(
         assignment,
         sums,
-        normalised(sums, rows, assignment),
+        normalized(sums, rows, assignment),
         sums.norm(dim=1).float(),
         np.bincount(assignment, minlength=k),
     )
@@ -234,7 +234,7 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
     for _ in range(rounds):
         assignment, best = assign(rows, centroids)
         fill_empty(rows, centroids, assignment, best)
-        centroids = normalised(member_sums(rows, assignment, k), rows, assignment)
+        centroids = normalized(member_sums(rows, assignment, k), rows, assignment)
     return centroids, assignment
 
 
