@@ -363,7 +363,7 @@ class Encoder:
             yield from self._tokenized(texts[start : start + SORTED_AT_ONCE])
 
     def vocabulary_texts(self, count: int, words: int = 16) -> list[str]:
-        """Return so many texts, each of some words of the vocabulary, from all over it."""
+        """Return `count` texts, each of some words of the vocabulary, from all over it."""
         ids = np.linspace(0, self.vocabulary_size, max(0, count) * words, endpoint=False).astype(int).tolist()
         return [self.tokenizer.decode(ids[start::count], skip_special_tokens=True) for start in range(count)]
 
@@ -382,8 +382,8 @@ class Encoder:
         own. Such a text gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays
         0, as a part has to that stands beside others.
 
-        Where the encoder `has_states`, `on_tokens` is told of each text's tokens, but for special ones and those of a
-        prompt: they come with the same pass.
+        Where the encoder `has_states`, `on_tokens` is called with each text's tokens from the same pass, except special
+        ones and those of a prompt.
 
         >>> encoder = Encoder.load("static")
         >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
@@ -486,7 +486,7 @@ class Encoder:
             self.prompts,
             None if limit is None or math.isinf(limit) else limit,
             [(type(module).__name__, _config(module)) for module in self.model],
-            tokenizer_json(backend, own_limit=backend is tokenizer),  # a transformer's limit is set anew by every call
+            tokenizer_json(backend, own_limit=backend is tokenizer),  # a transformer's limit is set again by every call
             ((name, tensor.detach().float().cpu().numpy()) for name, tensor in sorted(self.model.state_dict().items())),
         )
 

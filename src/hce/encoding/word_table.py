@@ -39,7 +39,7 @@ LEAST_DOCUMENTS = 2  # that a word has to be in: one that stands alone goes toge
 MOST_WORDS = 50_000  # the most frequent ones; the rest are in too few documents to say much
 MOST_DOCUMENTS = 100_000  # a random sample of more gives nearly the same vectors, in bounded memory
 TEXTS_AT_ONCE = 4096
-PRIOR_DOCUMENTS = 100  # what the table expects counts like so many documents (docs/LOG.md)
+PRIOR_DOCUMENTS = 100  # what the table expects counts like that many documents (docs/LOG.md)
 PRIOR_IDF = 6.5  # of a row of mean length
 ROUNDS = 4  # power iterations of the randomised SVD: the usual number for a slowly decaying spectrum
 
@@ -58,7 +58,7 @@ def fit_words(
         corpus: the documents.
         language: whose endings are cut off.
         dim: n, at most; fewer documents or words give fewer dimensions.
-        without: positions of documents that are not to be learnt from, since something is measured by them.
+        without: positions of documents to leave out, since something is measured by them.
         seed: same seed, same table.
 
     Raises:
@@ -146,7 +146,7 @@ def term_matrix(bags: Sequence[Counter[str]], column_terms: Sequence[str], idf: 
 def document_frequencies(
     tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int, advance: Advance = lambda count: None
 ) -> tuple[np.ndarray, int]:
-    """Count in how many texts each token occurs; `advance` is told of texts as they are counted.
+    """Count in how many texts each token occurs; `advance` is called as texts are counted.
 
     Returns:
         Counts of shape (vocabulary,), float64, and the number of texts.

@@ -49,12 +49,12 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree, as this encoder sees it, of the documents that were learnt from: all, or some of many.
+        hierarchy: the tree, as this encoder sees it, of the documents trained on: all, or a sample of many.
         history: an entry for each epoch, the start included.
         mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
         before: dev measures of the encoder as it was given.
-        after: dev measures of the encoder returned; where it has the corpus's words beside it, with these learnt
-            without the held-out documents, which would judge themselves otherwise.
+        after: dev measures of the encoder returned. Where it has a word table, measured with one that was fitted
+            without the held-out documents, to avoid leakage.
         metric: what the dev measure is, in words; as a number it is `Epoch.metric`.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
@@ -390,7 +390,7 @@ def load_mix(
 
 
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
-    """Tell whether the mean over kinds rose by more than two standard errors of the paired differences.
+    """Return whether the mean over kinds rose by more than two standard errors of the paired differences.
 
     Nothing is clear where a kind has a single query, whose difference may be anything.
 

@@ -45,7 +45,7 @@ class Epoch:
         dev: the dev measure by kind of query.
         loss: mean loss by name: level_1 … level_M, document (of the labeled pairs in joint training), neighbours.
         accuracy: the share of queries that would go down the right way, at each level from the top.
-        reclustered: whether the tree was grown anew afterwards.
+        reclustered: whether the tree was grown again afterwards.
         churn: the share of documents that this moved to another leaf.
         seconds: how long it took, measuring included.
     """

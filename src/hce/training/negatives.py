@@ -228,7 +228,7 @@ class SiblingNegatives(Negatives):
 
 
 class FreshSiblingNegatives(SiblingNegatives):
-    """Documents under the same node, encoded anew with gradients, as in the paper."""
+    """Documents under the same node, encoded again with gradients, as in the paper."""
 
     def texts(self, drawn: np.ndarray) -> list[str]:
         """List the texts of all that were drawn."""

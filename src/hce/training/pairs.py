@@ -211,7 +211,7 @@ class InverseCloze:
         offsets: from a text to the begin and end of each unit that `lengths` count; by default words and marks.
         cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
             encoder learns to match words; cut out, to match meaning.
-        window: take so many words and marks from the document's start for the document; 0 takes all of it. A
+        window: take this many words and marks from the document's start for the document; 0 takes all of it. A
             transformer's step costs by the token. The start, with the title, is what a search will see too: windows
             from anywhere measured worse.
         seed: same seed, same pairs.

@@ -234,7 +234,7 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts; in chunks, activations are computed anew for backward, and held for one chunk at a time."""
+        """Encode texts; in chunks, activations are recomputed for backward, and held for one chunk at a time."""
         features = self.encoder.tokenize(column.texts, column.side)
         if not self.recipe.chunk_size:
             return self.encoder.embed(features, column.side)
@@ -255,7 +255,7 @@ class Trainer:
         return _SourceBatch(weight, part, drawn[own_part], teacher)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
-        """List a source's queries, documents and, where they are encoded anew, negatives."""
+        """List a source's queries, documents and, where they are encoded again, negatives."""
         return [
             _Column("query", each.batch.queries),
             _Column("document", each.batch.documents),
@@ -263,7 +263,7 @@ class Trainer:
         ]
 
     def _summands(self, batches: list[_SourceBatch], columns: list[_Column], embeddings: Tensor) -> list[HCESummands]:
-        """Return the objective of each source, from the embeddings of all columns one below another."""
+        """Return the objective of each source, from the embeddings of all columns stacked."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
         for _, batch, drawn, teacher in batches:

@@ -80,7 +80,7 @@ def train(
     if output is not None:
         require_free(output, resume)
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
-    given = encoder.parts[0]  # companions that it came with are made anew
+    given = encoder.parts[0]  # companions that it came with are made again
     recipe = _settled(recipe, corpus, given, pairs or generated)
     label_sets = LabelSets(pairs, generated, dev)
     corpus = documents_to_learn(corpus, recipe, label_sets)

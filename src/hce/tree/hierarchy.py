@@ -151,7 +151,7 @@ class Hierarchy:
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
 
     def with_leaves_of(self, vectors: np.ndarray, size: int, seed: int = 0) -> Grown:
-        """Split each leaf into smaller ones, a level below, of about so many documents, each leaf by itself.
+        """Split each leaf into smaller ones, a level below, of about that many documents, each leaf by itself.
 
         Takes memory for one leaf at a time, where k-means over all documents would hold all centroids several times.
 

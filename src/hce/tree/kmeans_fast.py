@@ -266,7 +266,7 @@ def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near
 
 
 def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
-    """Take over a new assignment, in place: clusters that gained or lost a row are summed anew."""
+    """Take over a new assignment, in place: clusters that gained or lost a row are summed again."""
     moved = state.assignment != assignment
     touched = np.unique(np.concatenate([state.assignment[moved], assignment[moved]]))
     number = np.full(len(state.sizes), -1)
@@ -391,7 +391,7 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
     """Move rows one by one where that raises the total, in place.
 
     Moves that share no cluster leave each other's gains as they are, so each pass makes a set of such moves, best
-    first, and then measures the remaining ones anew: every move made is a true gain. The last row of a cluster stays:
+    first, and then measures the remaining ones again: every move made is a true gain. The last row of a cluster stays:
     it would lose a cosine of 1, which nothing can outweigh.
     """
     block, made = rows.take(wishes), 0
