@@ -164,7 +164,7 @@ def of_files() -> int:
 @pytest.mark.parametrize("of_some", [False, True])
 def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_some):
     monkeypatch.setattr(kmeans, "HOLD_BYTES", 0)
-    monkeypatch.setattr(memory, "SECONDS_BETWEEN_RELEASES", 60.0)
+    monkeypatch.setattr(files, "SECONDS_BETWEEN_RELEASES", 60.0)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(2**16, 128)).astype(np.float32)  # 32 MB
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
