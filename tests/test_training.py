@@ -27,6 +27,7 @@ from hce.data.judgments import Judgment, Labels, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import weights_of
+from hce.training.companion import with_companions
 from hce.training.heldout import DevSet
 from hce.training.model_folder import mean_over_kinds
 from hce.training.objective import false_negatives
@@ -679,3 +680,19 @@ def test_of_many_documents_a_sample_is_learnt_from_and_all_that_labels_name(conc
     assert named < set(with_labels.ids)
     assert len(with_labels) == len(named) + 9
     assert set(documents_to_learn(concept_corpus, Recipe(most_documents=5), [concept_labels]).ids) == named
+
+
+@pytest.mark.parametrize("keep", ["mix", "best", "last"])
+def test_companions_are_chosen_by_the_vectors_of_the_training(concept_corpus, static_encoder, monkeypatch, keep):
+    """Alg. 3 hands on the vectors of the weights that it returns, and nobody encodes the corpus again."""
+    handed = []
+
+    def noted(corpus, encoder, fit, *arguments, **options):
+        handed.append((fit.vectors, encoder.encode(list(corpus.texts()))))
+        return with_companions(corpus, encoder, fit, *arguments, **options)
+
+    monkeypatch.setattr("hce.training.train.with_companions", noted)
+    monkeypatch.setattr("hce.training.companion.encode_corpus", lambda *_, **__: pytest.fail("encoded again"))
+    train(concept_corpus, static_encoder, recipe=replace(SMALL, train="both", keep=keep, epochs=2))
+    ((vectors, encoded),) = handed
+    np.testing.assert_allclose(vectors, encoded, atol=1e-6)
