@@ -18,9 +18,9 @@ from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import accompany, word_table_of
 from hce.training.heldout import pseudo_devset
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
+from hce.training.pairs import LabelSets, sources_and_devset
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.train import improvement, train
 
 QUICK = Recipe.for_encoder(
@@ -31,7 +31,7 @@ QUICK = Recipe.for_encoder(
 @pytest.fixture
 def tables_are_at_hand(monkeypatch, static_encoder):
     """A transformer's token table is distilled by model2vec, which takes long; here a random one stands in for it."""
-    monkeypatch.setattr("hce.encoding.bundled.load_table_of", lambda model, fingerprint: static_encoder.table)
+    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.table)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_transformer_stays_as_it_is_beside_a_trained_table(concept_corpus, ber
     assert result.recipe.train == "companion"
     first, *companions = result.encoder.parts
     np.testing.assert_allclose(first.encode(texts), plain, atol=1e-6)
-    assert len(companions) == 2 and companions[0].is_static
+    assert len(companions) == 2 and companions[0].is_table
     assert mean_over_kinds(result.after) > mean_over_kinds(result.before)
     index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
     assert index.search(texts[0], 1)[0].id == concept_corpus[0].id
@@ -162,7 +162,7 @@ def test_a_table_is_distilled_once(monkeypatch, tmp_path, bert_folder, static_en
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled, "_distilled", distilled)
     first, second = (Encoder.load(bert_folder).token_table() for _ in range(2))
-    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_static
+    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_table
 
 
 def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_folder):

@@ -25,7 +25,7 @@ from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
 from hce.training.calibration import calibrate, usual_shares
-from hce.training.co_training import Learnt, cluster_corpus
+from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
 from hce.training.questions import (
     EncodedQuestions,
@@ -46,34 +46,36 @@ LEAST_TO_CENTER = 100  # questions that a mean is taken of
 def with_companions(
     corpus: Corpus,
     encoder: Encoder,
-    learnt: Learnt,
+    learned: Fit,
     tables: list[Encoder],
     run_folder: Path | None,
     *,
     progress: bool,
-) -> Learnt:
+) -> Fit:
     """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
 
     Args:
         corpus: the documents.
         encoder: the one that was trained, or, if only a companion was, the transformer as given.
-        learnt: what came of training.
+        learned: what came of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
         progress: show a bar.
     """
-    result, recipe = learnt.result, learnt.result.recipe
+    result, recipe = learned.result, learned.result.recipe
     encoder_was_trained = recipe.train != "companion"
-    devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
-    questions = _questions(corpus, devset, learnt)
+    devset = learned.devset if encoder_was_trained else _few_queries(learned.devset, learned.measured, recipe)
+    questions = _questions(corpus, devset, learned)
     tokens = PoolTokens.of(encoder, corpus, questions)
-    vectors = encode_corpus(
-        *(encoder, corpus, run_folder and run_folder / "encoded"),
-        replace=True,
-        progress=progress and not encoder.is_table,
-        on_tokens=tokens.keep_text if tokens else None,
-    )
-    companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
+    vectors = learned.vectors if encoder is result.encoder else None
+    if vectors is None:
+        vectors = encode_corpus(
+            *(encoder, corpus, run_folder and run_folder / "encoded"),
+            replace=True,
+            progress=progress and not encoder.is_table,
+            on_tokens=tokens.keep_text if tokens else None,
+        )
+    companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, recipe)
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
     parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
     centers = _centers(parts, vectors, encoder)
@@ -87,10 +89,10 @@ def with_companions(
     )
     result, shares = replace(result, calibration=calibration), calibration.shares
     if not shares.companions and encoder_was_trained:
-        return learnt._replace(result=result)
+        return learned._replace(result=result)
     accompanied = accompany(encoder, companions, shares.companions, centers)
     alone = devset.encode(encoder, vectors)
-    ndcg_alone = learnt.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
+    ndcg_alone = learned.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
     ndcg_after = ndcg_alone
     if shares.companions:
         dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by)]
@@ -107,31 +109,35 @@ def with_companions(
         metric=devset.metric_name,
         stages={**stages, "companions": means(ndcg_after)} if shares.companions else stages,
     )
-    return Learnt(result, learnt.measured, devset, ndcg_alone, ndcg_after)
+    return Fit(result, learned.measured, devset, ndcg_alone, ndcg_after)
 
 
-def without_companions(corpus: Corpus, learnt: Learnt) -> Learnt:
+def without_companions(corpus: Corpus, learned: Fit) -> Fit:
     """Calibrate how much words and tokens count in a search by the encoder that was trained."""
-    result, encoder = learnt.result, learnt.result.encoder
-    questions = _questions(corpus, learnt.devset, learnt)
+    result, encoder = learned.result, learned.result.encoder
+    questions = _questions(corpus, learned.devset, learned)
     if questions is None:
-        return learnt
+        return learned
     tokens = PoolTokens.of(encoder, corpus, questions)
-    vectors = encode_corpus(encoder, corpus.only(questions.pool), on_tokens=tokens.keep_text if tokens else None)
+    pool = corpus.only(questions.pool)
+    keep = tokens.keep_text if tokens else None
+    vectors = (
+        learned.vectors[questions.pool] if learned.vectors is not None else encode_corpus(encoder, pool, on_tokens=keep)
+    )
     parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
     calibration = calibrate(
         *(questions, corpus, lambda share: parts[0], usual_shares(encoder)),
         language=result.recipe.language,
         similarities=tokens.similarities if tokens else None,
     )
-    return learnt._replace(result=replace(result, calibration=calibration))
+    return learned._replace(result=replace(result, calibration=calibration))
 
 
-def _questions(corpus: Corpus, devset: DevSet, learnt: Learnt) -> Questions | None:
+def _questions(corpus: Corpus, devset: DevSet, learned: Fit) -> Questions | None:
     """Return people's held-out queries, or questions cut out of documents that were held out of training."""
     if devset.is_labelled:
         return labeled_questions(devset)
-    return cut_questions(corpus, learnt.result.recipe.seed, learnt.measured)
+    return cut_questions(corpus, learned.result.recipe.seed, learned.measured)
 
 
 def _companions(
@@ -175,7 +181,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
         corpus: the documents.
         encoder: whose companion the words become: they compute on the same device.
         language: whose endings are cut off.
-        without: positions of documents that are not to be learnt from.
+        without: positions of documents that are not to be learned from.
         seed: same seed, same result.
     """
     try:
