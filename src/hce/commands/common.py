@@ -17,7 +17,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
-from hce.encoding.spec import AUTO, BUNDLED_NAMES, refuse_mistyped, refuse_mistyped_reranker
 from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
@@ -59,6 +58,8 @@ err = PlainConsole(stderr=True)
 def known_encoder(spec: str | None) -> str | None:
     """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
     if spec is not None:
+        from hce.encoding.bundled import refuse_mistyped
+
         refuse_mistyped(spec)
     return spec
 
@@ -66,6 +67,8 @@ def known_encoder(spec: str | None) -> str | None:
 def known_reranker(spec: str | None) -> str | None:
     """Return the name of a cross-encoder, as an option's callback; a mistyped one is refused before any work."""
     if spec is not None:
+        from hce.encoding.bundled import refuse_mistyped_reranker
+
         refuse_mistyped_reranker(spec)
     return spec
 
@@ -217,7 +220,9 @@ def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
     Raises:
         InputError: several processes, which may be on different machines, are to find out the same encoder.
     """
-    if name not in (AUTO, *BUNDLED_NAMES):
+    from hce.encoding.bundled import AUTO, BUNDLED
+
+    if name not in (AUTO, *BUNDLED):
         return name
     from hce.encoding.choice import chosen_encoder
 

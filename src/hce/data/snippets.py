@@ -70,7 +70,7 @@ class QueryWords:
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Tell whether a word of a text is one of the query's, with an ending or without."""
+        """Return whether a word of a text is one of the query's, with an ending or without."""
         if len(word) > self._longest:
             return False
         word = word.casefold()
@@ -92,18 +92,14 @@ class QueryWords:
 
 
 def telling_words(words: Sequence[str], language: str = "english") -> Sequence[str]:
-    """Return the words of a query without those that stand in every text of a language; all, if there is no other.
+    """Return the words of an English query without those that stand in every text; all, if there is no other.
 
     >>> telling_words(["play", "music", "from", "the", "shell"]), telling_words(["to", "be"])
     (['play', 'music', 'shell'], ['to', 'be'])
     """
-    if language == "english":
-        common = FUNCTION_WORDS
-    else:
-        from hce.data.language import WORDS_OF  # which a search of English texts does without
-
-        common = WORDS_OF.get(language, frozenset())
-    return [word for word in words if word.casefold() not in common] or words
+    if language != "english":
+        return words
+    return [word for word in words if word.casefold() not in FUNCTION_WORDS] or words
 
 
 def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:

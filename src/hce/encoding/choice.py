@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hce.encoding.spec import AUTO, BUNDLED_NAMES
+from hce.encoding.bundled import AUTO, BUNDLED
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
@@ -43,7 +43,7 @@ def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[
         work: what for.
         option: how the encoder is chosen on the command line.
     """
-    if name not in (AUTO, *BUNDLED_NAMES):
+    if name not in (AUTO, *BUNDLED):
         return name, None
     gpu = _has_gpu()
     seconds = 0.0 if gpu else minilm_seconds(corpus, work)

@@ -21,13 +21,12 @@ import torch
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.language import warn_of_language
-from hce.data.terms import checked_language
+from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import FormatError, HceError, InputError
-from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
+from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.carried_encoder import ENCODER_FOLDER, file_stamps
 from hce.index.cutting import Cutter, LongDocuments
 from hce.index.manifest import Manifest
@@ -38,7 +37,7 @@ from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
 from hce.index.trusted import trust
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
-from hce.memory import index_needs, released, require_memory, widest_dtype
+from hce.memory import index_needs, require_memory, widest_dtype
 from hce.processes import (
     is_first_process,
     process_count,
@@ -186,7 +185,9 @@ def create_index(
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
         share = chosen.shares.words if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share, engine_at=at)
-        manifest = replace(manifest, tokens_share=chosen.shares.tokens, shares=chosen.as_dict())
+        manifest = replace(manifest, tokens_share=chosen.shares.tokens)
+        if words_share is None:
+            manifest = replace(manifest, shares=chosen.as_dict())
         for file in filled.iterdir():
             file.replace(folder / file.name)
         if codes is not None:

@@ -140,6 +140,13 @@ class Manifest:
         return self.encoder_folder.removeprefix("encoder")
 
     @property
+    def search(self) -> str:
+        """How much words and tokens count in a search, and what that was chosen by."""
+        if self.shares is not None:
+            return Calibration.read(self.shares).summary()
+        return f"words count {self.words_share:.2f}, tokens count {self.tokens_share:.2f}"
+
+    @property
     def last_familiar(self) -> int:
         """The last number that there was when the index got its encoder."""
         return self.documents if self.familiar is None else self.familiar
@@ -278,6 +285,7 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
         tokens: whether tokens put the first hits into a better order.
+        search: how much words and tokens count, and what that was chosen by.
     """
 
     path: str
@@ -300,6 +308,7 @@ class IndexStatus:
     reindexing: str | None = None
     earlier: str | None = None
     tokens: bool = False
+    search: str = ""
 
     @property
     def has_outgrown_its_table(self) -> bool:

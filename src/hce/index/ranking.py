@@ -49,7 +49,7 @@ class Hit(NamedTuple):
         from_words: the part of the score that shared words gave.
         from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
         matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
-            that stand in every text ("the", "from") are left out, unless the query has no others.
+            that stand in every English text ("the", "from") are left out, unless the query has no others.
         passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None where
             the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
             score.

@@ -13,6 +13,14 @@ from hce.errors import FormatError
 Kind = Literal["labeled", "written", "cut", "titles"]
 
 
+ASKED = {
+    "labeled": "held-out queries",
+    "written": "remarks of programmers",
+    "cut": "titles and first sentences cut out of documents",
+    "titles": "titles cut out of documents",
+}
+
+
 class Shares(NamedTuple):
     """How much each part of a search counts, from 0 to 1; `hce.training.calibration` chooses them.
 
@@ -66,3 +74,27 @@ class Calibration:
     def as_dict(self) -> dict[str, Any]:
         """Return the calibration for JSON."""
         return {**asdict(self), "shares": self.shares._asdict()}
+
+    def summary(self) -> str:
+        r"""Return the shares and what the search gains by them, in a sentence.
+
+        >>> print(Calibration(Shares(0.35)).summary())
+        words count 0.35 (usual: no questions could be cut out of the documents)
+        >>> ndcg = {"vectors": 0.4, "words": 0.3, "both": 0.42, "+ words": 0.43}
+        >>> print(Calibration(Shares(0.25), "cut", 120, ndcg, (-0.01, 0.03)).summary())
+        nDCG@10 0.430 (vectors 0.400, words 0.300, both 0.420; 95 % of the gain over these: -0.010 to +0.030) \
+by 120 titles and first sentences cut out of documents; words count 0.25
+        """
+        counted = ", ".join(f"{name} count {share:.2f}" for name, share in self.shares._asdict().items() if share)
+        counted = counted or "vectors alone count"
+        if self.kind is None or self.interval is None:
+            return f"{counted} (usual: no questions could be cut out of the documents)"
+        simple = ", ".join(f"{name} {self.ndcg[name]:.3f}" for name in ("vectors", "words", "both"))
+        low, high = self.interval
+        gain = f"95 % of the gain over these: {low:+.3f} to {high:+.3f}"
+        return f"nDCG@10 {self.value:.3f} ({simple}; {gain}) by {self.asked} {ASKED[self.kind]}; {counted}"
+
+    @property
+    def value(self) -> float:
+        """nDCG@10 of the chosen search."""
+        return list(self.ndcg.values())[-1]

@@ -48,7 +48,7 @@ def build_untrained_by_cosines(task: Task) -> Built:
 
 
 def build_fitted(task: Task) -> Built:
-    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.static`."""
+    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.word_table`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
@@ -242,7 +242,7 @@ def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
     Args:
         names: as the user gave them; none means all of `DEFAULT` that can be run.
         task: what there is to work with.
-        is_static: the encoder's, see `Encoder.is_static`.
+        is_static: the encoder's, see `Encoder.table`.
 
     Raises:
         InputError: an unknown name, or a system that lacks something it needs.
