@@ -77,7 +77,6 @@ class Manifest:
         base_encoder: what that encoder was trained from, where that is known.
         engine: the name of the engine.
         engine_at: the address of an engine that lives elsewhere.
-        dtype: what the engine keeps vectors in.
         hierarchy: the folder of the tree, where there is one.
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
@@ -107,7 +106,6 @@ class Manifest:
     encoder_files: dict[str, list[int]]
     base_encoder: str | None
     engine: str
-    dtype: str
     hierarchy: str | None
     language: str = "english"
     words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
@@ -248,7 +246,7 @@ def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
     }
 
 
-SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "dtype", "format")
+SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format")
 """What the status of an index shows of its manifest as it is."""
 
 
@@ -269,6 +267,9 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
         tokens: whether tokens put the first hits into a better order.
+        recall: the share of their ten nearest documents that documents found when the engine was built; None where
+            every vector is scored, or no snapshot is there.
+        rescored: how many candidates a search for ten documents scores again by their vectors.
     """
 
     path: str
@@ -283,7 +284,6 @@ class IndexStatus:
     fitted_documents: int | None
     dim: int
     engine: str
-    dtype: str
     pending: int
     tree_levels: int
     bytes: int
@@ -291,6 +291,8 @@ class IndexStatus:
     reindexing: str | None = None
     earlier: str | None = None
     tokens: bool = False
+    recall: float | None = None
+    rescored: int | None = None
 
     @property
     def has_outgrown_its_table(self) -> bool:
