@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hce.errors import FormatError, InputError
 from hce.search import engine as engine_module
-from hce.search.codes import Codes, Fit, Routes
 from hce.search.engine import ENGINES, Found, load_engine, new_engine
-from hce.tree.hierarchy import Hierarchy
 
 DIM = 12
 NAMES = sorted(ENGINES)

@@ -26,6 +26,7 @@ IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encode
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
+EARLIER = {"dtype"}  # fields of earlier versions, which wrote no checksum at first
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
@@ -193,7 +194,7 @@ class Manifest:
                 manifest = manifest._decided(folder, reader)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
-        strange = values.keys() - {field.name for field in fields(cls)}
+        strange = values.keys() - {field.name for field in fields(cls)} - EARLIER
         if is_as_written is False or (is_as_written is None and strange):  # of which one may have been the checksum
             raise FormatError(
                 f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "

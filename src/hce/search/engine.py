@@ -47,7 +47,7 @@ VECTORS, CODES = "vectors.npy", "codes.npy"
 # How many candidates are scored again is found by documents that are asked for their neighbors.
 ASKED, K = 256, 10
 WANTED = 0.995  # of the ten nearest
-RESCORED = (40, 60, 100, 160, 320, 640, 1280, 2560)  # candidates, of which as few as do are chosen
+RESCORED = (100, 160, 320, 640, 1280, 2560)  # candidates, of which as few as do are chosen
 PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
 
 
