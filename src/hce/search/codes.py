@@ -19,7 +19,6 @@ from hce.progress import progress_bar
 from hce.search.engine_files import checked, checked_places, require_sound
 from hce.search.exact import Found
 from hce.search.rows import Rows
-from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
 
 BITS, WIDTH = 4, 2  # of a code, and dimensions that share one
@@ -27,8 +26,7 @@ SAMPLE, BLOCK = 16_384, 16  # vectors that the codebook is trained on, and how m
 ROUNDS = 10  # of k-means; 25 lowered the error by one part in seventy
 AT_ONCE = 65_536  # vectors that are encoded at once
 LEAF = 64  # vectors in a leaf that a scan is led to, at the least
-BEAM = 0.3  # of the nodes above the leaves, whose leaves are compared with a query
-GROWN, DRIFTED, ENOUGH = 4, 1.5, 1000  # see `Fit.lasts_to`
+DRIFTED, ENOUGH = 1.5, 1000  # times the error at first, and vectors that show it
 MOST = 4.0  # of a number in a codebook or a centroid: vectors are of length 1
 
 
@@ -36,13 +34,11 @@ class Fit(NamedTuple):
     """How well a codebook fits.
 
     Attributes:
-        trained: how many vectors there were when it was trained.
-        error: their mean squared error.
+        error: the mean squared error of the vectors that there were when it was trained.
         added: how many were added since.
         added_error: their mean squared error.
     """
 
-    trained: int
     error: float
     added: int = 0
     added_error: float = 0.0
@@ -52,36 +48,29 @@ class Fit(NamedTuple):
         added = self.added + count
         return self._replace(added=added, added_error=(self.added_error * self.added + error) / max(added, 1))
 
-    def lasts_to(self) -> int:
-        """Return how many vectors call for training: four times as many, or any where those added fit much worse."""
-        has_drifted = self.added >= ENOUGH and self.added_error > DRIFTED * self.error
-        return 0 if has_drifted else GROWN * self.trained
+    @property
+    def has_drifted(self) -> bool:
+        """Whether vectors that were added fit much worse."""
+        return self.added >= ENOUGH and self.added_error > DRIFTED * self.error
 
 
 class Routes(NamedTuple):
-    """The nodes of a tree that lead a scan: leaves, and the nodes above them.
+    """The leaves of a tree, which lead a scan.
 
     Attributes:
-        above: centroids of shape (A, n), float32.
-        leaves: centroids of shape (L, n), float32, and the node above each, of shape (L,), int64.
+        leaves: centroids of shape (L, n), float32.
         home: the leaf of each vector, of shape (N,), int64.
     """
 
-    above: np.ndarray
-    leaves: Level
+    leaves: np.ndarray
     home: np.ndarray
 
     @classmethod
     def of(cls, tree: Hierarchy) -> Routes | None:
-        """Take the finest level of large enough leaves, and of those above it one that halves the way there."""
+        """Take the finest level of large enough nodes; None where all nodes are so large that they lead nowhere."""
         counts = [tree.node_count(level) for level in range(tree.depth)]
         fine = max(level for level, count in enumerate(counts) if not level or count * LEAF <= len(tree))
-        if counts[fine] ** 2 < len(tree):  # the leaves are so large that a scan of one takes longer than finding it
-            return None
-        coarse = min(range(fine), key=lambda level: abs(np.log(counts[level] / counts[fine] ** 0.5)))
-        parent = tree.ancestors(fine, np.arange(counts[fine]))[:, coarse]
-        above = tree.levels[coarse - 1].centroids if coarse else tree.levels[0].centroids[:1]
-        return cls(above, Level(parent, tree.levels[fine - 1].centroids), tree.nodes_at(fine))
+        return cls(tree.levels[fine - 1].centroids, tree.nodes_at(fine)) if counts[fine] ** 2 >= len(tree) else None
 
 
 class Codes:
@@ -100,7 +89,7 @@ class Codes:
     ) -> None:
         self.codebook, self.rows, self.fit, self.routes, self.probes = codebook, rows, fit, routes, probes
         self._quantizer = _quantizer(codebook)
-        self._index = self._scanned() if routes is None else self._routed(routes)
+        self._index = self._scanned(rows) if routes is None else self._routed(routes)
 
     @classmethod
     def build(cls, vectors: np.ndarray, tree: Hierarchy | None) -> Codes:
@@ -120,7 +109,7 @@ class Codes:
                 advance(len(some))
         codebook = faiss.vector_to_array(quantizer.centroids).reshape(-1, 1 << BITS, WIDTH)
         routes = None if tree is None else Routes.of(tree)
-        return cls(codebook, Rows(np.concatenate(blocks)), Fit(len(vectors), error / len(vectors)), routes)
+        return cls(codebook, Rows(np.concatenate(blocks)), Fit(error / len(vectors)), routes)
 
     def append(self, vectors: np.ndarray) -> None:
         """Encode more vectors, and let scans find them."""
@@ -130,7 +119,7 @@ class Codes:
         if self.routes is None:
             self._index.add(padded)
         else:
-            home = self._index.quantizer.search(padded, 1)[1][:, 0]
+            home = self._finder.search(padded, 1)[1][:, 0]
             self._index.add_with_ids(padded, np.arange(len(self.rows), len(self.rows) + len(codes)))
             self.routes = self.routes._replace(home=np.concatenate([self.routes.home, home]))
         self.rows.append(codes)
@@ -140,13 +129,14 @@ class Codes:
         if self.routes is None:
             scores, rows = self._index.search(_padded(queries), count)
         else:
-            scores, rows = self._index.search(_padded(queries), count, params=self._options())
+            probes = faiss.SearchParametersIVF(nprobe=self.probes)
+            scores, rows = self._index.search(_padded(queries), count, params=probes)
         return Found(rows, scores)
 
     def look_into(self, share: float) -> None:
         """Have scans look into a share of the leaves."""
         if self.routes is not None:
-            self.probes = max(1, math.ceil(share * len(self.routes.leaves.parent)))
+            self.probes = max(1, math.ceil(share * len(self.routes.leaves)))
 
     # ------------------------------------------------------------------------------------------------- on disk
 
@@ -163,8 +153,7 @@ class Codes:
         arrays = {"codebook": self.codebook, "fit": np.array(self.fit, np.float64)}
         if self.routes is None:
             return arrays
-        (above, (parent, leaves), home), probes = self.routes, np.array([self.probes], np.int64)
-        return {**arrays, "above": above, "parent": parent, "leaves": leaves, "home": home, "probes": probes}
+        return {**arrays, **self.routes._asdict(), "probes": np.array([self.probes], np.int64)}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray], codes: np.ndarray, shape: tuple[int, int]) -> Codes:
@@ -176,65 +165,42 @@ class Codes:
         (count, dim), parts = shape, _even(shape[1]) // WIDTH
         codebook = _bounded(checked(arrays["codebook"], np.float32, (parts, 1 << BITS, WIDTH)))
         require_sound(codes.shape == (count, (parts * BITS + 7) // 8), f"codes of shape {codes.shape}")
-        trained, error, added, added_error = checked(arrays["fit"], np.float64, (4,)).tolist()
-        require_sound(max(trained, added) < 2**62, "a codebook of too many vectors")
-        fit = Fit(int(trained), error, int(added), added_error)
-        if "above" not in arrays:
+        error, added, added_error = checked(arrays["fit"], np.float64, (3,)).tolist()
+        fit = Fit(error, int(added), added_error)
+        if "leaves" not in arrays:
             return cls(codebook, Rows(codes), fit)
-        above, leaves = (_bounded(checked(arrays[name], np.float32, (None, dim))) for name in ("above", "leaves"))
-        parent = checked_places(arrays["parent"], len(leaves), len(above))
+        leaves = _bounded(checked(arrays["leaves"], np.float32, (None, dim)))
         home = checked_places(arrays["home"], count, len(leaves))
         (probes,) = checked(arrays["probes"], np.int64, (1,)).tolist()
         require_sound(1 <= probes <= len(leaves), f"{probes} of {len(leaves)} leaves")
-        return cls(codebook, Rows(codes), fit, Routes(above, Level(parent, leaves), home), probes)
+        return cls(codebook, Rows(codes), fit, Routes(leaves, home), probes)
 
     # ------------------------------------------------------------------------------------------------- in faiss
 
-    def _scanned(self) -> faiss.IndexPQFastScan:
-        """Make faiss's index of all codes."""
+    def _scanned(self, rows: Rows) -> faiss.IndexPQFastScan:
+        """Make faiss's index of codes in rows, all of which are scanned."""
         plain = faiss.IndexPQ(self._quantizer.d, self._quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
-        plain.pq, plain.is_trained, plain.ntotal = self._quantizer, True, len(self.rows)
-        plain.codes.resize(len(self.rows) * plain.code_size)
-        if len(self.rows):
-            target = faiss.rev_swig_ptr(plain.codes.data(), plain.codes.size()).reshape(self.rows.shape)
-            for start, block in self.rows.blocks():
-                target[start : start + len(block)] = block
+        plain.pq, plain.is_trained, plain.ntotal = self._quantizer, True, len(rows)
+        plain.codes.resize(len(rows) * plain.code_size)
+        target = faiss.rev_swig_ptr(plain.codes.data(), plain.codes.size()).reshape(rows.shape)
+        for start, block in rows.blocks():
+            target[start : start + len(block)] = block
         return faiss.IndexPQFastScan(plain)
 
     def _routed(self, routes: Routes) -> faiss.IndexIVFPQFastScan:
-        """Make faiss's index of codes by leaf; what faiss adds by leaf to an index of this kind is garbage."""
-        self._finder = _finder(routes)
-        leaves, quantizer = len(routes.leaves.parent), self._quantizer
-        plain = faiss.IndexIVFPQ(self._finder, quantizer.d, leaves, quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
+        """Make faiss's index of codes by leaf. What faiss itself adds to such an index by leaf is garbage.
+
+        The leaves' centroids are found by their codes, too.
+        """
+        quantizer, leaves = self._quantizer, _padded(routes.leaves)
+        self._finder = self._scanned(Rows(quantizer.compute_codes(leaves)))
+        plain = faiss.IndexIVFPQ(self._finder, quantizer.d, len(leaves), quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
         plain.by_residual, plain.pq, plain.is_trained = False, quantizer, True
         for start, block in self.rows.blocks():
-            _put(plain, routes.home[start : start + len(block)], block, start)
+            home = routes.home[start : start + len(block)].astype("<i8")
+            places = home[:, None].view(np.uint8)[:, : plain.coarse_code_size()]
+            plain.add_sa_codes(np.concatenate([places, block], axis=1), np.arange(start, start + len(block)))
         return faiss.IndexIVFPQFastScan(plain)
-
-    def _options(self) -> faiss.SearchParametersIVF:
-        """Return how many leaves to look into, and how many nodes above them."""
-        beam = faiss.SearchParametersIVF(nprobe=self._finder.nprobe)
-        return faiss.SearchParametersIVF(nprobe=self.probes, quantizer_params=beam)
-
-
-def _finder(routes: Routes) -> faiss.IndexIVFFlat:
-    """Make the index that finds leaves by way of the nodes above them."""
-    dim = _even(routes.above.shape[1])
-    top = faiss.IndexFlatIP(dim)
-    top.add(_padded(routes.above))
-    finder = faiss.IndexIVFFlat(top, dim, len(routes.above), faiss.METRIC_INNER_PRODUCT)
-    finder.is_trained = True
-    finder.nprobe = math.ceil(BEAM * finder.nlist)
-    finder.referenced_objects = [top]  # faiss only points to it
-    _put(finder, routes.leaves.parent, _padded(routes.leaves.centroids).view(np.uint8), 0)
-    return finder
-
-
-def _put(index: faiss.IndexIVF, lists: np.ndarray, codes: np.ndarray, start: int) -> None:
-    """Put codes, of shape (m, bytes of one), into lists, of shape (m,), under the ids from `start` on."""
-    width = index.coarse_code_size()
-    places = lists.astype("<i8")[:, None].view(np.uint8)[:, :width]
-    index.add_sa_codes(np.concatenate([places, codes], axis=1), np.arange(start, start + len(codes)))
 
 
 def _quantizer(codebook: np.ndarray) -> faiss.ProductQuantizer:

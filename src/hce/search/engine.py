@@ -39,6 +39,7 @@ ELSEWHERE = ("milvus",)
 
 CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
 ROUTED_FROM = 2_000_000  # vectors; the codes of fewer are all scanned
+GROWN = 4  # times as many vectors: then the engine is built again
 FEW = 20_000  # vectors that a filter leaves; scoring each of fewer takes no longer than a scan
 MARGIN, SPARE = 1.25, 16  # candidates beyond those wanted, which show whether the last place is shared
 FILES = 3  # the format of an engine on disk
@@ -184,17 +185,18 @@ class VectorEngine:
         name: "exact" where there are to be no codes, however many vectors there are.
         codes: of all rows; None where every vector is scored.
         quality: of a search by codes.
+        built: how many vectors there were when the engine was built.
     """
 
-    def __init__(
-        self, name: str, numbers: np.ndarray, vectors: Rows, codes: Codes | None = None, quality: Quality = EXACT
-    ) -> None:
+    def __init__(self, name: str, numbers: np.ndarray, vectors: Rows) -> None:
         self.name = name
-        self.codes = codes
-        self.quality = quality
+        self.codes: Codes | None = None
+        self.quality = EXACT
+        self.built = len(numbers)
         self._numbers = numbers
         self._vectors = vectors
-        self._gone: np.ndarray | None = None  # which rows were removed since the last snapshot
+        self._live: np.ndarray | None = None  # which rows were not removed since the last snapshot; None for all
+        self._count = len(numbers)  # of these
 
     @classmethod
     def build(cls, name: str, numbers: np.ndarray, vectors: np.ndarray, tree: Hierarchy | None = None) -> VectorEngine:
@@ -204,23 +206,26 @@ class VectorEngine:
             tree = (tree or Hierarchy.build(vectors, progress=None)) if wants_tree(name, len(numbers)) else None
             engine.codes = Codes.build(vectors, tree)
             engine.quality = engine._calibrated(engine.codes)
+            if tree is None and engine.quality.recall < WANTED:  # of few dimensions, where many vectors share a code
+                engine.codes, engine.quality = None, EXACT
         return engine
 
     def __len__(self) -> int:
-        return len(self._numbers) - (0 if self._gone is None else int(self._gone.sum()))
+        return self._count
 
     @property
     def numbers(self) -> np.ndarray:
         """The numbers of all vectors, rising."""
-        return self._numbers if self._gone is None else self._numbers[~self._gone]
+        return self._numbers if self._live is None else self._numbers[self._live]
 
     def facts(self) -> dict[str, float]:
         """Return how many vectors there are, from how many on to build the engine again, and the quality."""
         if self.name == "exact":
             return {"rows": len(self)}
-        if self.codes is None:
-            return {"rows": len(self), "renewed_from": CODED_FROM}
-        return {"rows": len(self), "renewed_from": self.codes.fit.lasts_to(), **self.quality._asdict()}
+        facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
+        if self.codes is not None:
+            facts |= {**self.quality._asdict(), **({"renewed_from": 0} if self.codes.fit.has_drifted else {})}
+        return facts
 
     def _has_codes(self) -> bool:
         return self.name != "exact" and len(self._numbers) >= CODED_FROM
@@ -232,19 +237,22 @@ class VectorEngine:
         if self.codes is not None and len(rows):
             self.codes.append(rows)
         self._numbers = np.concatenate([self._numbers, numbers])
-        if self._gone is not None:
-            self._gone = np.concatenate([self._gone, np.zeros(len(rows), bool)])
+        if self._live is not None:
+            self._live = np.concatenate([self._live, np.ones(len(rows), bool)])
+        self._count += len(rows)
 
     def remove(self, numbers: np.ndarray) -> None:
         """Mark rows as removed; the next snapshot is without them."""
-        gone = np.isin(self._numbers, numbers)
-        self._gone = gone if self._gone is None else self._gone | gone
+        stays = ~np.isin(self._numbers, numbers)
+        if not stays.all():
+            self._live = stays if self._live is None else self._live & stays
+            self._count = int(self._live.sum())
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k vectors of the largest inner product: all of them, where every vector is scored."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        kept = self._kept(allowed)
-        available = len(self._numbers) if kept is None else int(kept.sum())
+        kept = self._live if allowed is None else self._among(allowed)
+        available = self._count if allowed is None else int(np.count_nonzero(kept))
         wanted = min(max(k, self.quality.rescored + 2 * (k - K)), available)
         is_few = wanted == available or (allowed is not None and available <= FEW)
         if self.codes is None or is_few or not len(queries):
@@ -261,17 +269,14 @@ class VectorEngine:
 
     # ------------------------------------------------------------------------------------------------- searches
 
-    def _kept(self, allowed: np.ndarray | None) -> np.ndarray | None:
-        """Return which rows may be found; None for all."""
-        kept = None if self._gone is None else ~self._gone
-        if allowed is not None:
-            is_allowed = np.zeros(len(self._numbers), bool)
-            place = np.searchsorted(self._numbers, allowed)
-            is_there = place < len(self._numbers)
-            is_there[is_there] = self._numbers[place[is_there]] == allowed[is_there]
-            is_allowed[place[is_there]] = True
-            kept = is_allowed if kept is None else is_allowed & kept
-        return kept
+    def _among(self, allowed: np.ndarray) -> np.ndarray:
+        """Return which rows have one of these numbers."""
+        place = np.searchsorted(self._numbers, allowed)
+        inside = place < len(self._numbers)
+        place, allowed = place[inside], allowed[inside]
+        is_allowed = np.zeros(len(self._numbers), bool)
+        is_allowed[place[self._numbers[place] == allowed]] = True
+        return is_allowed if self._live is None else is_allowed & self._live
 
     def _exactly(self, queries: np.ndarray, k: int, kept: np.ndarray | None, available: int) -> Found:
         """Score every vector that may be found."""
@@ -339,15 +344,16 @@ class VectorEngine:
 
     def save(self, folder: Path) -> None:
         """Write everything that was not removed into an existing, empty folder, and go on with the files there."""
-        kept = None if self._gone is None else np.flatnonzero(~self._gone)
+        kept = None if self._live is None else np.flatnonzero(self._live)
         self._vectors.write(folder / VECTORS, kept)
         self._numbers, arrays = self.numbers, {}
         if self.codes is not None:
             self.codes.rows.write(folder / CODES, kept)
             self.codes = self.codes.from_file(mapped(folder / CODES, np.uint8), kept)
             arrays = {**self.codes.arrays(), "quality": np.array(self.quality, np.float64)}
-        self._vectors, self._gone = Rows(mapped(folder / VECTORS, np.float32)), None
-        write_arrays(folder, {"numbers": self._numbers, **arrays}, *([CODES] if arrays else []), VECTORS)
+        self._vectors, self._live = Rows(mapped(folder / VECTORS, np.float32)), None
+        arrays |= {"numbers": self._numbers, "built": np.array([self.built], np.int64)}
+        write_arrays(folder, arrays, *([] if self.codes is None else [CODES]), VECTORS)
 
     @classmethod
     def load(cls, name: str, folder: Path, dim: int) -> VectorEngine:
@@ -361,12 +367,15 @@ class VectorEngine:
             vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
             require_sound(vectors.shape[1] == dim, f"vectors of length {vectors.shape[1]} are not of length {dim}")
             require_sound(len(vectors) == len(numbers), f"{len(vectors)} vectors and {len(numbers)} numbers")
+            engine = cls(name, numbers, Rows(vectors))
+            (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
             if "codebook" not in arrays or name == "exact":
-                return cls(name, numbers, Rows(vectors))
-            codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
+                return engine
+            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
             rescored, recall = checked(arrays["quality"], np.float64, (2,)).tolist()
             require_sound(K <= rescored <= RESCORED[-1], f"{rescored} candidates")
-        return cls(name, numbers, Rows(vectors), codes, Quality(int(rescored), recall))
+            engine.quality = Quality(int(rescored), recall)
+        return engine
 
 
 def _down_to(
