@@ -59,12 +59,6 @@ def _codes_for_few(monkeypatch):
     monkeypatch.setattr(engine_module, "FEW", 100)
 
 
-@pytest.fixture
-def routed(monkeypatch):
-    """A tree that leads searches among few vectors, too."""
-    monkeypatch.setattr(engine_module, "ROUTED_FROM", 40)
-
-
 class EngineLikeADict(RuleBasedStateMachine):
     """Adds, removes, saves and loads in any order, beside a plain dictionary."""
 
