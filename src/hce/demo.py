@@ -22,6 +22,7 @@ from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
 from hce.search.words import Words
+from hce.training.calibration import as_served
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -113,6 +114,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         "BM25": WordSearcher.of(corpus),
         "untrained": by_untrained,
         "untrained and words": HybridSearcher.of(by_untrained, corpus),
+        "untrained, as served": as_served(by_untrained, corpus),
     }
     if untrained.is_static:
         searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
@@ -122,7 +124,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce, meaning alone": by_trained, "hce": HybridSearcher.of(by_trained, corpus, tokens=True)}
+    return {**searchers, "hce, meaning alone": by_trained, "hce": as_served(by_trained, corpus, result.calibration)}
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:

@@ -186,7 +186,10 @@ def train(
     brought = f"{result.recipe.mode} training; {improvement(result)}"
     loads = f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it"
     facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
-    answer(f"{brought}\n{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
+    chosen = result.calibration
+    search = "" if chosen is None else f"search with it: {chosen.summary()}\n"
+    facts["calibration"] = None if chosen is None else chosen.as_dict()
+    answer(f"vectors: {brought}\n{search}{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
 
 
 def report(

@@ -354,6 +354,12 @@ class Encoder:
         return self._first._has_transformer and _is_of_transformer(self.tokenizer)
 
     @property
+    def averages_states(self) -> bool:
+        """Whether the vector of a text is a mean of its tokens' states, as training then gave each state a meaning."""
+        modes = [getattr(module, "pooling_mode", None) for module in self._first.model]
+        return any("mean" in str(mode) for mode in modes)
+
+    @property
     def vocabulary_size(self) -> int:
         """One more than the highest id of a token that the first part's tokenizer knows."""
         return max(self.tokenizer.get_vocab().values()) + 1

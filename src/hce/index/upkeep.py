@@ -41,6 +41,7 @@ def status_of(opened: Opened) -> IndexStatus:
         tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(opened.path, manifest.suffix)),
         recall=facts.get("recall"),
         rescored=facts.get("rescored"),
+        search=manifest.search,
         **{name: getattr(manifest, name) for name in SHOWN},
     )
 

@@ -20,6 +20,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
+from hce.search.shares import Calibration
 from hce.training.heldout import DevSet
 from hce.training.history import Epoch, best_epoch
 from hce.training.recipe import Recipe
@@ -49,7 +50,7 @@ class TrainResult:
         metric: what the dev measure is, in words; as a number it is `Epoch.metric`.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
-        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
+        calibration: how much words, tokens and companions count in a search, and what that was chosen by.
         stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
     """
 
@@ -62,7 +63,7 @@ class TrainResult:
     metric: str
     recipe: Recipe
     held_out: np.ndarray
-    words_share: float | None = None
+    calibration: Calibration | None = None
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 

@@ -21,6 +21,7 @@ from hce.data.corpus import Corpus
 from hce.data.records import USUAL
 from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
+from hce.search.shares import Calibration
 from hce.training.history import MAY_BE_NAN, Epoch, mean_over_kinds
 from hce.tree.hierarchy import Hierarchy
 
@@ -42,14 +43,14 @@ tags:
 
 # {name}
 
-`{encoder}`, adapted to the {documents:,} documents of {corpus} by [hce](https://pypi.org/project/hierarchical-corpus-encoder/)
+`{encoder}`, {done} the {documents:,} documents of {corpus} by [hce](https://pypi.org/project/hierarchical-corpus-encoder/)
 {version} ({mode} training).
 
 | {metric} | before | after |
 |---|---|---|
 {rows}
 
-{gains}. {learnt} Fingerprint of the corpus: `{fingerprint}`.
+{gains}. {learnt}{search} Fingerprint of the corpus: `{fingerprint}`.
 
 {usage}
 
@@ -115,7 +116,8 @@ class ModelFacts:
         mix: how much of the trained weights is in it; 0 means that training did not help.
         held_out: ids of the documents that were kept for measuring.
         shares: how much the encoder and each of its companions count in a score.
-        words_share: how much of a hybrid score should be BM25's, where labelled queries have told.
+        words_share: of BM25 in a hybrid score, as 0.2.0 chose it by labeled queries.
+        calibration: how much words, tokens and companions count in a search; see `hce.training.calibration`.
         stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
             companions; the first versions did not tell.
         label_files: where labelled and generated queries came from, as `hce train --labels` names them.
@@ -137,6 +139,7 @@ class ModelFacts:
     words_share: float | None
     stages: dict[str, dict[str, float]]
     label_files: dict[str, str] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
 
     @property
     def base_encoder(self) -> str:
@@ -177,6 +180,8 @@ class ModelFacts:
             raise FormatError("'shares', 'before' or 'after' is empty, or they do not go together")
         if any(stage.keys() != facts.before.keys() for stage in facts.stages.values()):
             raise FormatError("'stages' and 'before' do not go together")
+        if facts.calibration is not None:
+            Calibration.read(facts.calibration)
         return facts
 
     @classmethod
@@ -272,7 +277,8 @@ def save_model(
         mix=result.mix,
         held_out=[corpus[position].id for position in result.held_out.tolist()],
         shares=list(result.encoder.shares),
-        words_share=result.words_share,
+        words_share=None,
+        calibration=result.calibration.as_dict() if result.calibration else None,
         stages=result.stages,
         label_files=dict(label_files or {}),
     )
@@ -303,6 +309,9 @@ def model_card(name: str, facts: ModelFacts) -> str:
     return CARD.format(
         name=name,
         encoder=facts.encoder,
+        done="adapted to"
+        if facts.before != facts.after
+        else "unchanged, as nothing clearly beat it, after training on",
         documents=facts.corpus["documents"],
         corpus=facts.corpus["name"],
         fingerprint=facts.corpus["fingerprint"],
@@ -312,6 +321,7 @@ def model_card(name: str, facts: ModelFacts) -> str:
         rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
         gains=gains(facts.before, facts.stages, facts.after).capitalize(),
         learnt=what_was_learnt(facts),
+        search="" if facts.calibration is None else f" Search: {Calibration.read(facts.calibration).summary()}.",
         usage=USAGE if len(facts.shares) == 1 else USAGE_WITH_COMPANIONS,
         recipe=json.dumps(facts.recipe, indent=2),
     )

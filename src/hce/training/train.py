@@ -31,7 +31,7 @@ from hce.processes import (
     take_weights_of_the_first,
 )
 from hce.training.co_training import Learnt, TrainResult, co_train
-from hce.training.companion import with_companions
+from hce.training.companion import with_companions, without_companions
 from hce.training.heldout import LABELLED, DevSet, means
 from hce.training.history import Epoch, mean_over_kinds
 from hce.training.model_folder import DevQuery, gains, save_model
@@ -127,7 +127,7 @@ class _Plan(NamedTuple):
     def run(self) -> Learnt:
         """Train what the recipe says, and put companions beside the encoder where it says so."""
         if self.recipe.train == "encoder":
-            return self._learn(self.given)
+            return without_companions(self.corpus, self._learn(self.given))
         if self.recipe.train == "companion":
             return self._companion()
         return self._table_and_words() if self.given.is_table else self._transformer_and_companion()

@@ -70,5 +70,5 @@ def build_tas_b(task: Task) -> Built:
     with encoder.remembering_tokens():
         trained = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
     facts = {"metric": devset.metric_name, "before": trained.history[0].dev, "after": trained.dev}
-    built = trained_system(trained, task.corpus, {"mode": recipe.mode, **facts, "words_share": None})
+    built = trained_system(trained, task.corpus, {"mode": recipe.mode, **facts})
     return built._replace(training_seconds=built.training_seconds + seconds)

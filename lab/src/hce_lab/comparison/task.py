@@ -182,7 +182,7 @@ def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
         "metric": result.metric,
         "before": result.before,
         "after": result.after,
-        "words_share": result.words_share,
+        "calibration": result.calibration and result.calibration.as_dict(),
     }
     return trained_system(result, corpus, facts)
 
