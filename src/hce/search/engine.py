@@ -252,7 +252,7 @@ class VectorEngine:
         """Find the k vectors of the largest inner product: all of them, where every vector is scored."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         kept = self._live if allowed is None else self._among(allowed)
-        available = self._count if allowed is None else int(np.count_nonzero(kept))
+        available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
         wanted = min(max(k, self.quality.rescored + 2 * (k - K)), available)
         is_few = wanted == available or (allowed is not None and available <= FEW)
         if self.codes is None or is_few or not len(queries):
