@@ -68,7 +68,7 @@ class Task:
     progress: bool = False
     language_model: str = BUNDLED
     defaults: Recipe | None = None
-    built: dict[str, Built] = field(default_factory=dict)
+    built: dict[Any, Built] = field(default_factory=dict)
 
     def load_encoder(self) -> Encoder:
         """Load the encoder as it was given, untouched by other systems."""
