@@ -39,6 +39,7 @@ from hce.web.schemas import (
     DocumentAnswer,
     ErrorAnswer,
     Facet,
+    FieldsAnswer,
     HealthAnswer,
     Json,
     Listed,
@@ -163,6 +164,12 @@ async def search(
             return answer(await site.searches.run(_search_answer, site, asked, compare))
         except ReindexedError:  # the index has just got another encoder
             continue
+
+
+@router.get("/api/fields", response_model=FieldsAnswer)
+async def fields_of_metadata(site: Served) -> Json:
+    """Name the fields of the metadata, and what values they have."""
+    return answer(FieldsAnswer(await site.looks.run(site.index.fields)))
 
 
 @router.post("/api/documents", response_model=Written, status_code=201)
