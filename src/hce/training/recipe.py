@@ -162,7 +162,7 @@ class Recipe:
             kind, what = KINDS.get(type(setting.default), (object, ""))
             if not isinstance(value, kind):
                 raise wrong_type(value, f"{setting.name} {value!r}: give {what}")
-            if "positive" in setting.metadata and not value > 0:
+            if isinstance(value, int | float) and "positive" in setting.metadata and not value > 0:
                 raise InputError(f"{setting.name} {value}: has to be above 0")
             if isinstance(value, int | float) and setting.name != "levels" and not value >= 0:
                 raise InputError(f"{setting.name} {value}: cannot be below 0")
