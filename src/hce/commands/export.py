@@ -26,7 +26,6 @@ def export(
     first_alone: Annotated[
         bool, typer.Option("--first-alone", help="with --plain: the first encoder without its companions")
     ] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="with --plain: the transformer in ONNX too")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write an index or a model in a form that needs no hce to be read.
@@ -40,7 +39,7 @@ def export(
     Examples:
       hce export my-index --skills my-skills
       hce export my-model --plain my-plain-model
-      hce export my-model --plain my-plain-model --first-alone --onnx
+      hce export my-model --plain my-plain-model --first-alone
     """
     if (skills is None) == (plain is None):
         raise InputError("hce export: give either --skills DIR, of an index, or --plain DIR, of a model")
@@ -49,7 +48,7 @@ def export(
         _export_skills(source, skills, levels, as_json)
     elif plain is not None:
         require_new(plain)
-        _export_plain(source, plain, first_alone, onnx, as_json)
+        _export_plain(source, plain, first_alone, as_json)
 
 
 def _export_skills(source: Path, folder: Path, levels: int, as_json: bool) -> None:
@@ -61,9 +60,30 @@ def _export_skills(source: Path, folder: Path, levels: int, as_json: bool) -> No
     answer(f"{files:,} files in {folder}; begin with SKILL.md", {"skills": str(folder), "files": files}, as_json)
 
 
-def _export_plain(source: Path, folder: Path, first_alone: bool, onnx: bool, as_json: bool) -> None:
+def _export_plain(source: Path, folder: Path, first_alone: bool, as_json: bool) -> None:
     from hce.encoding.plain import export_plain
 
-    kind = export_plain(source, folder, first_alone=first_alone, onnx=onnx)
+    kind = export_plain(source, folder, first_alone=first_alone)
     line = f"the model ({kind}) is in {folder}; SentenceTransformer({str(folder)!r}) loads it, without hce"
     answer(line, {"model": str(folder), "kind": kind}, as_json)
+
+
+def push(
+    model: Annotated[Path, typer.Argument(help="a folder that `hce train` wrote", show_default=False)],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="on the model hub", show_default=False)],
+    public: Annotated[bool, typer.Option("--public", help="everybody can read a new repository")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Upload a trained model, its card and its tree to a model hub; a new repository is private.
+
+    The token is the one of HF_TOKEN, or of `hf auth login`; HF_ENDPOINT names another hub. Only files that hce wrote
+    are uploaded, without the held-out queries. Names of nodes, and the words of a companion, are words of your corpus.
+
+    Examples:
+      hce push my-model my-name/my-model
+      hce push my-model my-org/my-model --public
+    """
+    from hce.training.push import push as upload
+
+    url, files = upload(model, repository, public=public)
+    answer(f"{len(files):,} files are at {url}", {"url": url, "files": files}, as_json)

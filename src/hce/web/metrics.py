@@ -38,7 +38,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
         self._seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
-        self._registry.register(self)  # type: ignore[arg-type]  # of any class with `collect`
+        self._registry.register(self)
 
     def count(self, route: str, code: str, seconds: float) -> None:
         """Count an answered request."""

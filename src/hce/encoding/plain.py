@@ -1,0 +1,41 @@
+"""A model as one with standard modules alone: it loads without hce, and without trust in code of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hce.checksums import write_checksums
+from hce.encoding.encoder import Encoder
+from hce.errors import InputError
+from hce.files import new_folder
+
+
+def export_plain(source: str | Path, folder: str | Path, *, first_alone: bool = False) -> str:
+    """Write a model that `SentenceTransformer(folder)` loads to the same vectors, in a new folder.
+
+    Args:
+        source: a model.
+        folder: where to.
+        first_alone: export the first encoder of several whose vectors stand side by side.
+
+    Returns:
+        What it is: "a token table" or "a transformer".
+
+    Raises:
+        InputError: it has no such form, or the folder is not empty.
+    """
+    encoder = Encoder.load(source, device="cpu")
+    if len(encoder.parts) > 1 and not first_alone:
+        raise InputError(
+            f"{source}: {len(encoder.parts)} encoders side by side, which no standard module joins; load it with "
+            "trust_remote_code=True and hce installed, or export the first encoder by --first-alone"
+        )
+    first = encoder.parts[0]
+    if first.is_table and not first.is_static:
+        raise InputError(f"{source}: a table of words, which no standard module reads; load it with hce")
+    from hce.encoding.bundled import quiet_transformers
+
+    with new_folder(folder) as new, quiet_transformers():
+        first.model.save(str(new), create_model_card=False)
+        write_checksums(new)
+    return "a token table" if first.is_table else "a transformer"
