@@ -157,6 +157,9 @@ def test_a_plain_model_needs_no_hce(kind, request, run_hce, tmp_path):
     encoder.save(tmp_path / "model")
     ended = run_hce("export", tmp_path / "model", "--plain", tmp_path / "plain")
     assert ended.returncode == 0 and "without hce" in ended.stdout
+    modules = json.loads((tmp_path / "plain" / "modules.json").read_text())  # older versions know these names too
+    assert all(each["type"].startswith("sentence_transformers.models.") for each in modules)
+    assert Encoder.load(tmp_path / "plain").fingerprint == encoder.fingerprint
     np.testing.assert_allclose(vectors_without_hce(tmp_path / "plain", tmp_path), of(encoder), atol=1e-6)
 
 

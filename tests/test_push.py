@@ -124,7 +124,7 @@ def model(trained, tmp_path):
 
 def push(hub, *arguments):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    home = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": "/nonexistent"}
+    home = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": "/nonexistent", "HF_HUB_DISABLE_XET": "1"}
     path = str(Path(hce.__file__).parents[1])
     command = [sys.executable, "-m", "hce", "push", *map(str, arguments)]
     return subprocess.run(command, env={**env, **home, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)

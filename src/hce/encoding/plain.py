@@ -6,8 +6,9 @@ from pathlib import Path
 
 from hce.checksums import write_checksums
 from hce.encoding.encoder import Encoder
+from hce.encoding.tables import MODULES
 from hce.errors import InputError
-from hce.files import new_folder
+from hce.files import new_folder, read_json_value, write_json
 
 
 def export_plain(source: str | Path, folder: str | Path, *, first_alone: bool = False) -> str:
@@ -37,5 +38,14 @@ def export_plain(source: str | Path, folder: str | Path, *, first_alone: bool = 
 
     with new_folder(folder) as new, quiet_transformers():
         first.model.save(str(new), create_model_card=False)
+        _name_modules_as_ever(new)
         write_checksums(new)
     return "a token table" if first.is_table else "a transformer"
+
+
+def _name_modules_as_ever(folder: Path) -> None:
+    """Call the modules by names that versions of sentence-transformers before 6 know too, which the newer ones keep."""
+    entries = read_json_value(folder / MODULES)
+    for entry in entries:
+        entry["type"] = f"sentence_transformers.models.{entry['type'].rpartition('.')[2]}"
+    write_json(folder / MODULES, entries)
