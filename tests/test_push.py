@@ -57,7 +57,7 @@ class Hub:
         if "/commit/" in path:
             for line in map(json.loads, body.splitlines()):
                 self.take(line["key"], line["value"])
-            return 200, {"commitUrl": f"{self.url}/c", "commitOid": "0" * 40, "success": True}
+            return 200, {"commitUrl": f"{self.url}/org/my-model/commit/0", "commitOid": "0" * 40, "success": True}
         return 200, {"id": "x", "sha": "0" * 40}
 
     def take(self, kind, value):
