@@ -89,10 +89,16 @@ def test_hostile_documents_open_no_heading_link_tag_or_code(made, tmp_path):
 
 
 @given(st.text(max_size=80))
-def test_a_text_stays_one_line_of_plain_text(text):
+def test_a_text_stays_one_paragraph_of_plain_text(text):
     assert "\n" not in _plain(text)
-    (inline,) = [token for token in MarkdownIt("commonmark").parse(f"x {_plain(text)}") if token.type == "inline"]
-    assert {child.type for child in inline.children} <= {"text"}
+    tokens = MarkdownIt("commonmark").parse(f"- “{_plain(text)}”")
+    assert [token.type for token in tokens if token.nesting >= 0] == [
+        "bullet_list_open",
+        "list_item_open",
+        "paragraph_open",
+        "inline",
+    ]
+    assert {child.type for token in tokens for child in token.children or ()} <= {"text", "text_special"}
 
 
 @given(st.lists(st.text(max_size=20), max_size=4))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ SENTENCE_CHARACTERS = 300
 READ_AT_ONCE = 1000
 NAME_CHARACTERS = 40  # of a folder
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
-MARKS = re.compile(r"([\\`*_\[\]<>#|!&])")  # with which Markdown or HTML would begin
+MARKS = re.compile(r"([\\`*_\[\]<>#|!&~])")  # with which Markdown or HTML would begin
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 
@@ -80,12 +79,12 @@ class Skills:
         """Return the words that set each node's documents of now apart."""
         places, levels = self._places, self._hierarchy.levels
         leaves = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
-        texts = (document.full_text for document in self._documents(places.numbers))
+        texts = (document.full_text for document in self._documents(places.numbers.tolist()))
         return name_nodes(Hierarchy(levels, leaves, (), {}), texts, WORDS)
 
-    def _documents(self, numbers: np.ndarray) -> Iterator[Document]:
+    def _documents(self, numbers: Sequence[int]) -> Iterator[Document]:
         for start in range(0, len(numbers), READ_AT_ONCE):
-            some = numbers[start : start + READ_AT_ONCE].tolist()
+            some = numbers[start : start + READ_AT_ONCE]
             found = self._reader.documents(some)
             yield from (found[number] for number in some)
 
@@ -113,20 +112,19 @@ class Skills:
             yield from ("## Documents", "", "Ids, one JSON string a line:", "", "```json", *self._ids(page), "```")
 
     def _sentences(self, page: _Page, words: Iterable[str]) -> Iterator[str]:
-        numbers = self._places.central(self._reader, page.level, page.node, REPRESENTATIVES)
-        for document in self._documents(np.array(numbers, np.int64)):
-            title = f"{_plain(document.title)}: " if document.title else ""
-            yield f"- {title}{_plain(typical_sentence(document.text, words))}"
+        for document in self._documents(self._places.central(self._reader, page.level, page.node, REPRESENTATIVES)):
+            parts = (document.title[:SENTENCE_CHARACTERS], typical_sentence(document.text, words))
+            yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the mark keeps "1. …" from opening a list
 
     def _link(self, child: _Page) -> str:
         size = int(self._places.sizes[child.level][child.node])
         return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size:,} documents"
 
     def _ids(self, page: _Page) -> Iterator[str]:
-        under = self._hierarchy.ancestors(len(self._hierarchy.levels), np.arange(len(self._places.leaf_start) - 1))
-        for leaf in np.flatnonzero(under[:, page.level] == page.node).tolist():
-            for document in self._documents(self._places.documents_of(leaf)):
-                yield json.dumps(document.id)
+        leaves = np.arange(len(self._places.leaf_start) - 1)
+        under = self._hierarchy.ancestors(len(self._hierarchy.levels), leaves)[:, page.level] == page.node
+        for leaf in leaves[under]:
+            yield from (json.dumps(each.id) for each in self._documents(self._places.documents_of(leaf).tolist()))
 
 
 def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
@@ -162,7 +160,7 @@ def typical_sentence(text: str, words: Iterable[str]) -> str:
 
 def _front(name: str, size: int, parts: list[str]) -> Iterator[str]:
     """Yield what agents read first of a skill: a name of letters, digits and hyphens, and what it is good for."""
-    about = f"{size:,} documents sorted by topic: {'; '.join(islice(parts, 12))}"[:1000]
+    about = f"{size:,} documents sorted by topic: {'; '.join(parts[:12])}"[:1000]
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64] or "documents"
     yield from ("---", f"name: {slug}", f"description: {json.dumps(CONTROL.sub(' ', about))}", "---", "")
 
