@@ -32,7 +32,7 @@ def export_plain(source: str | Path, folder: str | Path, *, first_alone: bool = 
             "trust_remote_code=True and hce installed, or export the first encoder by --first-alone"
         )
     first = encoder.parts[0]
-    if first.is_table and not first.is_static:
+    if first.table is not None and first.table.tokenizer is None:
         raise InputError(f"{source}: a table of words, which no standard module reads; load it with hce")
     from hce.encoding.bundled import quiet_transformers
 
