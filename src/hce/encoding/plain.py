@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from hce.checksums import write_checksums
+from hce.contained import read_json_value
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import MODULES
 from hce.errors import InputError
-from hce.files import new_folder, read_json_value, write_json
+from hce.files import new_folder, write_json
 
 
 def export_plain(source: str | Path, folder: str | Path, *, first_alone: bool = False) -> str:

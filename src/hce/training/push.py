@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-from huggingface_hub.utils import validate_repo_id
 
 from hce._version import __version__
 from hce.checksums import CHECKSUMS, require_undamaged
@@ -45,7 +44,6 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
     try:
         if repository.count("/") != 1:
             raise HFValidationError("give ORG/NAME")
-        validate_repo_id(repository)
         url = api.create_repo(repository, private=not public, exist_ok=True)
         api.create_commit(repository, operations, commit_message=f"Model of hce {__version__}")
     except HFValidationError as error:
