@@ -140,7 +140,7 @@ def test_the_model_arrives_and_only_what_hce_wrote(hub, model, tmp_path):
     there = {each.relative_to(model).as_posix() for each in model.rglob("*") if each.is_file()}
     assert there - set(hub.files) == {"secret.txt", "dev.jsonl"} and set(hub.files) <= there
     (created,) = hub.created
-    assert created["private"] is True and created["name"] == "my-model" and created["organization"] == "org"
+    assert created == {"name": "my-model", "organization": "org", "visibility": "private"}
     assert hub.tokens == {TOKEN} or hub.tokens == {TOKEN, ""}  # none is sent along with a file to be put
     arrived = tmp_path / "arrived"
     for name, content in hub.files.items():
@@ -154,7 +154,7 @@ def test_the_model_arrives_and_only_what_hce_wrote(hub, model, tmp_path):
 
 def test_no_folder_of_this_machine_is_named(hub, model, trained):
     assert push(hub, model, "org/my-model", "--public").returncode == 0
-    assert hub.created[0].get("private") is not True
+    assert hub.created[0]["visibility"] == "public"
     assert str(trained.parent) in (model / "hce.json").read_text()
     assert not [name for name, content in hub.files.items() if b"private-place" in content]
     facts = json.loads(hub.files["hce.json"])
