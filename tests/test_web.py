@@ -801,6 +801,7 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
         "/api/map/documents",
         "/api/status",
         "/health",
+        "/ready",
         "/v1/embeddings",
     }
     found = {

@@ -242,6 +242,14 @@ async def health(site: Served) -> Json:
     return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
 
 
+@router.get("/ready", response_model=HealthAnswer)
+async def ready(site: Served) -> Json:
+    """Say whether a search is answered now: 503 while too many wait, or while what keeps the vectors is away."""
+    anywhere = np.eye(1, site.index.manifest.dim, dtype=np.float32)
+    await site.searches.run(site.index.search_vectors, anywhere, 1)
+    return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
+
+
 def answer(value: Any) -> Json:
     """Return a value as JSON that no cache keeps."""
     return Json(value, headers=NO_STORE)
