@@ -17,7 +17,7 @@ from hce.index.index import Index
 from hce_lab.benchmarks.torture import children, strangers
 from hce_lab.benchmarks.torture.tally import Tally
 
-FORMATS = Path(__file__).parent / "data" / "formats-0.2.0"
+FORMATS = Path(__file__).resolve().parents[2] / "tests" / "data" / "formats-0.2.0"
 
 
 @pytest.fixture(scope="module")
