@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from hce.index.browse import LiveTree, NotThereError
 from hce.index.map import DocumentMap, MapReadiness
 from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, answer
-from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, ErrorAnswer, Json
+from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, TITLE_SHOWN, ErrorAnswer, Json
 
 PLACES_AT_ONCE = 100
 STEPS_OF_A_PLACE = 65_535  # a place goes over the wire as two numbers of 16 bits
@@ -162,7 +162,9 @@ def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
     with live.index.reading() as reader:
         found = reader.documents(numbers)
     there = ((number, found[number]) for number in numbers if number in found)
-    return [MapDocument(number, each.id, each.title, each.text[:LISTED_CHARACTERS]) for number, each in there]
+    return [
+        MapDocument(number, each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for number, each in there
+    ]
 
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
