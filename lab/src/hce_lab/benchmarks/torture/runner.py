@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, requests
+from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, requests, strangers
 from hce_lab.benchmarks.torture.samples import Samples
 from hce_lab.benchmarks.torture.tally import Tally
 
@@ -44,6 +44,7 @@ PARTS = {
     "requests": Part(requests.run, 10_000, 200),
     "clients": Part(clients.run, 10, 1),
     "damage": Part(damage.run, 6, 0),
+    "strangers": Part(strangers.run, 13, 0),
 }
 
 

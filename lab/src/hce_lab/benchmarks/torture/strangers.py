@@ -164,20 +164,20 @@ def try_place(tally: Tally, whole: Path, place: Path, kind: str, chosen: list[li
 
 
 def run(tally: Tally, samples: Samples, folder: Path, count: int, seed: int) -> None:
-    """Replace each place of an index and of a model in each way, and run every command; with 0, one in turn."""
+    """Replace each place of an index and of a model in each way, and run so many commands each; with 0, none."""
     index, model = folder / "strange" / "index", folder / "strange" / "model"
     shutil.copytree(samples.index, index)
     shutil.copytree(samples.model, model)
     children.child(lambda: _live_on(index))
     for whole in (index, model):
-        walk(tally, whole, is_index=whole is index, each=0 if count else 1, first=seed)
+        walk(tally, whole, is_index=whole is index, each=count, first=seed)
 
 
-def walk(tally: Tally, whole: Path, *, is_index: bool, each: int, first: int = 0) -> None:
-    """Try all places in all ways, with so many commands each, in turn; 0: with all."""
+def walk(tally: Tally, whole: Path, *, is_index: bool, each: int, first: int = 0, every: int = 1) -> None:
+    """Try every so-manyth place in all ways, with so many commands each, in turn."""
     known = commands(whole, is_index=is_index)
     kinds = KINDS if os.geteuid() == 0 else KINDS[:-1]  # others may not make devices
-    for number, (place, kind) in enumerate((place, kind) for place in places(whole) for kind in kinds):
-        start = first + number * each
-        chosen = [known[(start + more) % len(known)] for more in range(each)] or known
-        try_place(tally, whole, place, kind, chosen, is_index=is_index)
+    chosen = [(place, kind) for place in places(whole) for kind in kinds][first % every :: every]
+    for number, (place, kind) in enumerate(chosen):
+        some = [known[(first + number * each + more) % len(known)] for more in range(min(each, len(known)))]
+        try_place(tally, whole, place, kind, some, is_index=is_index)
