@@ -21,6 +21,7 @@ TEXTS_AT_ONCE = 4096
 PRIOR_DOCUMENTS = 100  # what the table expects counts like so many documents (docs/LOG.md)
 PRIOR_IDF = 6.5  # of a row of mean length
 MOST_WORDS = 1 << 19  # some 150 MB; words met later are tokenised each time
+LONGEST_WORD = 100  # characters of one that is remembered
 
 
 def document_frequencies(
@@ -113,7 +114,8 @@ class TokenMemo(dict[str, tuple[int, ...]]):
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         tokens = tuple(self.tokenizer.encode(word, add_special_tokens=False).ids)
-        if len(self) < MOST_WORDS and len(tokens) != self.limit:  # a piece as long as the limit may have been cut
+        may_be_cut = len(tokens) == self.limit
+        if len(self) < MOST_WORDS and len(word) <= LONGEST_WORD and not may_be_cut:
             self[word] = tokens
         return tokens
 

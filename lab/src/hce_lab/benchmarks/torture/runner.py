@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, requests, strangers
+from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, requests, soak, strangers
 from hce_lab.benchmarks.torture.samples import Samples
 from hce_lab.benchmarks.torture.tally import Tally
 
@@ -45,6 +45,7 @@ PARTS = {
     "clients": Part(clients.run, 10, 1),
     "damage": Part(damage.run, 6, 0),
     "strangers": Part(strangers.run, 13, 0),
+    "soak": Part(soak.run, 3600, 5),  # seconds
 }
 
 
