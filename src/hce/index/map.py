@@ -199,7 +199,8 @@ class DocumentMap:
     # ------------------------------------------------------------------------------------------- in the background
 
     def _make_or_say_why(self) -> None:
-        tree, sheet = self._asked, None
+        tree = self._asked
+        sheet: _Sheet | None = None
         try:
             if tree is not None:
                 sheet = self._make(tree)
