@@ -128,8 +128,8 @@ class Index:
                 stand the name of the collection.
             dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
             language: of the texts, whose endings are cut off words; "none" matches words as they are written.
-            words_share: how much words count in a hybrid search, from 0 to 1; by default what labelled
-                queries told in training, else half beside a static encoder and a quarter beside a transformer.
+            words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
+                `hce.training.calibration`.
             tokens: keep the tokens of texts, where the encoder is a transformer, and let them put the first hits of a
                 hybrid search into a better order: about 50 bytes a token. Not with an engine that lives elsewhere.
             progress: show bars.
@@ -463,16 +463,17 @@ class Index:
                     raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
                 allowed = None if filter is None else reader.numbers_where(filter)
                 most = max(1, reader.moment().documents)  # who asks for more is not given room for more
-                k_or_all, share = min(int(k), most), self.manifest.words_share
-                request = SearchRequest(texts, vectors, k_or_all, allowed, mode, share, unique)
-                encoder, tokens = self._opened.for_queries, self._opened.tokens
-                codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
+                k_or_all, manifest = min(int(k), most), self.manifest
+                request = SearchRequest(texts, vectors, k_or_all, allowed, mode, manifest.words_share, unique)
+                encoder, tokens, tokens_share = self._opened.for_queries, self._opened.tokens, manifest.tokens_share
+                reorder = mode == "hybrid" and vectors is not None and tokens_share > 0
+                codes = tokens.codes(encoder) if reorder else None
                 if codes is None:
                     return with_paths(reader, self.tree, find_hits(reader, self.derived, request))
                 deeper = request._replace(k=min(max(k_or_all, TOKENS_FIRST), most), tell_matched=False)
                 hits = with_paths(reader, self.tree, find_hits(reader, self.derived, deeper))
                 break
-        hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits)]
+        hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits, tokens_share)]
         with self._opened.store.reading() as reader:
             return with_matched(reader, self.derived, texts, hits)
 
