@@ -101,7 +101,7 @@ def test_a_model_and_an_index_of_it(power, tmp_path, concept_corpus, bert_folder
     small = Corpus.from_documents(concept_corpus[:60])
     hce.train(small, bert_folder, recipe=hce.Recipe(epochs=2, batch_size=16), output=tmp_path / "model")
     assert {"LAST", "manifest.json", "model"} <= set(power.renamed)
-    with Index.create(tmp_path / "index", small, bert_folder, "grow", engine="flat") as index:
+    with Index.create(tmp_path / "index", small, bert_folder, "grow", engine="codes") as index:
         index.search("w1")
         index.rebuild()
         index.reindex(tmp_path / "model")

@@ -25,7 +25,7 @@ def status_of(opened: Opened) -> IndexStatus:
     with opened.reading() as reader:
         manifest, tree, other = opened.manifest, opened.tree, opened.manifest.other()
         moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
-        pending = opened.derived.engine_part.pending(reader)
+        pending, facts = opened.derived.engine_part.pending(reader), opened.derived.engine_part.facts(reader)
     return IndexStatus(
         path=str(opened.path),
         documents=moment.documents,
@@ -39,6 +39,8 @@ def status_of(opened: Opened) -> IndexStatus:
         reindexing=other.encoder if other and not other.was_in_force else None,
         earlier=other.encoder if other and other.was_in_force else None,
         tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(opened.path, manifest.suffix)),
+        recall=facts.get("recall"),
+        rescored=facts.get("rescored"),
         search=manifest.search,
         **{name: getattr(manifest, name) for name in SHOWN},
     )
@@ -60,7 +62,6 @@ def build_parts(opened: Opened) -> None:
 def rebuild(
     opened: Opened,
     engine: str | None,
-    dtype: str | None,
     at: str | None,
     *,
     refit: bool,
@@ -72,7 +73,6 @@ def rebuild(
     Args:
         opened: the index.
         engine: another engine from now on.
-        dtype: what the engine keeps vectors in from now on.
         at: the address of Milvus.
         refit: fit the table anew to all documents, unless another encoder is about to take its place.
         tokens: whether tokens are kept from now on; None as it was.
@@ -82,7 +82,7 @@ def rebuild(
     if at is not None:
         trust(at)
     at = at or (before.engine_at if engine in (None, before.engine) else None)
-    check_engine(engine or opened.derived.engine_name, at, dtype or before.dtype)
+    check_engine(engine or opened.derived.engine_name, at)
     if at is not None:
         require_trusted(at, path)
         check_place(at, path)
@@ -98,7 +98,7 @@ def rebuild(
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
         engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else opened.derived.engine_name)
-        manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
+        manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
         manifest = replace(manifest, window=window, format=FORMAT)
         _rebuild_tokens(opened, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed

@@ -140,7 +140,7 @@ def _work(samples: Samples, path: Path, states: Path, change: dict[str, Any], mo
     disk = Disk(path, states, most, rng)
     if change["kind"] == "create":
         disk.watch()
-        Index.create(path, documents_of(samples.contents), samples.encoder, "grow", engine="flat").close()
+        Index.create(path, documents_of(samples.contents), samples.encoder, "grow", engine="codes").close()
         return
     with Index.open(path) as index:
         disk.watch()
