@@ -64,7 +64,7 @@ bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEI
 	test -d bench-output/demo || $(BIN)/hce demo --output bench-output/demo
 	$(BIN)/python -m hce_lab serve bench-output/demo/index
 
-torture: $(STAMP)  ## kills, failing disks, damage, hostile inputs, requests and crowds; docs/reliability.md has the table
+torture: $(STAMP)  ## kills, loss of power, failing disks, damage, strangers, requests, crowds, a soak of an hour; docs/reliability.md
 	$(BIN)/python -m hce_lab torture
 
 # constraints.txt pins what was tested. torch is installed first and alone, so that where pip

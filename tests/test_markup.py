@@ -149,3 +149,36 @@ def test_without_the_library_they_are_counted(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert Corpus.load(tmp_path).ids == ["a.txt"]
     assert "left out 1 .pdf files; pip install 'hierarchical-corpus-encoder[pdf]' reads them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "is_deep"),
+    [
+        (b"<div>" * 10_001, True),
+        (b"<DIV class='a'><b></x>" * 5_001, True),
+        (b"<div>" * 9_999 + b"</div>" * 9_999 + b"<div>" * 9_999, False),
+        (b"<p>a<br><li>" * 20_000, False),  # which a browser closes
+        (b"<b>a</b>" * 20_000, False),
+    ],
+)
+def test_a_page_that_is_too_deep_is_refused_at_once(tmp_path, monkeypatch, content, is_deep):
+    """The parser's time grows with the square of the depth: a page of 8 MB would take hours."""
+    monkeypatch.setattr(markup, "parse_html", lambda data, encoding: markup.Page("", "read"))
+    (tmp_path / "a.html").write_bytes(content)
+    if is_deep:
+        with pytest.raises(InputError, match=r"a\.html: more than 10,000 elements lie within each other"):
+            markup.read_page(tmp_path / "a.html", "utf-8")
+    else:
+        assert markup.read_page(tmp_path / "a.html", "utf-8").text == "read"
+
+
+def test_what_the_parser_says_is_one_line(tmp_path, monkeypatch):
+    """It raises an error of its own where it gets no memory."""
+
+    def parse(data, encoding):
+        raise RuntimeError("Can't parse HTML.")
+
+    monkeypatch.setattr(markup, "parse_html", parse)
+    (tmp_path / "a.html").write_text("<p>")
+    with pytest.raises(InputError, match=r"a\.html: not a readable page \(Can't parse HTML\.\); save it again$"):
+        markup.read_page(tmp_path / "a.html", "utf-8")

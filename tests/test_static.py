@@ -191,6 +191,14 @@ def test_cuts_where_the_tokenizer_cuts(static: Encoder) -> None:
         assert len(memo.ids(text)) == 512
 
 
+def test_long_words_are_not_remembered(static: Encoder) -> None:
+    """What strangers write has no spaces, where they wish so."""
+    memo = TokenMemo.of(static.model[0].tokenizer)
+    assert memo is not None
+    memo.ids("heat " + "x" * 100 + " " + "y" * 101)
+    assert sorted(map(len, memo)) == [4, 100]
+
+
 def test_none_where_a_word_depends_on_its_space() -> None:
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()

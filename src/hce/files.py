@@ -209,12 +209,22 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()  # "." has no name to build a neighbour's from
     require_new(path)
-    with writing_to(path), _neighbour(path, lambda temporary: temporary.mkdir(parents=True)) as temporary:
-        mode = temporary.stat().st_mode
-        yield temporary
-        _sync_tree(temporary, mode)
-        temporary.replace(path)  # replaces an empty folder, refuses a full one
-        sync_folder(path.parent)
+    with writing_to(path):
+        make_folder(path.parent)
+        with _neighbour(path, Path.mkdir) as temporary:
+            mode = temporary.stat().st_mode
+            yield temporary
+            _sync_tree(temporary, mode)
+            temporary.replace(path)  # replaces an empty folder, refuses a full one
+            sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and the missing ones above it; their names are on disk when this returns."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
 
 
 def delete_whole(path: Path) -> None:

@@ -6,6 +6,7 @@ import codecs
 import importlib.util
 import logging
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ INSTALL = {  # what users are told to do
     ".pdf": "pip install 'hierarchical-corpus-encoder[pdf]'",
 }
 LARGEST = 200_000_000  # bytes of a file, which is read at once
+DEEPEST = 10_000  # elements within each other; the parser's time grows with their square
 
 UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # not shown as text by a browser
 # Navigation and controls are the same on each page of a site. A header or footer is part of it unless it belongs to an
@@ -31,6 +33,11 @@ BLOCKS = (
     "h4, h5, h6, header, hr, li, main, nav, ol, option, p, pre, section, table, td, th, tr, ul"
 )
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
+TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
+UNCLOSED = frozenset(  # elements that a browser closes by itself
+    b"area base br col colgroup dd dt embed hr img input li link meta option p param source tbody td tfoot th thead tr "
+    b"track wbr".split()
+)
 MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -59,7 +66,7 @@ def read_page(path: Path, encoding: str) -> Page:
     try:
         if path.stat().st_size > LARGEST:
             raise InputError(f"{path}: is longer than {LARGEST // 1_000_000} MB; no document is that long")
-        page = _pdf(path) if path.suffix.lower() == ".pdf" else parse_html(path.read_bytes(), encoding)
+        page = _pdf(path) if path.suffix.lower() == ".pdf" else _html(path, encoding)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
     except UnicodeDecodeError as error:
@@ -67,6 +74,35 @@ def read_page(path: Path, encoding: str) -> Page:
     if not page.text:
         raise InputError(f"{path}: has no text; a scan needs to be recognised (OCR) first")
     return page
+
+
+def _html(path: Path, encoding: str) -> Page:
+    """Return the title and the text of a page in a file."""
+    data = path.read_bytes()
+    if _depth(data) > DEEPEST:
+        raise InputError(f"{path}: more than {DEEPEST:,} elements lie within each other; no page is that deep")
+    try:
+        return parse_html(data, encoding)
+    except (UnicodeDecodeError, MemoryError, ImportError):
+        raise
+    except Exception as error:  # of the library's own, such as for want of memory
+        raise InputError(f"{path}: not a readable page ({one_line(error)}); save it again") from error
+
+
+def _depth(data: bytes) -> int:
+    """Return how many elements lie within each other at most, roughly; beyond `DEEPEST` it is not counted on."""
+    is_open, depth, deepest = Counter[bytes](), 0, 0
+    for tag in TAG.finditer(data) if data.count(b"<") > DEEPEST else ():
+        end, name = tag[1], tag[2].lower()
+        if name in UNCLOSED or (end and not is_open[name]):
+            continue
+        step = -1 if end else 1
+        is_open[name] += step
+        depth += step
+        deepest = max(deepest, depth)
+        if deepest > DEEPEST:
+            break
+    return deepest
 
 
 def parse_html(data: bytes, encoding: str = "utf-8") -> Page:

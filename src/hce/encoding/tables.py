@@ -34,6 +34,7 @@ PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
 MOST_REMEMBERED = 1 << 19  # some 150 MB; words met later are tokenized each time
+LONGEST_REMEMBERED = 100  # characters of a word
 NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
@@ -75,7 +76,8 @@ class TokenMemo(dict[str, tuple[int, ...]]):
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         tokens = tuple(self.tokenizer.encode(word, add_special_tokens=False).ids)
-        if len(self) < MOST_REMEMBERED and len(tokens) != self.limit:  # a piece as long as the limit may have been cut
+        may_be_cut = len(tokens) == self.limit
+        if len(self) < MOST_REMEMBERED and len(word) <= LONGEST_REMEMBERED and not may_be_cut:
             self[word] = tokens
         return tokens
 

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
@@ -138,9 +139,11 @@ def create_index(
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
             together with this one have other documents or another encoder.
+        OutsideError: what an earlier run seems to have left holds a link, a pipe or a device.
     """
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
+    check_tree(unfinished(path))
     _check_choices(path, hierarchy, engine, at)
     checked_language(language)
     checked_share(words_share)

@@ -52,6 +52,7 @@ from hce.index.schema import (
     vector_checksum,
 )
 
+LONGEST_REMEMBERED = 2000  # characters of a text whose key is remembered; thousands of long texts would fill the memory
 STORE_FILE = "documents.sqlite"
 
 # Pages of 16 KB waste little around vectors of a few KB. A log of up to 64 MB keeps the copying of pages into the main
@@ -699,9 +700,13 @@ class Writer(Reader):
         self._insert("changes", [moment], lambda *change: change_checksum(self._connection, change))
 
 
-@lru_cache(maxsize=4096)  # a text is looked for just before it is written
 def content_key(text: str) -> int:
     """Hash what an encoder reads of a document to 64 bits."""
+    return _remembered_key(text) if len(text) <= LONGEST_REMEMBERED else hash64(text, signed=True)
+
+
+@lru_cache(maxsize=4096)  # a text is looked for just before it is written
+def _remembered_key(text: str) -> int:
     return hash64(text, signed=True)
 
 

@@ -414,12 +414,12 @@ def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
 
 def keep_facts(folder: str | Path, kept: Path) -> None:
     """Copy the facts and the history of a model into a new folder of an index, for whoever asks later."""
-    kept.mkdir()
-    for name in (FACTS, HISTORY):
-        if is_file(Path(folder) / name):
-            with open_file(Path(folder) / name) as given, (kept / name).open("wb") as copy:
-                shutil.copyfileobj(given, copy)
-    write_checksums(kept)
+    with new_folder(kept) as new:
+        for name in (FACTS, HISTORY):
+            if is_file(Path(folder) / name):
+                with open_file(Path(folder) / name) as given, (new / name).open("wb") as copy:
+                    shutil.copyfileobj(given, copy)
+        write_checksums(new)
 
 
 def read_training(folder: Path) -> Training | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hce.contained import check_tree
 from hce.errors import FormatError, InputError, one_line, system_reason
-from hce.files import checked_fields, new_folder, open_atomically, other_identity, read_json, write_json
+from hce.files import checked_fields, make_folder, new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
 from hce.training.model_folder import MAY_BE_NAN, Epoch
 from hce.training.steps import Counters, Trainer
@@ -164,7 +164,7 @@ class CheckpointFolder:
             ) from error
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         previous = self._last()
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
         shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named

@@ -27,6 +27,9 @@ DOCUMENTS_AT_ONCE = 1_000
 ID_CHARACTERS = 512
 TITLE_CHARACTERS = 10_000
 TEXT_CHARACTERS = 1_000_000
+TITLE_SHOWN = 1_000  # characters of a title in a list
+METADATA_SHOWN = 2_000_000  # characters of metadata, as JSON, in all hits together: each may have its share, or
+METADATA_OF_EACH = 2_000
 TREE_LEVELS_AT_ONCE = 2
 CHILDREN_AT_ONCE = 500
 
@@ -73,6 +76,8 @@ class Shown:
         before: of a hit, its rank by the untrained encoder, where that is compared with.
         folded: the ids of near-equal documents that were found below this one and left out, if that was asked for.
         path: of a hit, the nodes of the tree that the document lies under, from the top.
+        cut: "title" where only its beginning is given, "metadata" where it is too long and left out;
+            /api/documents/ID has all.
     """
 
     rank: int
@@ -93,6 +98,7 @@ class Shown:
     before: int | None = None
     folded: tuple[str, ...] = ()
     path: tuple[PathNode, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
