@@ -123,7 +123,7 @@ class Index:
                 this corpus.
             hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
             engine: "codes" scans codes of the vectors, and scores the best again by the vectors; "exact" scores all
-                vectors, 25 times as slow; "milvus" lives elsewhere.
+                vectors; "milvus" lives elsewhere.
             at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`; behind `#` may
                 stand the name of the collection.
             language: of the texts, whose endings are cut off words; "none" matches words as they are written.
