@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,6 @@ from hce.index.ranking import NearestToOne
 from hce.search.engine import ENGINES, Found, new_engine
 from hce.search.passages import PassageEngine
 
-FORMATS = Path(__file__).parent / "data" / "formats-0.1.0"
 ODD = f"ship blue {' '.join(f'w{i}' for i in range(175, 193))}."  # sentences of words that nothing else has
 OTHER = f"cell red {' '.join(f'w{i}' for i in range(155, 173))}."
 
@@ -407,30 +405,6 @@ def passage_rows(index):
 
 
 # ------------------------------------------------------------------------------------------------- earlier formats
-
-
-def test_an_index_of_format_1_reads_passages_after_a_rebuild(tmp_path):
-    folder = Path(shutil.copytree(FORMATS / "index", tmp_path / "index"))
-    with Index.open(folder) as index:
-        sentence = index.get("bread-0").text
-        text = " ".join(each.full_text for each in index if "bread" not in each.id) * 8
-        half = text.index(" ", len(text) // 2)
-        index.add([Document("long", f"{text[:half]}. {sentence} {text[half:]}")])
-        with index.reading() as reader:
-            assert not reader.has_passages()  # the version that wrote it could still open it
-        assert index.status().format == 1
-        assert all(hit.passage is None for hit in index.search(sentence, 50))
-        index.rebuild()
-        assert index.status().format == 2
-    with Index.open(folder) as index:
-        hit = next(hit for hit in index.search(sentence, 50, mode="dense") if hit.id == "long")
-        assert hit.passage is not None
-        assert sentence in hit.text[slice(*hit.passage)]
-        index.add([Document("longer", f"{text} {text}")])
-        assert next(hit for hit in index.search(text[:300], 50) if hit.id == "longer").passage is not None
-        rows = passage_rows(index)
-        index.rebuild()
-        assert passage_rows(index) == rows
 
 
 def test_a_corpus_is_the_same_by_rows(static_encoder, book):

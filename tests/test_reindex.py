@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from hce.files import held_alone
 from hce.index import reindex as module
 from hce.index.check import check
 from hce.index.index import Index, ReindexedError
-from hce.index.manifest import FORMAT, Manifest
+from hce.index.manifest import Manifest
 from hce.index.store import Store, Writer
 from hce.web.app import create_app
 
@@ -348,20 +347,3 @@ def test_documents_from_before_a_reindexing_beside_a_later_manifest_are_refused(
     monkeypatch.setattr(Store, "reading", counted)
     with pytest.raises(FormatError, match=r"documents\.sqlite.* restore"), Index.open(made) as index:
         index.search("sea")
-
-
-def test_an_index_of_an_earlier_version(tmp_path, new):
-    """It has neither checksums nor passages, and reads the beginnings of texts; the new encoder reads all of them."""
-    shutil.copytree(Path(__file__).parent / "data" / "formats-0.1.0" / "index", tmp_path / "index")
-    with Index.open(tmp_path / "index") as index:
-        ids, before = [document.id for document in index], by_meaning(index)
-        index.reindex(new)
-        assert (index.manifest.format, index.manifest.window) == (FORMAT, index.encoder.window)
-        index.add([BOOK])
-        assert index.search("harbours", 50, mode="dense")[0].passage is not None
-        index.remove(["book"])
-        assert [document.id for document in index] == ids
-        index.undo_reindex()
-        assert by_meaning(index) == before
-        assert index.manifest.window is None
-    assert check(tmp_path / "index").is_sound

@@ -137,8 +137,8 @@ def check(
     """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
 
     Engine, words and tree can be made anew from the documents, and vectors from their texts: --repair does that. Texts
-    and the encoder are nowhere else, and have to come from a copy. What an earlier version wrote has no checksums: that
-    is said, and --repair adds them, for things as they are then.
+    and the encoder are nowhere else, and have to come from a copy. A model
+    without checksums is unknown; --repair adds them.
 
     Examples:
       hce check my-index

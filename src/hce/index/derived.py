@@ -28,7 +28,7 @@ from hce.index.numbered_tree import load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, engine_for, load_engine, new_engine
+from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine
 from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
@@ -281,8 +281,6 @@ class Live(Generic[Held]):
                 return False
             manifest = manifest.with_in_force(other)
         named = asdict(manifest)
-        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
-            del named["engine"]
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())
 
     def _save(self) -> None:
@@ -466,7 +464,7 @@ class Derived:
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         self._index_folder = store.path.parent
-        self.engine_name = _engine_in_use(store, manifest.engine)
+        self.engine_name = manifest.engine
         engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
         self.engine_part: EnginePart
@@ -525,20 +523,6 @@ class Derived:
         if self.mirror is None and reader.has_passages():
             self.passages_part.rebuild(reader, passages_builder)
         self.words_part.rebuild(reader, words_builder)
-
-
-def _engine_in_use(store: Store, named: str) -> str:
-    """Return the engine that the manifest names, or another where this version no longer has that one."""
-    with store.reading() as reader:
-        chosen = named if named in (*ENGINES, *ELSEWHERE) else engine_for(reader.moment().documents)
-    if chosen != named:
-        path = store.path.parent
-        logger.warning(
-            "%s was made with the engine %s, which is no more; %s searches in its place, and "
-            "'hce rebuild %s --engine %s' makes that permanent",
-            *(path, named, chosen, path, chosen),
-        )
-    return chosen
 
 
 def _builders(

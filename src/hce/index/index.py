@@ -499,8 +499,8 @@ class Index:
 
         Returns:
             None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
-            index has few documents or an engine that lives elsewhere; or it was made by an earlier version, or has got
-            another encoder since, which `rebuild` makes up for.
+            index has few documents or an engine that lives elsewhere; or it has got another encoder since, which
+            `rebuild` makes up for.
         """
         noted = self.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
@@ -610,8 +610,7 @@ class Index:
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
         as they are. So does the encoder, unless it is a table that was fitted to less than a quarter of the documents
-        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. In an index of format 1,
-        whose long documents were read from the beginning only, they are now read in passages. The encoder that was in
+        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. The encoder that was in
         force before the last `reindex` is given up, with its vectors.
 
         Args:

@@ -20,7 +20,7 @@ from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.fusion import TRANSFORMER_SHARE
 
-FORMAT = 2  # 2: long documents are read in passages
+FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
@@ -48,7 +48,7 @@ class StandbyEncoder:
     encoder_folder: str
     base_encoder: str | None
     fitted_documents: int | None
-    window: int | None
+    window: int
     words_share: float
     hierarchy: str | None
     familiar: int | None
@@ -82,8 +82,7 @@ class Manifest:
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
         fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
-        window: how many tokens the encoder reads at once: a longer document is read in passages. None in an index
-            of format 1, which reads the beginning only, until it is rebuilt.
+        window: how many tokens the encoder reads at once: a longer document is read in passages.
         encoder_folder: where the encoder is.
         since: the number of the store's change from which on its vectors are of this encoder.
         familiar: the last number that there was when the index got its encoder, to which later documents are new;
@@ -106,13 +105,13 @@ class Manifest:
     dim: int
     encoder_files: dict[str, list[int]]
     base_encoder: str | None
+    window: int
     engine: str
     dtype: str
     hierarchy: str | None
     language: str = "english"
-    words_share: float = TRANSFORMER_SHARE  # of an index older than words; the lower share is the safer one
+    words_share: float = TRANSFORMER_SHARE
     fitted_documents: int | None = None
-    window: int | None = None
     engine_at: str | None = None
     encoder_folder: str = "encoder"
     since: int = 0
@@ -225,10 +224,10 @@ class Manifest:
             FormatError: there is one.
         """
         sound = {
-            "format": self.format >= 1,
+            "format": self.format == FORMAT,
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
-            "window": self.window is None or self.window > 0,
+            "window": self.window > 0,
             "fields": set(self.fields or ()) <= {"id", "text", "title"},
             **_soundness(self),
         }

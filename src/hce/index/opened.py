@@ -131,9 +131,9 @@ class Opened:
             known = self._tree = manifest, load_tree(self.path)
         return known[1]
 
-    def cutter(self) -> Cutter | None:
-        """Return the cutter of long documents; None in an index of format 1, which an earlier version may open too."""
-        if self._cutter is None and Manifest.read(self.path).window is not None:  # another process may have rebuilt it
+    def cutter(self) -> Cutter:
+        """Return the cutter of long documents."""
+        if self._cutter is None:
             self._cutter = Cutter(self.for_documents.encoder())
         return self._cutter
 

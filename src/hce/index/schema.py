@@ -1,7 +1,7 @@
 """The tables of a store: what they are made of, that a file has these and nothing else, and a checksum for each row.
 
 SQLite notices damage to its own pages, and not to what is written in them: a flipped bit in a text is another text. So
-each row has the checksum of all that is in it. Rows of an earlier version have none, and nothing is known of them.
+each row has the checksum of all that is in it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any
 
 from hce.errors import FormatError
 
-COLUMN = ", checksum INTEGER"
-SCHEMA = f"""
+SCHEMA = """
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     content INTEGER NOT NULL,
     metadata TEXT NOT NULL CHECK (json_valid(metadata)),
     title TEXT NOT NULL,
-    text TEXT NOT NULL{COLUMN}
+    text TEXT NOT NULL, checksum INTEGER
 );
 CREATE INDEX documents_by_content ON documents (content);
-CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL{COLUMN});
+CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER);
 CREATE TABLE changes (
     change INTEGER PRIMARY KEY, token TEXT NOT NULL, at TEXT NOT NULL, documents INTEGER NOT NULL, last INTEGER NOT NULL
-    {COLUMN}
+    , checksum INTEGER
 );
 CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
 """
@@ -35,14 +34,14 @@ CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY 
 # Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
 _PASSAGE_COLUMNS = (
     "(number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, start INTEGER NOT NULL, "
-    f"stop INTEGER NOT NULL, vector BLOB NOT NULL{COLUMN})"
+    "stop INTEGER NOT NULL, vector BLOB NOT NULL, checksum INTEGER)"
 )
 PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
 
 # Vectors of another encoder, beside those in force: see `hce.index.reindex`. The two pairs of tables change places by
 # their names; an index of SQLite keeps its name, whichever table it then belongs to.
 BESIDE_SCHEMA = (
-    f"CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL{COLUMN})",
+    "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
     f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
 )
 BY_DOCUMENT = ("passages_by_document", "passages_by_document_too")
@@ -71,7 +70,7 @@ def _name(statement: str) -> str:
 
 
 _ALL = (*filter(str.strip, SCHEMA.split(";")), PASSAGES_SCHEMA, *BESIDE_SCHEMA, SQLITES_OWN)
-KNOWN = {_name(each): {each, each.replace(COLUMN, "")} for each in map(_normal, _ALL)}
+KNOWN = {_name(each): {each} for each in map(_normal, _ALL)}
 KNOWN |= {
     name: {f"CREATE INDEX {name} ON {table} (document)" for table in ("passages", "passages_beside")}
     for name in BY_DOCUMENT
@@ -146,12 +145,6 @@ def _index_by_document(connection: sqlite3.Connection, table: str) -> None:
 # ------------------------------------------------------------------------------------------------- checksums
 
 
-def has_checksums(connection: sqlite3.Connection, table: str = "documents") -> bool:
-    """Tell whether a table has a column for checksums."""
-    query = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'checksum'"
-    return connection.execute(query, (table,)).fetchone() is not None
-
-
 def row_checksum(*values: int | str | bytes | None) -> int:
     """Return the checksum of a row, given as what it holds."""
     return zlib.crc32(b"\0".join([each if type(each) is bytes else str(each).encode() for each in values]))
@@ -167,24 +160,3 @@ def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> in
     number, *rest = change
     removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
     return row_checksum(number, *rest, *(each for (each,) in removed))
-
-
-def add_checksums(connection: sqlite3.Connection) -> None:
-    """Give every row a checksum that has none, in a file of an earlier version too."""
-    connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
-    connection.create_function("vector_checksum", 2, vector_checksum, deterministic=True)
-    rows = {
-        "documents": "row_checksum(number, id, content, metadata, title, text)",
-        "vectors": "vector_checksum(number, vector)",
-        "passages": "row_checksum(document, start, stop, vector)",
-    }  # vectors beside these were written by a version that gives all of them checksums
-    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for table in filter(there.__contains__, COLUMNS):
-        if not has_checksums(connection, table):
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
-        if table in rows:
-            connection.execute(f"UPDATE {table} SET checksum = {rows[table]} WHERE checksum IS NULL")  # noqa: S608
-    unknown = "SELECT change, token, at, documents, last FROM changes WHERE checksum IS NULL"
-    for change in connection.execute(unknown).fetchall():
-        known = change_checksum(connection, change)
-        connection.execute("UPDATE changes SET checksum = ? WHERE change = ?", (known, change[0]))

@@ -8,16 +8,14 @@ from functools import partial
 from hce.contained import delete_folder
 from hce.files import held_alone
 from hce.index.confidence import calibrate
-from hce.index.cutting import Cutter
-from hce.index.manifest import FORMAT, SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
+from hce.index.manifest import SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
 from hce.index.mirror import check_place, withdraw
 from hce.index.numbered_tree import regrow_tree
 from hce.index.opened import Opened
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
 from hce.index.trusted import require_trusted, trust
-from hce.index.writing import cut_documents
-from hce.search.engine import ELSEWHERE, ENGINES, check_engine
+from hce.search.engine import ELSEWHERE, check_engine
 
 
 def status_of(opened: Opened) -> IndexStatus:
@@ -85,20 +83,17 @@ def rebuild(
     if at is not None:
         require_trusted(at, path)
         check_place(at, path)
-    window = _read_in_passages(opened)
     if refit:
         _refit_table(opened, progress)
     _give_up_earlier(opened)
     opened.store.compact()
     with opened.store.writing() as writer:  # no document is written; it keeps others from writing
-        writer.add_checksums()
         known = Manifest.settled(path, writer)  # which another process may have changed
         opened.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
-        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else opened.derived.engine_name)
+        engine = engine or known.engine
         manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
-        manifest = replace(manifest, window=window, format=FORMAT)
         _rebuild_tokens(opened, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed
         opened.adopt(manifest)
@@ -120,19 +115,6 @@ def _refit_table(opened: Opened, progress: bool) -> None:
     manifest = reindex(opened.store, "static", None, progress=progress)
     if manifest is not None:
         opened.adopt(manifest)
-
-
-def _read_in_passages(opened: Opened) -> int:
-    """Have long documents read in passages where they are not yet; return the window."""
-    known = Manifest.read(opened.path)
-    if known.window is not None:
-        return known.window
-    cutter = Cutter(opened.for_documents.encoder())
-    with opened.store.writing() as writer:
-        # From here on an earlier version, which knows nothing of passages, does not open the index.
-        replace(Manifest.read(opened.path), format=FORMAT).write(opened.path)
-        cut_documents(writer, opened.encode_documents, cutter)
-    return cutter.window
 
 
 def _give_up_earlier(opened: Opened) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,7 +145,7 @@ def without_unchanged(
 
 
 def insert_documents(
-    writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter | None, advance: Advance
+    writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter, advance: Advance
 ) -> None:
     """Encode here, and let another thread do all that SQLite has to do meanwhile.
 
@@ -153,7 +153,7 @@ def insert_documents(
         writer: the transaction.
         chunks: the documents; drawn by the other thread.
         encode: from texts to vectors.
-        cutter: cuts long documents into passages; without one they are read as a whole.
+        cutter: cuts long documents into passages.
         advance: told how many are done.
     """
     before: dict[str, np.ndarray] = {}  # vectors of the chunk before, which is not in the store yet
@@ -173,10 +173,10 @@ def insert_documents(
             inserting.result()
 
 
-def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter | None) -> dict[int, CutPassages]:
+def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter) -> dict[int, CutPassages]:
     """Cut the long ones among some documents into passages, and encode these; by position."""
-    cut = cutter.cut(documents) if cutter else {}
-    if cutter is None or not cut:
+    cut = cutter.cut(documents)
+    if not cut:
         return {}
     texts = [cutter.texts(documents[position], extents) for position, extents in cut.items()]
     vectors = shared_vectors(list(chain.from_iterable(texts)), {}, encode)
@@ -185,17 +185,6 @@ def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter 
         position: CutPassages(extents, vectors[stop - len(extents) : stop])
         for (position, extents), stop in zip(cut.items(), stops, strict=True)
     }
-
-
-def cut_documents(writer: Writer, encode: Encode, cutter: Cutter) -> None:
-    """Cut every long document of the store that has no passages yet into passages, encode these and insert them."""
-    last = 0
-    while entries := list(islice(writer.entries(after=last), DOCUMENTS_AT_ONCE)):
-        last = entries[-1].number
-        known = writer.long_documents(entry.number for entry in entries) if writer.has_passages() else set()
-        left = [entry for entry in entries if entry.number not in known]
-        for position, passages in read_passages([entry.document for entry in left], encode, cutter).items():
-            writer.insert_passages(left[position].number, passages)
 
 
 class _Chunk(NamedTuple):

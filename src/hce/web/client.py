@@ -120,7 +120,7 @@ class Answer(NamedTuple):
 class _Judgment(NamedTuple):
     """What the API says of all hits together."""
 
-    good_match: bool | None = None  # an earlier version does not tell
+    good_match: bool | None
 
 
 class _Found(NamedTuple):
@@ -133,9 +133,9 @@ class _Found(NamedTuple):
     from_words: float
     matched: list[str]
     passage: list[int] | None
-    folded: list[str] | None = None  # an earlier version does not tell
-    path: list[dict[str, Any]] | None = None  # nor this
-    from_tokens: float = 0.0
+    folded: list[str]
+    path: list[dict[str, Any]]
+    from_tokens: float
 
 
 class _Text(NamedTuple):
@@ -149,6 +149,6 @@ class _Text(NamedTuple):
 
 def _hit(found: _Found, document: _Text) -> Hit:
     passage = Passage(*found.passage) if found.passage else None
-    path = tuple(checked_fields(PathNode, each) for each in found.path or ())
-    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded or ()), "path": path}
+    path = tuple(checked_fields(PathNode, each) for each in found.path)
+    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded), "path": path}
     return Hit(**{**document._asdict(), **found._asdict(), **lists})
