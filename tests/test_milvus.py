@@ -31,11 +31,11 @@ from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, HceError, InputError
 from hce.index import mirror, replica
 from hce.index.index import Index
-from hce.index.milvus_rows import pieces_of
-from hce.index.mirror import POINTER_FILE, Pointer
+from hce.milvus.engine import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
+from hce.milvus.mirror import POINTER_FILE, Pointer
+from hce.milvus.rows import pieces_of
 from hce.search import milvus
 from hce.search.engine import Found
-from hce.search.milvus import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
 from hce.web.app import create_app
 from hce.web.guard import rules_for
 

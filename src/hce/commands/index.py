@@ -256,7 +256,7 @@ def search(
     from hce.data.records import STDIN, read_lines
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
-    from hce.index.trusted import trust_address_of
+    from hce.milvus.trusted import trust_address_of
     from hce.web.client import Client, is_url
 
     if text == STDIN:
@@ -307,7 +307,7 @@ def status(
       hce status my-index --no-drift --json
     """
     from hce.index.index import Index
-    from hce.index.trusted import trust_address_of
+    from hce.milvus.trusted import trust_address_of
 
     if trust_address:
         trust_address_of(path)
@@ -333,7 +333,7 @@ def _refuse_without_engine(path: Path) -> None:
         InputError: the index lacks its engine.
     """
     from hce.index.manifest import is_index
-    from hce.index.mirror import POINTER_FILE
+    from hce.milvus.mirror import POINTER_FILE
 
     if is_index(path) and not any(path.glob("engine*")) and not (path / POINTER_FILE).is_file():
         raise InputError(

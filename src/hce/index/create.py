@@ -31,14 +31,14 @@ from hce.files import delete_whole, held_alone, new_folder, require_new, unfinis
 from hce.index.carried_encoder import ENCODER_FOLDER, file_stamps
 from hce.index.cutting import Cutter, LongDocuments
 from hce.index.manifest import Manifest
-from hce.index.mirror import check_place
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
-from hce.index.trusted import trust
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
 from hce.memory import index_needs, released, require_memory, widest_dtype
+from hce.milvus.mirror import check_place
+from hce.milvus.trusted import trust
 from hce.processes import (
     is_first_process,
     process_count,

@@ -23,13 +23,13 @@ from hce.files import delete_leftovers, new_folder, read_json, write_json
 from hce.index.cutting import passage_texts
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
-from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
 from hce.index.numbered_tree import load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
+from hce.milvus.engine import MilvusEngine
+from hce.milvus.mirror import Mirror, MirroredPart, document_engine, passage_engine
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine
-from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
 from hce.search.words import Words
 

@@ -52,10 +52,10 @@ from hce.index.writing import (
     refuse_known,
     without_unchanged,
 )
+from hce.milvus.engine import is_address
 from hce.progress import Advance, progress_bar
 from hce.search.engine import check_engine
 from hce.search.fusion import TOKENS_FIRST
-from hce.search.milvus import is_address
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Index:
             InputError: `encoder` is another one.
         """
         if is_address(path):
-            from hce.index.replica import ReplicaIndex
+            from hce.milvus.replica import ReplicaIndex
 
             return ReplicaIndex(path, encoder)
         return cls(path, encoder)

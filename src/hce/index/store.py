@@ -546,7 +546,7 @@ class Writer(Reader):
         self._documents -= len(numbers)
         self._touched |= bool(numbers)
 
-    # The three below make a store a copy of another one, without vectors: see `hce.index.replica`.
+    # The three below make a store a copy of another one, without vectors: see `hce.milvus.replica`.
 
     def start_over(self, dim: int) -> None:
         """Take everything out, and expect vectors of another length."""

@@ -9,12 +9,12 @@ from hce.contained import delete_folder
 from hce.files import held_alone
 from hce.index.confidence import calibrate
 from hce.index.manifest import SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
-from hce.index.mirror import check_place, withdraw
 from hce.index.numbered_tree import regrow_tree
 from hce.index.opened import Opened
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
-from hce.index.trusted import require_trusted, trust
+from hce.milvus.mirror import check_place, withdraw
+from hce.milvus.trusted import require_trusted, trust
 from hce.search.engine import ELSEWHERE, check_engine
 
 

@@ -26,7 +26,7 @@ ENGINES = {"flat": ("hce.search.exact", "FlatEngine"), "tree": ("hce.search.tree
 """Module and class of each engine; each module is built on this one, so it is imported when it is asked for."""
 
 ELSEWHERE = ("milvus",)
-"""Engines that are no part of this process, and have an address: see `hce.search.milvus`."""
+"""Engines that are no part of this process, and have an address: see `hce.milvus.engine`."""
 
 FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes a tenth of a second and more
 

@@ -50,9 +50,9 @@ from hce.data.judgments import Qrels, find_queries, find_split, read_queries
 from hce.errors import AwayError, HceError, InputError
 from hce.index.index import Index
 from hce.index.manifest import size_on_disk
-from hce.index.mirror import Pointer
 from hce.index.ranking import Hit, SearchMode
-from hce.search.milvus import Address, Milvus
+from hce.milvus.engine import Address, Milvus
+from hce.milvus.mirror import Pointer
 
 K = 10
 CHANGED = 1000  # documents that are added, and removed

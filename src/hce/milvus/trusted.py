@@ -11,7 +11,7 @@ import platformdirs
 from hce.errors import FormatError, InputError
 from hce.files import read_json, write_json
 from hce.index.manifest import Manifest
-from hce.search.milvus import Address
+from hce.milvus.engine import Address
 
 logger = logging.getLogger(__name__)
 

@@ -27,22 +27,9 @@ from hce.contained import delete_file, is_file
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
 from hce.index.manifest import Manifest
-from hce.index.milvus_rows import (
-    Facts,
-    LogEntry,
-    document_rows,
-    facts_rows,
-    file_rows,
-    log_rows,
-    passage_rows,
-    read_writer,
-)
 from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
 from hce.index.threads import heed_forks
-from hce.index.trusted import require_trusted
-from hce.progress import progress_bar
-from hce.search.engine import Engine
-from hce.search.milvus import (
+from hce.milvus.engine import (
     DOCUMENTS,
     FILES,
     LOG,
@@ -54,6 +41,19 @@ from hce.search.milvus import (
     Milvus,
     MilvusEngine,
 )
+from hce.milvus.rows import (
+    Facts,
+    LogEntry,
+    document_rows,
+    facts_rows,
+    file_rows,
+    log_rows,
+    passage_rows,
+    read_writer,
+)
+from hce.milvus.trusted import require_trusted
+from hce.progress import progress_bar
+from hce.search.engine import Engine
 from hce.search.passages import PassageEngine
 
 logger = logging.getLogger(__name__)

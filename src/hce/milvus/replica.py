@@ -24,11 +24,11 @@ from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
 from hce.index.index import Index
 from hce.index.manifest import IndexStatus
-from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
-from hce.index.mirror import Mirror
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
+from hce.milvus.engine import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
+from hce.milvus.mirror import Mirror
+from hce.milvus.rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
 from hce.progress import progress_bar
-from hce.search.milvus import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
