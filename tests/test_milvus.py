@@ -31,10 +31,10 @@ from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, HceError, InputError
 from hce.index import mirror, replica
 from hce.index.index import Index
+from hce.milvus import engine as milvus
 from hce.milvus.engine import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
 from hce.milvus.mirror import POINTER_FILE, Pointer
 from hce.milvus.rows import pieces_of
-from hce.search import milvus
 from hce.search.engine import Found
 from hce.web.app import create_app
 from hce.web.guard import rules_for

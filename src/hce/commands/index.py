@@ -254,9 +254,9 @@ def search(
       hce search milvus.db "how do plants make sugar"
     """
     from hce.data.records import STDIN, read_lines
+    from hce.index.elsewhere import trust_address_of
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
-    from hce.milvus.trusted import trust_address_of
     from hce.web.client import Client, is_url
 
     if text == STDIN:
@@ -306,8 +306,8 @@ def status(
       hce status my-index
       hce status my-index --no-drift --json
     """
+    from hce.index.elsewhere import trust_address_of
     from hce.index.index import Index
-    from hce.milvus.trusted import trust_address_of
 
     if trust_address:
         trust_address_of(path)
@@ -332,10 +332,10 @@ def _refuse_without_engine(path: Path) -> None:
     Raises:
         InputError: the index lacks its engine.
     """
-    from hce.index.manifest import is_index
-    from hce.milvus.mirror import POINTER_FILE
+    from hce.index.manifest import Manifest, is_index
+    from hce.search.engine import ELSEWHERE
 
-    if is_index(path) and not any(path.glob("engine*")) and not (path / POINTER_FILE).is_file():
+    if is_index(path) and not any(path.glob("engine*")) and Manifest.read(path).engine not in ELSEWHERE:
         raise InputError(
             f"{path} is an index, whole but for its engine; 'hce rebuild {path}' builds that, as would the first search"
         )

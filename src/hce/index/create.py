@@ -30,6 +30,7 @@ from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
 from hce.index.carried_encoder import ENCODER_FOLDER, file_stamps
 from hce.index.cutting import Cutter, LongDocuments
+from hce.index.elsewhere import home_of
 from hce.index.manifest import Manifest
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.store import STORE_FILE, Store, Writer, now
@@ -37,8 +38,6 @@ from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
 from hce.memory import index_needs, released, require_memory, widest_dtype
-from hce.milvus.mirror import check_place
-from hce.milvus.trusted import trust
 from hce.processes import (
     is_first_process,
     process_count,
@@ -188,8 +187,7 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
     """
     check_engine(engine, at, dtype or "float32", "auto")
     if at is not None:
-        trust(at)
-        check_place(at, path)
+        home_of(engine).claim_place(at, path, named_by_user=True)
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
         raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
 

@@ -21,13 +21,12 @@ from hce.contained import check_tree, delete_folder, is_folder, names_in
 from hce.errors import FormatError, HceError
 from hce.files import delete_leftovers, new_folder, read_json, write_json
 from hce.index.cutting import passage_texts
+from hce.index.elsewhere import Mirror, Part, home_of
 from hce.index.manifest import Manifest
 from hce.index.mapped import all_vectors
 from hce.index.numbered_tree import load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.threads import SharedLock, heed_forks
-from hce.milvus.engine import MilvusEngine
-from hce.milvus.mirror import Mirror, MirroredPart, document_engine, passage_engine
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine
 from hce.search.passages import PassageEngine
@@ -447,9 +446,6 @@ class WordsBuilder:
 
 # --------------------------------------------------------------------------------------- the parts of an index
 
-EnginePart = Live[Engine] | MirroredPart[MilvusEngine]
-PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
-
 
 class Derived:
     """The parts that are derived from a store; each lends what it holds by `use`, as of a reader's moment.
@@ -466,12 +462,11 @@ class Derived:
         self._index_folder = store.path.parent
         self.engine_name = manifest.engine
         engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
-        self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
-        self.engine_part: EnginePart
-        self.passages_part: PassagesPart
+        self.mirror = mirror or (home_of(manifest.engine).new_mirror(store) if manifest.engine in ELSEWHERE else None)
+        self.engine_part: Part[Engine]
+        self.passages_part: Part[PassageEngine]
         if self.mirror is not None:
-            self.engine_part = MirroredPart(self.mirror, document_engine)
-            self.passages_part = MirroredPart(self.mirror, passage_engine)
+            self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
         else:
             self.engine_part = Live(store, engine_builder, manifest.suffix)
             self.passages_part = Live(store, passages_builder, manifest.suffix)
@@ -484,7 +479,7 @@ class Derived:
                     *(snapshot, store.path, store.path.name),
                 )
 
-    def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
+    def parts(self, reader: Reader) -> list[Part[Any]]:
         """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 

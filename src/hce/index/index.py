@@ -21,8 +21,9 @@ from hce.files import checked_fields
 from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
 from hce.index.derived import Derived
+from hce.index.elsewhere import replica_at
 from hce.index.filters import Filter
-from hce.index.manifest import IndexStatus, Manifest
+from hce.index.manifest import MANIFEST_FILE, IndexStatus, Manifest
 from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.opened import Opened
 from hce.index.ranking import (
@@ -52,7 +53,6 @@ from hce.index.writing import (
     refuse_known,
     without_unchanged,
 )
-from hce.milvus.engine import is_address
 from hce.progress import Advance, progress_bar
 from hce.search.engine import check_engine
 from hce.search.fusion import TOKENS_FIRST
@@ -171,11 +171,8 @@ class Index:
             FormatError: there is no index, it is damaged, or a newer version wrote it.
             InputError: `encoder` is another one.
         """
-        if is_address(path):
-            from hce.milvus.replica import ReplicaIndex
-
-            return ReplicaIndex(path, encoder)
-        return cls(path, encoder)
+        replica = None if (Path(path) / MANIFEST_FILE).exists() else replica_at(path, encoder)
+        return cls(path, encoder) if replica is None else replica
 
     def close(self) -> None:
         """Close the files."""

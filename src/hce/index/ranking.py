@@ -18,10 +18,12 @@ from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_o
 from hce.data.text import ANY_WORD, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
-from hce.index.derived import Derived, EnginePart
+from hce.index.derived import Derived
+from hce.index.elsewhere import Part
 from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.paths import TreePath, paths_of
 from hce.index.store import MomentPassedError, Reader
+from hce.search.engine import Engine
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest
 from hce.search.words import FoundByWords, Words
@@ -257,7 +259,7 @@ class NearestToOne(NamedTuple):
     """
 
     reader: Reader
-    engine_part: EnginePart
+    engine_part: Part[Engine]
     query_vector: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
@@ -267,7 +269,7 @@ class NearestToOne(NamedTuple):
     def of(
         cls,
         reader: Reader,
-        engine_part: EnginePart,
+        engine_part: Part[Engine],
         query_vector: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,

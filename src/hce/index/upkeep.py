@@ -8,13 +8,12 @@ from functools import partial
 from hce.contained import delete_folder
 from hce.files import held_alone
 from hce.index.confidence import calibrate
+from hce.index.elsewhere import home_of
 from hce.index.manifest import SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
 from hce.index.numbered_tree import regrow_tree
 from hce.index.opened import Opened
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
-from hce.milvus.mirror import check_place, withdraw
-from hce.milvus.trusted import require_trusted, trust
 from hce.search.engine import ELSEWHERE, check_engine
 
 
@@ -76,13 +75,10 @@ def rebuild(
         progress: show bars.
     """
     path, before = opened.path, opened.manifest
+    named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
+    check_engine(engine or before.engine, at, dtype or before.dtype)
     if at is not None:
-        trust(at)
-    at = at or (before.engine_at if engine in (None, before.engine) else None)
-    check_engine(engine or opened.derived.engine_name, at, dtype or before.dtype)
-    if at is not None:
-        require_trusted(at, path)
-        check_place(at, path)
+        home_of(engine or before.engine).claim_place(at, path, named_by_user=named)
     if refit:
         _refit_table(opened, progress)
     _give_up_earlier(opened)
@@ -101,8 +97,8 @@ def rebuild(
         _calibrate(opened, writer)
         writer.forget(manifest.documents)
         delete_other_folders(path, manifest)
-    if before.engine_at not in (None, at):
-        withdraw(before.engine_at, path)
+    if before.engine_at is not None and before.engine_at != at:
+        home_of(before.engine).withdraw(before.engine_at, path)
 
 
 def _refit_table(opened: Opened, progress: bool) -> None:

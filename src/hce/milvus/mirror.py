@@ -62,7 +62,7 @@ POINTER_FILE = "milvus.json"
 DOCUMENTS_AT_ONCE = 2000
 MANY = 10_000  # documents that take long enough to show how far they are
 
-Searched = TypeVar("Searched", MilvusEngine, PassageEngine)
+Searched = TypeVar("Searched", Engine, PassageEngine)
 Result = TypeVar("Result")
 
 
@@ -125,7 +125,14 @@ class Pointer:
 
 
 class Mirror:
-    """The collection of an index, told of the store's changes before it is searched."""
+    """The collection of an index, told of the store's changes before it is searched.
+
+    Attributes:
+        store: the documents.
+        index_folder: the folder of the index.
+        documents: the engine of all documents there.
+        passages: the engine of the passages of long documents there.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -133,6 +140,8 @@ class Mirror:
         self._lock = Lock()
         self._server: Milvus | None = None
         self._known: tuple[Collection, int] | None = None  # and the change up to which it is told
+        self.documents: MirroredPart[Engine] = MirroredPart(self, document_engine)
+        self.passages: MirroredPart[PassageEngine] = MirroredPart(self, passage_engine)
         heed_forks(self)
 
     def after_fork(self) -> None:
@@ -438,10 +447,11 @@ class MirroredPart(Generic[Searched]):
         return iter(())
 
 
-def document_engine(collection: Collection, reader: Reader) -> MilvusEngine:
+def document_engine(collection: Collection, reader: Reader) -> Engine:
     """Return the engine of all documents."""
     moment = reader.moment()
-    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
+    engine = MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
+    return cast(Engine, engine)  # which is only searched here
 
 
 def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:

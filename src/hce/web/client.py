@@ -120,7 +120,7 @@ class Answer(NamedTuple):
 class _Judgment(NamedTuple):
     """What the API says of all hits together."""
 
-    good_match: bool | None
+    good_match: bool | None = None
 
 
 class _Found(NamedTuple):
