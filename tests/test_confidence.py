@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import FARTHEST, LEAST, Calibration, HitCloseness
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.opened import CarriedEncoder
 from hce.search.words import Words
 from hce.web.app import create_app
 from hce.web.client import Client

@@ -26,9 +26,9 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import UNLIMITED_WINDOW
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
-from hce.index.cutting import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.index.index import Index
 from hce.index.ranking import NearestToOne
+from hce.index.writing import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.search.engine import ENGINES, Found, new_engine
 from hce.search.passages import PassageEngine
 

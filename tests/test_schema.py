@@ -11,7 +11,7 @@ import pytest
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError
-from hce.index.schema import row_checksum, vector_checksum
+from hce.index.connections import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, CutPassages, Store
 
 DIM = 4

@@ -28,15 +28,13 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
-from hce.index.carried_encoder import ENCODER_FOLDER, file_stamps
-from hce.index.cutting import Cutter, LongDocuments
 from hce.index.elsewhere import home_of
-from hce.index.manifest import Manifest
+from hce.index.manifest import ENCODER_FOLDER, Manifest, file_stamps
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
-from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
+from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, shared_vectors
 from hce.memory import index_needs, released, require_memory, widest_dtype
 from hce.processes import (
     is_first_process,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Condition
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -20,13 +22,12 @@ from hce.checksums import sealed, unsealed
 from hce.contained import check_tree, delete_folder, is_folder, names_in
 from hce.errors import FormatError, HceError
 from hce.files import delete_leftovers, new_folder, read_json, write_json
-from hce.index.cutting import passage_texts
+from hce.index.connections import heed_forks
 from hce.index.elsewhere import Mirror, Part, home_of
 from hce.index.manifest import Manifest
-from hce.index.mapped import all_vectors
-from hce.index.numbered_tree import load_tree
+from hce.index.numbered_tree import all_vectors, load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
-from hce.index.threads import SharedLock, heed_forks
+from hce.index.writing import passage_texts
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine
 from hce.search.passages import PassageEngine
@@ -528,3 +529,43 @@ def _builders(
         PassagesBuilder(engine_name, manifest.dtype, manifest.dim),
         WordsBuilder(manifest.language),
     )
+
+
+class SharedLock:
+    """A lock shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._sharing = 0
+        self._alone = False
+        self._waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with others."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._alone and not self._waiting)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._sharing -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock with no one else."""
+        with self._condition:
+            self._waiting += 1
+            try:
+                self._condition.wait_for(lambda: not self._alone and not self._sharing)
+                self._alone = True
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._alone = False
+                self._condition.notify_all()

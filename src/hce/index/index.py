@@ -18,14 +18,13 @@ from hce.data.documents import Document
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.files import checked_fields
-from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
 from hce.index.derived import Derived
 from hce.index.elsewhere import replica_at
 from hce.index.filters import Filter
 from hce.index.manifest import MANIFEST_FILE, IndexStatus, Manifest
 from hce.index.numbered_tree import NumberedHierarchy
-from hce.index.opened import Opened
+from hce.index.opened import CarriedEncoder, Opened
 from hce.index.ranking import (
     RERANKED,
     Hit,

@@ -22,6 +22,7 @@ from hce.search.fusion import TRANSFORMER_SHARE
 
 FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
+ENCODER_FOLDER = "encoder"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
@@ -326,3 +327,8 @@ def file_stamp(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_ino, found.st_mtime_ns
+
+
+def file_stamps(folder: Path) -> dict[str, list[int]]:
+    """Return size and time of last change of each file, by its path below the folder."""
+    return {name: [found.st_size, found.st_mtime_ns] for name, found in check_tree(folder).items()}

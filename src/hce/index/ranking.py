@@ -20,8 +20,7 @@ from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived
 from hce.index.elsewhere import Part
-from hce.index.numbered_tree import NumberedHierarchy
-from hce.index.paths import TreePath, paths_of
+from hce.index.numbered_tree import NumberedHierarchy, TreePath, paths_of
 from hce.index.store import MomentPassedError, Reader
 from hce.search.engine import Engine
 from hce.search.fusion import Ranked, candidate_count_for, search_both

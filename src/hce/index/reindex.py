@@ -28,15 +28,14 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import InputError, WriterBusyError
 from hce.files import held_alone
-from hce.index.carried_encoder import ENCODER_FOLDER, CarriedEncoder, file_stamps
 from hce.index.create import Start, checked_share, start_from
-from hce.index.cutting import Cutter
 from hce.index.derived import Derived
-from hce.index.manifest import Manifest, StandbyEncoder, delete_other_folders
+from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_tree
+from hce.index.opened import CarriedEncoder
 from hce.index.store import CutPassages, Reader, Store, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folder
-from hce.index.writing import Encode, read_passages, shared_vectors
+from hce.index.writing import Cutter, Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE
 from hce.training.model_folder import IN_AN_INDEX, keep_facts, trained_tree

@@ -26,20 +26,23 @@ from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.data.text import hash64
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
-from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
-from hce.index.schema import (
+from hce.index.connections import (
     COLUMNS,
     SCHEMA,
+    SECONDS_TO_WAIT,
+    Connection,
+    Connections,
     change_checksum,
     drop_beside,
     has_table,
+    heeding_deadlines,
     make_beside,
     make_passages,
     row_checksum,
     swap_beside,
     vector_checksum,
 )
+from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
 
 STORE_FILE = "documents.sqlite"
 

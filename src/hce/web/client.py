@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from hce.data.passages import Passage
 from hce.errors import FormatError, InputError, one_line
 from hce.files import checked_fields
-from hce.index.paths import PathNode
+from hce.index.numbered_tree import PathNode
 from hce.index.ranking import Hit
 
 SECONDS = 40.0  # to wait for an answer, which the server gives or calls off after 30
