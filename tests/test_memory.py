@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hce import memory
 from hce.errors import InputError
-from hce.index import mapped
+from hce.index import numbered_tree
 from hce.index.create import create_index, kept_within
 from hce.index.index import Index
 from hce.memory import index_needs, parse_size, require_memory, train_needs
@@ -122,7 +122,7 @@ def test_vectors_from_a_file_give_the_hits_that_vectors_in_memory_give(
 
     held = found("held", dtype="float32")
     assert found("bounded", dtype=None, memory=64 * GB) == held
-    monkeypatch.setattr(mapped, "HELD", 0)
+    monkeypatch.setattr(numbered_tree, "HELD", 0)
     assert found("mapped", dtype="float32") == held
     assert not list(tmp_path.rglob(".vectors-*"))
 

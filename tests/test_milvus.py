@@ -29,9 +29,9 @@ from typer.testing import CliRunner
 from hce.cli import app as hce_command
 from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, HceError, InputError
-from hce.index import mirror, replica
 from hce.index.index import Index
 from hce.milvus import engine as milvus
+from hce.milvus import mirror, replica
 from hce.milvus.engine import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
 from hce.milvus.mirror import POINTER_FILE, Pointer
 from hce.milvus.rows import pieces_of
