@@ -87,7 +87,7 @@ def test_a_model(formats, tmp_path):
     check_tree(formats, Hierarchy.load(folder / "hierarchy"))
     documents = [Document(f"d{number}", f"star and sail {number}") for number in range(9)]
     with Index.create(tmp_path / "new", documents, folder) as index:
-        assert index.manifest.base_encoder == "start"
+        assert index.state.manifest.base_encoder == "start"
 
 
 def test_an_index_as_it_is(formats, tmp_path):

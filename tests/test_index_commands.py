@@ -315,7 +315,7 @@ def test_each_command_explains_itself(run):
 
 def test_a_second_writer_on_the_command_line(run, index, monkeypatch):
     monkeypatch.setattr("hce.index.store.SECONDS_TO_WAIT", 0.1)
-    with Index.open(index) as opened, opened._opened.store.writing():
+    with Index.open(index) as opened, opened.state.store.writing():
         line = only_error(run("remove", index, "star-red-0"))
     assert "another process is writing to this index; try again when it is done" in line
 

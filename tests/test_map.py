@@ -155,12 +155,12 @@ def test_documents_come_and_go_and_nothing_else_moves(index, drawing):
     stayed = np.intersect1d(before.numbers, now.numbers)
     assert len(stayed) == len(before.numbers) - 1
     assert np.array_equal(before.places[np.isin(before.numbers, stayed)], now.places[np.isin(now.numbers, stayed)])
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         numbers = np.array([reader.present([each])[each][0] for each in ("later", twin.id)])
     later, like = drawing.places_of(numbers)
     cell = np.sqrt(1 / len(drawing.cells().polygons))
     assert np.linalg.norm(later - like) < cell  # equal texts are neighbours
-    vector = index.encode_queries([twin.full_text])[0]
+    vector = index.state.encode_queries([twin.full_text])[0]
     assert np.linalg.norm(drawing.place_of_query(vector) - like) < cell
 
 
@@ -209,7 +209,7 @@ def test_more_documents_than_are_drawn(index, drawing, monkeypatch):
     ready(drawing)
     drawn = drawing.drawn()
     assert len(drawn.numbers) == 50
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         left_out = np.setdiff1d(reader.numbers(), drawn.numbers)[:7]
     assert np.isfinite(drawing.places_of(left_out)).all()
     assert (drawing.places_of(left_out) > 0).all()

@@ -332,7 +332,7 @@ def test_a_reader_takes_up_another_encoder(tmp_path, documents, static_encoder, 
         index.reindex(static_encoder)
         assert shown(index.search(QUERIES[0], 5, mode="dense")) != shown(first)  # and tells the collection
         assert shown(reader.search(QUERIES[0], 5, mode="dense")) == shown(index.search(QUERIES[0], 5, mode="dense"))
-        assert reader.manifest.fingerprint == index.manifest.fingerprint
+        assert reader.manifest.fingerprint == index.state.manifest.fingerprint
 
 
 # ----------------------------------------------------------------------------------------- interruptions
@@ -393,12 +393,12 @@ def test_a_lost_answer_writes_nothing_twice(tmp_path, documents, module_static_e
     with index_at(tmp_path / "there", documents[:20], module_static_encoder, embedded, "lost") as index:
         monkeypatch.undo()
         assert lost and len({hit.id for hit in index.search("star", 100, mode="dense")}) == 20
-        collection = index.derived.mirror.at(next(iter_reader(index)))
+        collection = index.state.derived.mirror.at(next(iter_reader(index)))
         assert len(list(collection.rows_between(milvus.DOCUMENTS, 1, 100))) == 20
 
 
 def iter_reader(index: Index):
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         yield reader
 
 

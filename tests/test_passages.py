@@ -341,9 +341,9 @@ def test_words_name_the_passage_that_has_them(tmp_path, encoder, book):
 
 def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_path, encoder, book):
     with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
-        hit, query = index.search(ODD, 1, mode="dense")[0], index.encode_queries([ODD])[0]
-        with index.reading() as reader:
-            engine, nothing = index.derived.engine_part, np.empty(0)
+        hit, query = index.search(ODD, 1, mode="dense")[0], index.state.encode_queries([ODD])[0]
+        with index.state.reading() as reader:
+            engine, nothing = index.state.derived.engine_part, np.empty(0)
             nearest = NearestToOne(reader, engine, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
             cosines, passages = nearest.cosines_of(np.array([4, hit.number, 2]))
             np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
@@ -395,7 +395,7 @@ def test_what_is_not_committed_leaves_no_passage(tmp_path, encoder, book, monkey
             index.add([book], [Document("book", "star")])
         assert len(index) == 30
         assert not (tmp_path / "index" / "passages").exists()
-        with index.reading() as reader:
+        with index.state.reading() as reader:
             assert not reader.has_passages()
 
 

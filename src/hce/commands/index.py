@@ -108,6 +108,7 @@ def index(
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
     """
     from hce.index.index import Index
+    from hce.index.upkeep import build_parts
 
     require_parent(output)
     _refuse_without_engine(output)
@@ -138,7 +139,7 @@ def index(
     if not first:
         return
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
-        made.build_engine()
+        build_parts(made.state)
         found = made.status()
     line = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
     answer(line, found.as_dict(), as_json)
@@ -166,7 +167,7 @@ def add(
     from hce.index.index import Index
 
     with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
-        alike = reading.remembering(index.manifest.fields)
+        alike = reading.remembering(index.state.manifest.fields)
         batches = [Corpus.load(file, alike) for file in files]
         before = len(index)
         written = (index.update if update else index.add)(*batches, progress=True)
@@ -315,7 +316,7 @@ def status(
         from hce.training.model_folder import IN_AN_INDEX, read_training
 
         found = index.status()
-        training = read_training(index.path / f"{IN_AN_INDEX}{index.manifest.suffix}")
+        training = read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}")
         verdict = index.drift(seed) if drift else None
     if as_json:
         known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
@@ -351,7 +352,7 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
         return shared_corpus(path, reading, output)
     with Index.open(path) as index:
         corpus = Corpus.from_documents(index, name=path.absolute().name)
-        corpus.reading = USUAL.remembering(index.manifest.fields)
+        corpus.reading = USUAL.remembering(index.state.manifest.fields)
         return corpus
 
 

@@ -61,8 +61,8 @@ def rebuild(
             from hce.index.create import kept_within  # with torch, which takes seconds to import
 
         if bound is not None:
-            manifest = index.manifest
-            named = engine or index.derived.engine_name
+            manifest = index.state.manifest
+            named = engine or index.state.derived.engine_name
             dtype = kept_within(bound, len(index), manifest.dim, named, dtype or manifest.dtype)
         index.rebuild(engine, dtype, at=at, refit=refit, tokens=tokens, progress=True)
         found = index.status()

@@ -180,7 +180,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         findings.append(Finding("map", f"{MAP_FILE} is not as it was written", can_heal=True))
     documents = 0
     try:
-        with Index.open(path) as index, index.reading() as reader:
+        with Index.open(path) as index, index.state.reading() as reader:
             in_store = list(_store_findings(reader, manifest, progress))
             documents = reader.row_count("documents")
             findings += in_store
@@ -206,7 +206,7 @@ def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
     """Read the snapshots; what is missing is made when it is needed, and no damage."""
     findings = []
-    for live in index.derived.parts(reader):
+    for live in index.state.derived.parts(reader):
         ahead = live.ahead()
         if ahead is not None:
             line = f"{ahead.relative_to(index.path)} knows of a later write than {STORE_FILE}: writes were lost"
@@ -349,11 +349,11 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         delete_file(path / MAP_FILE)  # it is made anew when somebody asks for it
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
-            with index.writing() as writer:
+            with index.state.store.writing() as writer:
                 writer.reindex()
         if any(each.part == "changes" and each.state == "damaged" for each in findings):
-            with index.writing() as writer:
-                writer.recount(index.manifest.documents)
+            with index.state.store.writing() as writer:
+                writer.recount(index.state.manifest.documents)
         unsound = {each.number for each in findings if each.can_heal and each.number is not None}
         if unsound:
             _encode_anew(index, sorted(unsound), progress)
@@ -369,7 +369,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
 
 def _encode_anew(index: Index, numbers: list[int], progress: bool) -> None:
     """Put documents in again, under new numbers, with vectors made anew of their texts; all or none."""
-    with index.writing() as writer:
+    with index.state.store.writing() as writer:
         encoder = index.encoder
         documents = list(writer.documents(numbers).values())
         writer.delete(numbers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +34,6 @@ from hce.search.passages import PassageEngine
 from hce.search.words import Words
 
 Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a live part holds
-Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +106,9 @@ class Live(Generic[Held]):
         """The folder of the snapshots."""
         return self.store.path.parent / f"{self.builder.folder_name}{self._suffix}"
 
-    def use(self, reader: Reader, work: Callable[[Held], Result]) -> Result:
-        """Call `work` on what is held, brought to the moment that `reader` sees.
+    @contextmanager
+    def lend(self, reader: Reader) -> Iterator[Held]:
+        """Lend what is held, brought to the moment that `reader` sees; nobody changes it meanwhile.
 
         Raises:
             MomentPassedError: another thread has brought what is held to a later moment.
@@ -117,7 +117,8 @@ class Live(Generic[Held]):
         while True:
             with self._lock.shared():
                 if self._held is not None and self._moment == moment:
-                    return work(self._held)
+                    yield self._held
+                    return
             with self._lock.alone():
                 if moment.change < max(self._since, self._moment.change if self._moment else 0):
                     raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
@@ -449,7 +450,7 @@ class WordsBuilder:
 
 
 class Derived:
-    """The parts that are derived from a store; each lends what it holds by `use`, as of a reader's moment.
+    """The parts that are derived from a store; each lends what it holds, as of a reader's moment.
 
     Attributes:
         engine_part: lends the engine of the vectors of all documents.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -21,14 +22,13 @@ HOMES = {"milvus": "hce.milvus.home"}
 """The module of each engine that lives elsewhere, imported when an index names the engine: see `Home`."""
 
 Held = TypeVar("Held", covariant=True)
-Result = TypeVar("Result")
 
 
 class Part(Protocol[Held]):
     """A part of an index that is brought to the moment of a reader before it is used: see `hce.index.derived.Live`."""
 
-    def use(self, reader: Reader, work: Callable[[Held], Result]) -> Result:
-        """Call `work` on what is held, as of the moment that `reader` sees.
+    def lend(self, reader: Reader) -> AbstractContextManager[Held]:
+        """Lend what is held, as of the moment that `reader` sees.
 
         Raises:
             MomentPassedError: what is held is at a later moment.

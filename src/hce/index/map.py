@@ -149,7 +149,7 @@ class DocumentMap:
             NotThereError: there is no map yet.
         """
         sheet = self._present()
-        with self.live.index.reading() as reader:
+        with self.live.index.state.reading() as reader:
             places = self.live.places_at(reader)
             with self._lock:
                 known = self._drawn
@@ -167,13 +167,13 @@ class DocumentMap:
         result = np.zeros((len(numbers), 2), np.float32)
         result[is_drawn] = drawn.places[found[is_drawn]]
         if not is_drawn.all():
-            with self.live.index.reading() as reader:
+            with self.live.index.state.reading() as reader:
                 result[~is_drawn] = _beside(sheet, reader, reader.vectors_at(numbers[~is_drawn]), drawn)
         return result
 
     def place_of_query(self, vector: np.ndarray) -> np.ndarray:
         """Return the place that a document of this vector would have, of shape (2,)."""
-        with self.live.index.reading() as reader:
+        with self.live.index.state.reading() as reader:
             return np.asarray(_beside(self._present(), reader, vector[None], self.drawn())[0])
 
     def _present(self) -> _Sheet:
@@ -205,7 +205,7 @@ class DocumentMap:
         return _Sheet(tree, kept, cells(kept.sites))
 
     def _lay_out(self, tree: NumberedHierarchy) -> StoredMap:
-        with self.live.index.reading() as reader:
+        with self.live.index.state.reading() as reader:
             there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
             chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
             numbers, (every, vectors) = tree.numbers[chosen], reader.vectors()

@@ -32,7 +32,7 @@ from hce.index.create import Start, checked_share, start_from
 from hce.index.derived import Derived
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_tree
-from hce.index.opened import CarriedEncoder
+from hce.index.state import CarriedEncoder
 from hce.index.store import CutPassages, Reader, Store, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folder
 from hce.index.writing import Cutter, Encode, read_passages, shared_vectors

@@ -11,13 +11,13 @@ from hce.index.confidence import calibrate
 from hce.index.elsewhere import home_of
 from hce.index.manifest import SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
 from hce.index.numbered_tree import regrow_tree
-from hce.index.opened import Opened
+from hce.index.state import IndexState
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
 from hce.search.engine import ELSEWHERE, check_engine
 
 
-def status_of(opened: Opened) -> IndexStatus:
+def status_of(opened: IndexState) -> IndexStatus:
     """Return counts, sizes and names; loads neither encoder nor engine."""
     with opened.reading() as reader:
         manifest, tree, other = opened.manifest, opened.tree, opened.manifest.other()
@@ -40,7 +40,7 @@ def status_of(opened: Opened) -> IndexStatus:
     )
 
 
-def build_parts(opened: Opened) -> None:
+def build_parts(opened: IndexState) -> None:
     """Build engines and words of the documents there are, and keep snapshots of them.
 
     Raises:
@@ -54,7 +54,7 @@ def build_parts(opened: Opened) -> None:
 
 
 def rebuild(
-    opened: Opened,
+    opened: IndexState,
     engine: str | None,
     dtype: str | None,
     at: str | None,
@@ -101,7 +101,7 @@ def rebuild(
         home_of(before.engine).withdraw(before.engine_at, path)
 
 
-def _refit_table(opened: Opened, progress: bool) -> None:
+def _refit_table(opened: IndexState, progress: bool) -> None:
     """Fit the table that encodes anew to all documents, unless a reindexing to another encoder was begun."""
     from hce.index.reindex import reindex  # which needs torch
 
@@ -113,7 +113,7 @@ def _refit_table(opened: Opened, progress: bool) -> None:
         opened.adopt(manifest)
 
 
-def _give_up_earlier(opened: Opened) -> None:
+def _give_up_earlier(opened: IndexState) -> None:
     """Drop the vectors of the encoder that was in force before the last reindexing.
 
     Raises:
@@ -132,7 +132,7 @@ def _give_up_earlier(opened: Opened) -> None:
             writer.drop_beside()
 
 
-def _rebuild_tokens(opened: Opened, writer: Writer, wanted: bool | None, progress: bool) -> None:
+def _rebuild_tokens(opened: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
     """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
     folder = token_folder(opened.path, opened.manifest.suffix)
     if wanted is None:
@@ -144,7 +144,7 @@ def _rebuild_tokens(opened: Opened, writer: Writer, wanted: bool | None, progres
         read_all_tokens(folder, opened.for_documents.encoder(), writer, progress=progress)
 
 
-def _calibrate(opened: Opened, writer: Writer) -> None:
+def _calibrate(opened: IndexState, writer: Writer) -> None:
     """Find out from where on a hit is a good match, and note it in the manifest."""
     known = Manifest.settled(opened.path, writer)
     found = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -63,7 +64,6 @@ DOCUMENTS_AT_ONCE = 2000
 MANY = 10_000  # documents that take long enough to show how far they are
 
 Searched = TypeVar("Searched", Engine, PassageEngine)
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -401,8 +401,9 @@ class MirroredPart(Generic[Searched]):
         self._make: Callable[[Collection, Reader], Searched] = make
         self._made: tuple[Collection, int, Searched] | None = None
 
-    def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result:
-        """Call `work` on the engine, as of the moment that `reader` sees.
+    @contextmanager
+    def lend(self, reader: Reader) -> Iterator[Searched]:
+        """Lend the engine, as of the moment that `reader` sees.
 
         Raises:
             MomentPassedError: the collection is at a later moment.
@@ -414,7 +415,7 @@ class MirroredPart(Generic[Searched]):
         if made is None or made[:2] != (collection, moment.change):
             made = self._made = (collection, moment.change, self._make(collection, reader))
         try:
-            return work(made[2])
+            yield made[2]
         except GoneOnError as error:
             self.mirror.check_later(moment)
             raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error

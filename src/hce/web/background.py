@@ -149,7 +149,7 @@ class DriftWatch:
 
     def now(self) -> DriftState:
         """Return the last verdict; where documents were written since, measure a newer one in the background."""
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             change = reader.moment().change
         with self._lock:
             outdated = self._measured_at != change

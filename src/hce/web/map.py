@@ -127,7 +127,7 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
     if readiness.state != "ready":
         return MapAnswer(readiness)
     cells, drawn = drawing.cells(), drawing.drawn()
-    with drawing.live.index.reading() as reader:
+    with drawing.live.index.state.reading() as reader:
         now = drawing.live.places_at(reader)
     hierarchy = now.tree.hierarchy
     levels = [
@@ -156,7 +156,7 @@ def _points(drawing: DocumentMap) -> bytes:
 
 
 def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
-    with live.index.reading() as reader:
+    with live.index.state.reading() as reader:
         found = reader.documents(numbers)
     there = ((number, found[number]) for number in numbers if number in found)
     return [MapDocument(number, each.id, each.title, each.text[:LISTED_CHARACTERS]) for number, each in there]
@@ -164,7 +164,7 @@ def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
     query = None if vector is None else drawing.place_of_query(vector).tolist()
-    with drawing.live.index.reading() as reader:
+    with drawing.live.index.state.reading() as reader:
         there = reader.present(ids)
     numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}
     found = drawing.places_of(np.array(list(numbers.values()), np.int64)).tolist() if numbers else []

@@ -168,7 +168,7 @@ def telling(task: Task, data: Path | None) -> None:
     show(task, "rebuild, s", there.clock, here.clock)
     show(task, "rebuild, s of this process's processor", there.processor, here.processor)
     with Index.open(task.flat) as index:
-        folder = index.path / index.manifest.encoder_folder
+        folder = index.path / index.state.manifest.encoder_folder
     written = None if data is None else (size_on_disk(data) - before) / task.documents
     show(task, "bytes on disk a document, with the encoder", written, size_on_disk(task.flat) / task.documents)
     show(task, "of them the encoder, as it is in a folder", None, size_on_disk(folder) / task.documents)
@@ -177,7 +177,7 @@ def telling(task: Task, data: Path | None) -> None:
 # ------------------------------------------------------------------------------------------------- opening
 
 
-class Opened(NamedTuple):
+class IndexState(NamedTuple):
     """What opening took.
 
     Attributes:
@@ -202,14 +202,14 @@ def memory(name: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def open_alone(place: str, query: str) -> Opened:
+def open_alone(place: str, query: str) -> IndexState:
     """Open an index, and ask it one query."""
     before, start = memory("VmRSS"), time.perf_counter()
     with Index.open(place) as index:
         opened = time.perf_counter() - start
         index.search(query, K)
         answered = time.perf_counter() - start
-        return Opened(opened, answered, before, memory("VmRSS"), memory("VmHWM"))
+        return IndexState(opened, answered, before, memory("VmRSS"), memory("VmHWM"))
 
 
 def opening(task: Task) -> None:

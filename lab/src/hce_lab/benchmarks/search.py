@@ -128,7 +128,7 @@ def load(dataset: str, model: str, split: str, most: int, others: str | None) ->
 
 def of_index(folder: Path) -> tuple[np.ndarray, Engine]:
     """Return the vectors of an index that nothing was removed from, in a mapped file beside it, and its engine."""
-    with Index.open(folder) as index, index.reading() as reader:
+    with Index.open(folder) as index, index.state.reading() as reader:
         numbers, target = reader.numbers(), folder.with_name(f"{folder.name}-vectors.npy")
         if not np.array_equal(numbers, np.arange(1, len(numbers) + 1)):
             raise SystemExit(f"{folder}: documents were removed from it; take an index that has all of its documents")
@@ -137,8 +137,8 @@ def of_index(folder: Path) -> tuple[np.ndarray, Engine]:
             for start in range(0, len(numbers), AT_ONCE):
                 rows[start : start + AT_ONCE] = reader.vectors_at(numbers[start : start + AT_ONCE])
             rows.flush()
-        engine = index.derived.engine_part.use(reader, lambda engine: engine)
-        return np.load(target, mmap_mode="r"), engine
+        with index.state.derived.engine_part.lend(reader) as engine:
+            return np.load(target, mmap_mode="r"), engine
 
 
 def least_scores(documents: np.ndarray, queries: np.ndarray) -> np.ndarray:

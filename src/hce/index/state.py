@@ -3,40 +3,48 @@
 How a search copes with what other threads and other processes write meanwhile:
 
 - A write is one transaction, and a reader of the store sees one moment, however long it is held.
-- A reindexing puts another encoder in force. `Opened.reading` adopts the manifest that names it, and opens readers
+- A reindexing puts another encoder in force. `IndexState.reading` adopts the manifest that names it, and opens readers
   until one sees the vectors of that encoder.
-- Query vectors of the earlier encoder are then useless: `Index.search_encoded` raises `ReindexedError`, and its
+- Query vectors of the earlier encoder are then useless: `IndexState.search` raises `ReindexedError`, and its
   callers (`Index.search`, the web server) encode the queries again.
 - Engines and words are at one moment at a time. Where another thread has brought them to a later moment than a reader
-  sees, using them raises `MomentPassedError`, and `Index.search_encoded` searches again with a new reader.
+  sees, using them raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
 - A collection of Milvus has only its present moment: where documents are removed during a search,
-  `ReplicaIndex.search_encoded` takes over what was written, and searches again.
+  `ReplicaState.search` takes over what was written, and searches again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
 from hce.contained import check_tree
+from hce.deadline import check_deadline
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
 from hce.index.connections import heed_forks
 from hce.index.derived import Derived
+from hce.index.filters import Filter
 from hce.index.manifest import MANIFEST_FILE, Manifest, StandbyEncoder, file_stamp, file_stamps
 from hce.index.numbered_tree import NumberedHierarchy, load_tree
-from hce.index.store import Reader, Store
+from hce.index.ranking import Hit, SearchMode, SearchRequest, check_k, check_mode, find_hits, with_matched, with_paths
+from hce.index.store import Entry, MomentPassedError, Reader, Store
 from hce.index.token_codes import IndexTokens, encode_keeping_tokens
 from hce.index.writing import Cutter
 from hce.search.engine import ELSEWHERE
+from hce.search.fusion import TOKENS_FIRST
 
 
-class Opened:
+class ReindexedError(InputError):
+    """Queries were encoded by another encoder than the one that the index has now."""
+
+
+class IndexState:
     """The manifest in force, and the encoders, derived parts, tree and tokens that belong to it.
 
     Attributes:
@@ -61,6 +69,7 @@ class Opened:
         self.derived = Derived(self.store, self.manifest)
         self.tokens = self._tokens_of(self.manifest)
         self._cutter: Cutter | None = None
+        self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
         self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
 
@@ -89,6 +98,14 @@ class Opened:
                     )
                 behind = self.manifest.since
 
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Iterate over the documents with numbers above `after`, with number and vector, in order of number.
+
+        A number up to `manifest.documents` says that the document was there at creation, with this text.
+        """
+        with self.reading() as reader:
+            yield from reader.entries(after)
+
     def keep_up(self, reader: Reader) -> bool:
         """Adopt a manifest that another process wrote; return whether `reader` sees vectors of its encoder."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
@@ -116,6 +133,70 @@ class Opened:
             with self.store.reading() as reader:
                 self.keep_up(reader)
         return self.for_queries
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode queries to unit vectors of shape (texts, n)."""
+        encoder, tokens = self.present_encoder(), self.tokens
+        codes = tokens.codes(encoder)  # none beside a static encoder
+        vectors = encoder.encode(texts, "query", None if codes is None else tokens.asked(codes).keep)
+        if len(texts) == 1:
+            self._last_query = encoder, texts[0], vectors[0].copy()
+        return vectors
+
+    def encode_query(self, text: str) -> np.ndarray:
+        """Return the vector of a query, of shape (n,); the last query is not encoded again by the same encoder."""
+        last = self._last_query
+        if last is not None and last[:2] == (self.present_encoder(), text):
+            return last[2]
+        return np.asarray(self.encode_queries([text])[0])
+
+    def search(
+        self,
+        texts: Sequence[str],
+        vectors: np.ndarray | None,
+        k: int,
+        filter: Filter | None,  # noqa: A002
+        mode: SearchMode,
+        fingerprint: str | None = None,
+        *,
+        unique: bool = False,
+    ) -> list[list[Hit]]:
+        """Search as `Index.search` does, for texts that are encoded already, to vectors of shape (texts, n).
+
+        Args:
+            texts: the queries.
+            vectors: of the queries; None if words alone are looked for.
+            k: see `Index.search`, as `filter` and `mode`.
+            filter: see `Index.search`.
+            mode: see `Index.search`.
+            fingerprint: of the encoder that encoded the queries; by default, of the last one.
+            unique: see `Index.search`.
+
+        Raises:
+            ReindexedError: the index has another encoder by now; encode the queries again.
+        """
+        check_mode(mode)
+        check_k(k)
+        fingerprint = fingerprint or self.for_queries.fingerprint
+        while True:  # see the top of this module
+            check_deadline()
+            with self.reading() as reader, suppress(MomentPassedError):
+                if vectors is not None and self.manifest.fingerprint != fingerprint:
+                    raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
+                allowed = None if filter is None else reader.numbers_where(filter)
+                most = max(1, reader.moment().documents)  # who asks for more is not given room for more
+                k_or_all, share = min(int(k), most), self.manifest.words_share
+                request = SearchRequest(texts, vectors, k_or_all, allowed, mode, share, unique)
+                encoder, tokens = self.for_queries, self.tokens
+                codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
+                if codes is None:
+                    return with_paths(reader, self.tree, find_hits(reader, self.derived, request))
+                deeper = request._replace(k=min(max(k_or_all, TOKENS_FIRST), most), tell_matched=False)
+                hits = with_paths(reader, self.tree, find_hits(reader, self.derived, deeper))
+                break
+        hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits)]
+        with self.store.reading() as reader:
+            return with_matched(reader, self.derived, texts, hits)
 
     def encode_documents(self, texts: list[str]) -> np.ndarray:
         """Encode documents to unit vectors of shape (texts, n), and keep their tokens where the index keeps tokens."""
