@@ -332,7 +332,7 @@ def test_a_reader_takes_up_another_encoder(tmp_path, documents, static_encoder, 
         index.reindex(static_encoder)
         assert shown(index.search(QUERIES[0], 5, mode="dense")) != shown(first)  # and tells the collection
         assert shown(reader.search(QUERIES[0], 5, mode="dense")) == shown(index.search(QUERIES[0], 5, mode="dense"))
-        assert reader.manifest.fingerprint == index.state.manifest.fingerprint
+        assert reader.state.manifest.fingerprint == index.state.manifest.fingerprint
 
 
 # ----------------------------------------------------------------------------------------- interruptions
