@@ -91,7 +91,7 @@ def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     answer = json.loads(run("search", tmp_path / "index", "star red w3", "-k", "2", "--json").out)
     assert answer["query"] == "star red w3"
     assert [hit["rank"] for hit in answer["hits"]] == [1, 2]
-    shown = {"rank", "score", "id", "title", "text", "metadata", "from_meaning", "from_words", "from_tokens"}
+    shown = {"rank", "score", "id", "title", "text", "metadata", "from_meaning", "from_words", "from_tokens", "path"}
     shown |= {"matched", "passage", "first_rank", "folded", "snippet", "snippet_start", "snippet_marks", "title_marks"}
     assert set(answer["hits"][0]) == shown
     assert "meaning + " in lines[0]

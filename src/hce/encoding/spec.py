@@ -19,12 +19,12 @@ PROOFS = ("modules.json", "config.json")  # files of which a downloaded model ha
 
 
 def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED_NAMES, what: str = "encoder") -> None:
-    """Refuse a name that is nearly a known one, and nothing that is on this machine.
+    """Refuse a name that is nearly a known one, but no path, file name or encoder of this machine.
 
     Raises:
         InputError: it is, with the known name.
     """
-    if spec in known or "/" in spec or Path(spec).exists():
+    if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
         return
     meant = get_close_matches(spec.lower(), known, n=1, cutoff=LIKENESS)
     if meant and not _is_downloaded(spec):
