@@ -255,10 +255,10 @@ def search(
       hce search milvus.db "how do plants make sugar"
     """
     from hce.data.records import STDIN, read_lines
+    from hce.data.text import is_url
     from hce.index.elsewhere import trust_address_of
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
-    from hce.web.client import Client, is_url
 
     if text == STDIN:
         text = "\n".join(line.text for line in read_lines(STDIN))
@@ -267,6 +267,8 @@ def search(
     if is_url(address):
         if rerank or facet:
             raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
+        from hce.web.client import Client
+
         hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
     else:
         if trust_address:

@@ -27,11 +27,11 @@ from hce.index.elsewhere import Mirror, Part, home_of
 from hce.index.manifest import Manifest
 from hce.index.numbered_tree import all_vectors, load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
-from hce.index.writing import passage_texts
+from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine
 from hce.search.passages import PassageEngine
-from hce.search.words import Words
+from hce.search.words import PassageText, Words
 
 Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a live part holds
 
@@ -444,6 +444,16 @@ class WordsBuilder:
         """Add the words of the texts above a number, and of the passages of the long ones."""
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
             return held.add(counted(reader.texts(after), advance), passage_texts(reader, after))
+
+
+def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
+    """Read the passages of the documents above `after` as words are indexed: the title stands before each, if short."""
+    for number, extents in reader.all_extents(after):
+        for document in reader.documents([number]).values():
+            text, title = document.full_text, document.title.strip()
+            for passage_number, (start, stop) in extents.items():
+                before = f"{title} " if start and title and TITLE_SHARE * len(title) <= stop - start else ""
+                yield PassageText(number, passage_number, before + text[start:stop])
 
 
 # --------------------------------------------------------------------------------------- the parts of an index

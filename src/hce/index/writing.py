@@ -25,9 +25,8 @@ from hce.data.documents import Document
 from hce.data.passages import Passage, cut_passages
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.index.store import CutPassages, Reader, Writer, content_key
+from hce.index.store import CutPassages, Writer, content_key
 from hce.progress import Advance, progress_bar
-from hce.search.words import PassageText
 
 DOCUMENTS_AT_ONCE = 2048
 
@@ -275,16 +274,6 @@ class Cutter:
             return [match.span() for match in PIECES.finditer(text)]
         offsets: Sequence[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return offsets
-
-
-def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
-    """Read the passages of the documents above `after` as words are indexed: the title stands before each, if short."""
-    for number, extents in reader.all_extents(after):
-        for document in reader.documents([number]).values():
-            text, title = document.full_text, document.title.strip()
-            for passage_number, (start, stop) in extents.items():
-                before = f"{title} " if start and title and TITLE_SHARE * len(title) <= stop - start else ""
-                yield PassageText(number, passage_number, before + text[start:stop])
 
 
 class LongDocuments:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from hce.data.passages import Passage
+from hce.data.text import is_url
 from hce.errors import FormatError, InputError, one_line
 from hce.files import checked_fields
 from hce.index.numbered_tree import PathNode
@@ -17,11 +18,6 @@ from hce.index.ranking import Hit
 
 SECONDS = 40.0  # to wait for an answer, which the server gives or calls off after 30
 MOST_BYTES = 1 << 28  # of an answer
-
-
-def is_url(text: str) -> bool:
-    """Tell whether a text is the address of a server, and not a path."""
-    return text.lower().startswith(("http://", "https://"))
 
 
 class Client:
