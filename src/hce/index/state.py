@@ -1,16 +1,16 @@
-"""An index as one process has it open: the manifest in force, and all that belongs to it.
+"""IndexState: what one process has open of an index: the current manifest, and all that belongs to it.
 
-How a search copes with what other threads and other processes write meanwhile:
+A search and writes of other threads and processes:
 
-- A write is one transaction, and a reader of the store sees one moment, however long it is held.
-- A reindexing puts another encoder in force. `IndexState.reading` adopts the manifest that names it, and opens readers
+- A write is one transaction. A reader of the store sees one moment, however long it is held.
+- A reindexing switches to another encoder. `IndexState.reading` adopts the manifest that names it, and opens readers
   until one sees the vectors of that encoder.
-- Query vectors of the earlier encoder are then useless: `IndexState.search` raises `ReindexedError`, and its
-  callers (`Index.search`, the web server) encode the queries again.
-- Engines and words are at one moment at a time. Where another thread has brought them to a later moment than a reader
-  sees, using them raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
-- A collection of Milvus has only its present moment: where documents are removed during a search,
-  `ReplicaState.search` takes over what was written, and searches again.
+- Query vectors of the earlier encoder are then useless: `IndexState.search` raises `ReindexedError`, and its callers
+  (`Index.search`, the web server) encode the queries again.
+- Engines and words are at one moment at a time. If another thread has brought them to a later moment than a reader
+  sees, lending them raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
+- A collection of Milvus has only its present moment. If documents are removed during a search, `ReplicaState.search`
+  takes over what was written, and searches again.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class ReindexedError(InputError):
 
 
 class IndexState:
-    """The manifest in force, and the encoders, derived parts, tree and tokens that belong to it.
+    """The current manifest, and the encoders, derived parts, tree and tokens that belong to it.
 
     Attributes:
         path: the folder of the index.
-        manifest: the manifest in force.
+        manifest: the current one.
         store: the documents.
         derived: engine, engine of passages and words, all built from the store.
         for_queries: the encoder of queries.
@@ -70,7 +70,7 @@ class IndexState:
         self.tokens = self._tokens_of(self.manifest)
         self._cutter: Cutter | None = None
         self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
-        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it is not known to be in force
+        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it may not be the current one
         self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
 
     def close(self) -> None:
@@ -80,7 +80,9 @@ class IndexState:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open a moment of the store that has the vectors of the encoder that the manifest names.
+        """Open one moment of the store, with vectors of the encoder that the manifest names.
+
+        All that is read through it fits together, whatever is written meanwhile.
 
         Raises:
             FormatError: the store has no such vectors, since it is older than the manifest.
@@ -114,7 +116,7 @@ class IndexState:
         return reader.moment().change >= self.manifest.since
 
     def adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
-        """Put another manifest of this index in force, and its encoder where that is another one."""
+        """Switch to another manifest of this index, and to its encoder if that is another one."""
         if manifest.since < self.manifest.since:
             return  # of an earlier moment than another thread has seen
         if manifest.encoder_folder != self.manifest.encoder_folder:
@@ -128,7 +130,7 @@ class IndexState:
         self._stamp = None if manifest.switch else stamp
 
     def present_encoder(self) -> CarriedEncoder:
-        """Return the encoder of queries that is in force now."""
+        """Return the encoder of queries, after a look at whether the index has another one by now."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
                 self.keep_up(reader)
@@ -184,17 +186,18 @@ class IndexState:
                 if vectors is not None and self.manifest.fingerprint != fingerprint:
                     raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
                 allowed = None if filter is None else reader.numbers_where(filter)
-                most = max(1, reader.moment().documents)  # who asks for more is not given room for more
-                k_or_all, share = min(int(k), most), self.manifest.words_share
-                request = SearchRequest(texts, vectors, k_or_all, allowed, mode, share, unique)
+                most = max(1, reader.moment().documents)  # a larger k would only take more memory
+                best, share = min(int(k), most), self.manifest.words_share
+                request = SearchRequest(texts, vectors, best, allowed, mode, share, unique)
                 encoder, tokens = self.for_queries, self.tokens
                 codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
-                if codes is None:
-                    return with_paths(reader, self.tree, find_hits(reader, self.derived, request))
-                deeper = request._replace(k=min(max(k_or_all, TOKENS_FIRST), most), tell_matched=False)
-                hits = with_paths(reader, self.tree, find_hits(reader, self.derived, deeper))
+                if codes is not None:  # tokens take long: the moment is let go before they reorder the hits
+                    request = request._replace(k=min(max(best, TOKENS_FIRST), most), tell_matched=False)
+                hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
                 break
-        hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits)]
+        if codes is None:
+            return hits
+        hits = [row[:best] for row in tokens.in_order(encoder, codes, texts, hits)]
         with self.store.reading() as reader:
             return with_matched(reader, self.derived, texts, hits)
 
@@ -225,34 +228,36 @@ class IndexState:
 
 
 class CarriedEncoder:
-    """An encoder that one thread at a time uses, since tokenizers are not made for more.
+    """The encoder that an index carries: loaded when needed, checked, and used by one thread at a time.
+
+    Tokenizers are not made for several threads.
 
     Args:
         index_folder: the folder of the index.
-        told: what the manifest tells of the encoder: of the one in force, or of one that stands by.
-        given: the encoder itself, where the caller has it.
+        described: the manifest that describes the encoder, or its standby entry.
+        given: the encoder itself, if the caller has it.
     """
 
-    def __init__(self, index_folder: Path, told: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
+    def __init__(self, index_folder: Path, described: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index_folder = index_folder
-        self._told = told
+        self._known = described
         self._encoder = given
         self._lock = Lock()
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Wait for no thread of the parent, in a process that was just forked."""
+        """Forget the lock of the parent process, after a fork."""
         self._lock = Lock()
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the encoder, known without loading it."""
-        return self._told.fingerprint
+        return self._known.fingerprint
 
     @property
     def suffix(self) -> str:
         """What the names of the encoder's folders end in."""
-        return self._told.suffix
+        return self._known.suffix
 
     def encoder(self) -> Encoder:
         """Return the encoder, loaded if it was not.
@@ -264,20 +269,20 @@ class CarriedEncoder:
             return self._loaded()
 
     def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to unit vectors of shape (texts, n); a transformer tells of its tokens, if that is asked for."""
+        """Encode texts to unit vectors of shape (texts, n); `on_tokens` gets the tokens of a transformer."""
         with self._lock:
             return self._loaded().encode(texts, side, on_tokens=on_tokens)
 
     def _loaded(self) -> Encoder:
         if self._encoder is None:
-            folder = self.index_folder / self._told.encoder_folder
+            folder = self.index_folder / self._known.encoder_folder
             check_tree(folder, self.index_folder)
             encoder = Encoder.load(folder)
             # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
-            if file_stamps(folder) != self._told.encoder_files and encoder.fingerprint != self._told.fingerprint:
+            if file_stamps(folder) != self._known.encoder_files and encoder.fingerprint != self._known.fingerprint:
                 raise FormatError(
-                    f"{folder} is not the encoder that made this index's vectors ({self._told.encoder}); "
-                    "put that one back or index anew"
+                    f"{folder} is not the encoder that made this index's vectors ({self._known.encoder}); "
+                    "put that one back or index again"
                 )
             self._encoder = encoder
         return self._encoder
@@ -293,5 +298,5 @@ def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None
     if fingerprint != manifest.fingerprint:
         raise InputError(
             f"{index_folder} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), not of "
-            f"{encoder.name} ({fingerprint[:12]}); open it without naming an encoder, or index anew with that one"
+            f"{encoder.name} ({fingerprint[:12]}); open it without naming an encoder, or index again with that one"
         )

@@ -1,4 +1,4 @@
-"""Upkeep: telling how an index is, and making anew what is derived from its documents; no document is changed."""
+"""Upkeep: the status of an index, and rebuilding what is derived from its documents. No document is changed."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, 
 from hce.search.engine import ELSEWHERE, check_engine
 
 
-def status_of(opened: IndexState) -> IndexStatus:
+def status_of(state: IndexState) -> IndexStatus:
     """Return counts, sizes and names; loads neither encoder nor engine."""
-    with opened.reading() as reader:
-        manifest, tree, other = opened.manifest, opened.tree, opened.manifest.other()
+    with state.reading() as reader:
+        manifest, tree, other = state.manifest, state.tree, state.manifest.other()
         moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
-        pending = opened.derived.engine_part.pending(reader)
+        pending = state.derived.engine_part.pending(reader)
     return IndexStatus(
-        path=str(opened.path),
+        path=str(state.path),
         documents=moment.documents,
         added=moment.documents - (manifest.documents - removed),
         removed=removed,
         changed=moment.at,
-        engine=opened.derived.engine_name,
+        engine=state.derived.engine_name,
         pending=pending,
         tree_levels=tree.hierarchy.depth if tree else 0,
-        bytes=size_on_disk(opened.path),
+        bytes=size_on_disk(state.path),
         reindexing=other.encoder if other and not other.was_in_force else None,
         earlier=other.encoder if other and other.was_in_force else None,
-        tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(opened.path, manifest.suffix)),
+        tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(state.path, manifest.suffix)),
         **{name: getattr(manifest, name) for name in SHOWN},
     )
 
 
-def build_parts(opened: IndexState) -> None:
+def build_parts(state: IndexState) -> None:
     """Build engines and words of the documents there are, and keep snapshots of them.
 
     Raises:
         WriterBusyError: someone else is writing.
     """
-    with opened.store.writing() as writer:  # nothing is written to it; it keeps others from writing
-        opened.keep_up(writer)
-        derived = opened.derived
-        derived.rebuild(writer, replace(opened.manifest, engine=derived.engine_name))
-        _calibrate(opened, writer)
+    with state.store.writing() as writer:  # nothing is written to it; it keeps others from writing
+        state.keep_up(writer)
+        derived = state.derived
+        derived.rebuild(writer, replace(state.manifest, engine=derived.engine_name))
+        _calibrate(state, writer)
 
 
 def rebuild(
-    opened: IndexState,
+    state: IndexState,
     engine: str | None,
     dtype: str | None,
     at: str | None,
@@ -63,68 +63,68 @@ def rebuild(
     tokens: bool | None,
     progress: bool,
 ) -> None:
-    """Make all that is derived anew from the documents there are now; see `hce.index.index.Index.rebuild`.
+    """Rebuild all that is derived from the documents there are now; see `Index.rebuild`.
 
     Args:
-        opened: the index.
+        state: of the index.
         engine: another engine from now on.
         dtype: what the engine keeps vectors in from now on.
         at: the address of Milvus.
-        refit: fit the table anew to all documents, unless another encoder is about to take its place.
-        tokens: whether tokens are kept from now on; None as it was.
+        refit: fit the table to all documents again, unless another encoder is about to take its place.
+        tokens: whether tokens are kept from now on; None leaves that unchanged.
         progress: show bars.
     """
-    path, before = opened.path, opened.manifest
+    path, before = state.path, state.manifest
     named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
     check_engine(engine or before.engine, at, dtype or before.dtype)
     if at is not None:
         home_of(engine or before.engine).claim_place(at, path, named_by_user=named)
     if refit:
-        _refit_table(opened, progress)
-    _give_up_earlier(opened)
-    opened.store.compact()
-    with opened.store.writing() as writer:  # no document is written; it keeps others from writing
+        _refit_table(state, progress)
+    _give_up_earlier(state)
+    state.store.compact()
+    with state.store.writing() as writer:  # no document is written; it keeps others from writing
         known = Manifest.settled(path, writer)  # which another process may have changed
-        opened.adopt(known)
+        state.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
         engine = engine or known.engine
         manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
-        _rebuild_tokens(opened, writer, tokens and engine not in ELSEWHERE, progress)
+        _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed
-        opened.adopt(manifest)
-        opened.derived.rebuild(writer, manifest)
-        _calibrate(opened, writer)
+        state.adopt(manifest)
+        state.derived.rebuild(writer, manifest)
+        _calibrate(state, writer)
         writer.forget(manifest.documents)
         delete_other_folders(path, manifest)
     if before.engine_at is not None and before.engine_at != at:
         home_of(before.engine).withdraw(before.engine_at, path)
 
 
-def _refit_table(opened: IndexState, progress: bool) -> None:
-    """Fit the table that encodes anew to all documents, unless a reindexing to another encoder was begun."""
+def _refit_table(state: IndexState, progress: bool) -> None:
+    """Fit the table that encodes to all documents again, unless a reindexing to another encoder was begun."""
     from hce.index.reindex import reindex  # which needs torch
 
-    other = Manifest.read(opened.path).other()
+    other = Manifest.read(state.path).other()
     if other is not None and other.spec not in ("", "static"):
         return
-    manifest = reindex(opened.store, "static", None, progress=progress)
+    manifest = reindex(state.store, "static", None, progress=progress)
     if manifest is not None:
-        opened.adopt(manifest)
+        state.adopt(manifest)
 
 
-def _give_up_earlier(opened: IndexState) -> None:
-    """Drop the vectors of the encoder that was in force before the last reindexing.
+def _give_up_earlier(state: IndexState) -> None:
+    """Drop the vectors of the encoder that the last reindexing replaced.
 
     Raises:
         InputError: another process is taking it up again.
     """
-    path = opened.path
+    path = state.path
     other = Manifest.read(path).other()
     if other is None or not other.was_in_force:
         return
     refusal = f"{path}: another process is reindexing it; wait until it is done"
-    with held_alone(path, refusal), opened.store.writing() as writer:
+    with held_alone(path, refusal), state.store.writing() as writer:
         known = Manifest.settled(path, writer)
         other = known.other()
         if other is not None and other.was_in_force:
@@ -132,27 +132,27 @@ def _give_up_earlier(opened: IndexState) -> None:
             writer.drop_beside()
 
 
-def _rebuild_tokens(opened: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
-    """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
-    folder = token_folder(opened.path, opened.manifest.suffix)
+def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
+    """Keep tokens or drop them, if that is asked for; else drop those of texts that are gone."""
+    folder = token_folder(state.path, state.manifest.suffix)
     if wanted is None:
         if (codes := TokenCodes.find(folder)) is not None:
             codes.keep_only(writer)
         return
-    delete_folder(folder, opened.path)
+    delete_folder(folder, state.path)
     if wanted:
-        read_all_tokens(folder, opened.for_documents.encoder(), writer, progress=progress)
+        read_all_tokens(folder, state.for_documents.encoder(), writer, progress=progress)
 
 
-def _calibrate(opened: IndexState, writer: Writer) -> None:
-    """Find out from where on a hit is a good match, and note it in the manifest."""
-    known = Manifest.settled(opened.path, writer)
+def _calibrate(state: IndexState, writer: Writer) -> None:
+    """Find the thresholds of a good match, and write them into the manifest."""
+    known = Manifest.settled(state.path, writer)
     found = None
-    if opened.derived.mirror is None:
-        encode = partial(opened.for_queries.encode, side="query")
-        found = calibrate(writer, opened.derived, encode, known.fingerprint, known.words_share)
+    if state.derived.mirror is None:
+        encode = partial(state.for_queries.encode, side="query")
+        found = calibrate(writer, state.derived, encode, known.fingerprint, known.words_share)
     calibration = None if found is None else asdict(found)
     if calibration != known.calibration:
         manifest = replace(known, calibration=calibration)
-        manifest.write(opened.path)
-        opened.adopt(manifest)
+        manifest.write(state.path)
+        state.adopt(manifest)
