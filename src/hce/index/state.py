@@ -182,19 +182,32 @@ class IndexState:
         fingerprint = fingerprint or self.for_queries.fingerprint
         while True:  # see the top of this module
             check_deadline()
-            with self.reading() as reader, suppress(MomentPassedError):
-                if vectors is not None and self.manifest.fingerprint != fingerprint:
-                    raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
-                allowed = None if filter is None else reader.numbers_where(filter)
-                most = max(1, reader.moment().documents)  # a larger k would only take more memory
-                best, share = min(int(k), most), self.manifest.words_share
-                request = SearchRequest(texts, vectors, best, allowed, mode, share, unique)
-                encoder, tokens = self.for_queries, self.tokens
-                codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
-                if codes is not None:  # tokens take long: the moment is let go before they reorder the hits
-                    request = request._replace(k=min(max(best, TOKENS_FIRST), most), tell_matched=False)
-                hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
-                break
+            with suppress(MomentPassedError):
+                return self._search_once(texts, vectors, k, filter, mode, fingerprint, unique)
+
+    def _search_once(
+        self,
+        texts: Sequence[str],
+        vectors: np.ndarray | None,
+        k: int,
+        conditions: Filter | None,
+        mode: SearchMode,
+        fingerprint: str,
+        unique: bool,
+    ) -> list[list[Hit]]:
+        """Search at the present moment, and let tokens reorder the hits once that moment is let go: they take long."""
+        with self.reading() as reader:
+            if vectors is not None and self.manifest.fingerprint != fingerprint:
+                raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
+            allowed = None if conditions is None else reader.numbers_where(conditions)
+            most = max(1, reader.moment().documents)  # a larger k would only take more memory
+            best, share = min(int(k), most), self.manifest.words_share
+            request = SearchRequest(texts, vectors, best, allowed, mode, share, unique)
+            encoder, tokens = self.for_queries, self.tokens
+            codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
+            if codes is not None:
+                request = request._replace(k=min(max(best, TOKENS_FIRST), most), tell_matched=False)
+            hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
         if codes is None:
             return hits
         hits = [row[:best] for row in tokens.in_order(encoder, codes, texts, hits)]
