@@ -92,7 +92,7 @@ def fresh(tmp_path_factory, new):
 def test_all_that_have_the_index_open_take_the_new_encoder_up(made, new, fresh):
     with Index.open(made) as index, Index.open(made) as other, Index.open(made) as idle:
         before, vectors = hits_of(other), other.state.encode_queries(QUERIES)
-        fingerprint = other.fingerprint
+        fingerprint = other.state.present_encoder().fingerprint
         assert before != fresh
         assert index.reindex(new)
         assert not index.reindex(new)  # it has it already

@@ -69,11 +69,11 @@ class Index:
     """
 
     is_replica: ClassVar[bool] = False
+    _last_reranker: Reranker | None = None
 
-    def __init__(self, state: IndexState) -> None:
-        self.path = state.path
-        self.state = state
-        self._last_reranker: Reranker | None = None
+    def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
+        self.path = Path(path)
+        self.state = IndexState(self.path, encoder)
 
     @classmethod
     def create(
@@ -137,7 +137,7 @@ class Index:
             tokens=tokens,
             progress=progress,
         )
-        index = cls(IndexState(Path(path)))
+        index = cls(path)
         try:
             build_parts(index.state)
         except BaseException:
@@ -159,7 +159,7 @@ class Index:
             InputError: `encoder` is another one.
         """
         replica = None if (Path(path) / MANIFEST_FILE).exists() else replica_at(path, encoder)
-        return cls(IndexState(Path(path), encoder)) if replica is None else replica
+        return cls(path, encoder) if replica is None else replica
 
     def close(self) -> None:
         """Close the files."""

@@ -294,7 +294,8 @@ class ReplicaIndex(Index):
         except BaseException:
             server.close()
             raise
-        super().__init__(ReplicaState(folder, encoder, store))
+        self.path = folder
+        self.state = ReplicaState(folder, encoder, store)
 
     def __repr__(self) -> str:
         encoder = self.state.manifest.encoder
