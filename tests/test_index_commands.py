@@ -385,7 +385,7 @@ def test_a_table_that_was_fitted_to_few_documents_is_told_and_fitted_to_all(run,
     assert sorted(path.stat().st_mtime_ns for path in few.rglob("*.safetensors")) == before
     with Index.open(few) as old, Index.open(all_of_them) as new:
         assert list(new) == list(old)
-        assert new.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
+        assert new.state.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

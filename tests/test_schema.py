@@ -20,7 +20,7 @@ DIM = 4
 @pytest.fixture
 def store(tmp_path):
     made = Store.create(tmp_path, DIM)
-    with made.state.store.writing() as writer:
+    with made.writing() as writer:
         documents = [Document("a", "text", "title", {"year": 2}), Document("b", "long " * 9)]
         long = {1: CutPassages([Passage(0, 5), Passage(5, 9)], np.ones((2, DIM)))}
         writer.insert(documents, np.eye(2, DIM), long)
