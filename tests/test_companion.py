@@ -16,13 +16,12 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.index.index import Index
-from hce.training.companion import MOST_WITHOUT_LABELS, SHARES, accompany, word_table_of
-from hce.training.heldout import labelled_devset, mean_ndcg, pseudo_devset
-from hce.training.history import mean_over_kinds
+from hce.training.companion import accompany, word_table_of
+from hce.training.heldout import pseudo_devset
+from hce.training.model_folder import mean_over_kinds
+from hce.training.pairs import LabelSets, sources_and_devset
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.train import improvement, train
-from hce.training.words_share import WORDS_SHARES, best_words_share
 
 QUICK = Recipe.for_encoder(
     static=True, epochs=2, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=60, fit_static=False
@@ -32,7 +31,7 @@ QUICK = Recipe.for_encoder(
 @pytest.fixture
 def tables_are_at_hand(monkeypatch, static_encoder):
     """A transformer's token table is distilled by model2vec, which takes long; here a random one stands in for it."""
-    monkeypatch.setattr("hce.encoding.bundled.load_table_of", lambda model, fingerprint: static_encoder.table)
+    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.table)
 
 
 @pytest.fixture
@@ -44,32 +43,10 @@ def words(corpus, without=()) -> Encoder:
     return Encoder(fit_words(corpus, dim=32, without=np.array(without, dtype=np.int64)), "words")
 
 
-def test_the_share_is_the_best_of_those_to_choose_from(concept_corpus, static_encoder, dev):
-    companion = words(concept_corpus, range(0, len(concept_corpus), 7))
-    chosen = accompany(static_encoder, [companion], dev)
-    measured = {
-        share: mean_over_kinds(dev.measure(static_encoder.beside([companion], [1 - share, share])))
-        for share in SHARES
-        if share <= MOST_WITHOUT_LABELS
-    }
-    best = max(measured, key=lambda share: measured[share])
-    assert chosen.encoder.shares == pytest.approx((1 - best, best))
-    assert mean_ndcg(chosen.ndcg_chosen) == pytest.approx(measured[best], abs=1e-9)
-    assert mean_ndcg(chosen.ndcg_alone) == pytest.approx(mean_over_kinds(dev.measure(static_encoder)))
-
-
-def test_a_companion_that_knows_nothing_is_left_out(concept_corpus, static_encoder, dev):
-    table = words(concept_corpus).table
-    noise = np.random.default_rng(0).normal(size=table.vectors.shape).astype(np.float32)
-    rubbish = Encoder(table._replace(vectors=noise), "rubbish")
-    companion = words(concept_corpus, range(0, len(concept_corpus), 7))
-    good = static_encoder.beside([companion], [0.5, 0.5])
-    chosen = accompany(good, [rubbish], dev)
-    assert chosen.encoder is good and chosen.ndcg_chosen is chosen.ndcg_alone and not chosen.share
-
-
-def test_no_companion_is_the_encoder_alone(static_encoder, dev):
-    assert accompany(static_encoder, [], dev).encoder is static_encoder
+def test_no_share_is_the_encoder_alone(concept_corpus, static_encoder):
+    companion = words(concept_corpus)
+    assert accompany(static_encoder, [companion], 0.0, None) is static_encoder
+    assert accompany(static_encoder, [companion], 0.3, None).shares == pytest.approx((0.7, 0.3))
 
 
 def test_documents_without_a_common_word_give_no_words(static_encoder, caplog):
@@ -136,7 +113,7 @@ def test_a_transformer_stays_as_it_is_beside_a_trained_table(concept_corpus, ber
     assert result.recipe.train == "companion"
     first, *companions = result.encoder.parts
     np.testing.assert_allclose(first.encode(texts), plain, atol=1e-6)
-    assert len(companions) == 2 and companions[0].is_static
+    assert len(companions) == 2 and companions[0].is_table
     assert mean_over_kinds(result.after) > mean_over_kinds(result.before)
     index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
     assert index.search(texts[0], 1)[0].id == concept_corpus[0].id
@@ -185,7 +162,7 @@ def test_a_table_is_distilled_once(monkeypatch, tmp_path, bert_folder, static_en
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled, "_distilled", distilled)
     first, second = (Encoder.load(bert_folder).token_table() for _ in range(2))
-    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_static
+    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_table
 
 
 def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_folder):
@@ -212,51 +189,14 @@ def test_drift_counts_the_words_that_the_table_does_not_have(concept_corpus, sta
 PAIRS_OF_WORDS = Corpus.from_documents(Document(f"d{number}", f"w{number} w{number + 100}") for number in range(40))
 
 
-class Fixed:
-    """An encoder of given vectors; a query is looked up by its first word."""
-
-    def __init__(self, vectors: np.ndarray) -> None:
-        self.vectors = vectors
-
-    def encode(self, texts, side="document"):
-        return np.stack([self.vectors[int(text.split()[0][1:])] for text in texts])
-
-
-def dev_of(answers: list[tuple[int, int]]):
-    queries = {f"q{word}": Query(f"q{word}", f"w{word}") for word, _ in answers}
-    judged = Qrels(Judgment(f"q{word}", f"d{right}", 1) for word, right in answers)
-    return labelled_devset(PAIRS_OF_WORDS, queries, judged, 40, 0)
-
-
-def vectors_for(answers: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Documents along axes of their own, and for each query the axis of a document."""
-    documents = np.eye(40, dtype=np.float32)
-    queries = documents.copy()
-    for word, right in answers:
-        queries[word] = documents[right]
-    return documents, queries
-
-
-def test_words_count_where_they_answer_and_meaning_misleads():
-    answers = [(number, number) for number in range(20)]
-    documents, queries = vectors_for([(number, (number + 7) % 40) for number in range(20)])
-    assert best_words_share(dev_of(answers), Fixed(queries), documents, "english") >= 0.5
-
-
-def test_words_count_nothing_where_they_mislead():
-    answers = [(number, (number + 7) % 40) for number in range(20)]
-    documents, queries = vectors_for(answers)
-    assert best_words_share(dev_of(answers), Fixed(queries), documents, "english") == WORDS_SHARES[0]
-
-
 def test_an_index_takes_over_what_labels_told(concept_corpus, static_encoder, tmp_path):
     queries = {f"q{number}": Query(f"q{number}", concept_corpus[number].text) for number in range(60)}
     labels = Labels(queries, Qrels(Judgment(f"q{number}", concept_corpus[number].id, 1) for number in range(60)))
     recipe = Recipe.for_encoder(static=True, epochs=1, batch_size=32, span_lengths=(4,), fit_static=False)
     result = train(concept_corpus, static_encoder, pairs=labels, recipe=recipe, output=tmp_path / "model")
-    assert result.words_share in WORDS_SHARES
+    assert result.calibration.kind == "labeled"
     facts = json.loads((tmp_path / "model" / "hce.json").read_text())
-    facts["words_share"] = 0.7
+    facts["calibration"]["shares"]["words"] = 0.7
     (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
     (tmp_path / "model" / "checksums.json").unlink()  # the change is meant
     assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").manifest.words_share == 0.7
@@ -264,9 +204,13 @@ def test_an_index_takes_over_what_labels_told(concept_corpus, static_encoder, tm
     assert index.state.manifest.words_share == 0.1
 
 
-def test_without_labels_nothing_is_told(concept_corpus, static_encoder):
-    recipe = Recipe.for_encoder(static=True, epochs=1, batch_size=32, span_lengths=(4,), fit_static=False)
-    assert train(concept_corpus, static_encoder, recipe=recipe).words_share is None
+def test_an_index_takes_over_what_labels_told_0_2_0(concept_corpus, static_encoder, tmp_path):
+    train(concept_corpus, static_encoder, recipe=QUICK, output=tmp_path / "model")
+    facts = json.loads((tmp_path / "model" / "hce.json").read_text())
+    facts |= {"calibration": None, "words_share": 0.7}
+    (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
+    (tmp_path / "model" / "checksums.json").unlink()  # the change is meant
+    assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").manifest.words_share == 0.7
 
 
 def test_an_encoder_that_comes_with_companions_is_trained_as_what_it_is(

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.names import name_nodes
-from hce.tree.outline import nested, outline
+from hce.tree.names import name_nodes, nested, outline
 
 
 @pytest.fixture

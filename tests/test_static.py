@@ -19,9 +19,9 @@ from hce.data.docstrings import python_docstrings
 from hce.data.judgments import Dataset
 from hce.data.terms import inverse_document_frequency
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import (
+from hce.encoding.tables import TokenMemo
+from hce.encoding.word_table import (
     PRIOR_DOCUMENTS,
-    TokenMemo,
     document_frequencies,
     expected_frequencies,
     fit_table,

@@ -20,13 +20,13 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import DIM, STEPS, QueryTokens, TokenSpace
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
+from hce.evaluation.evaluate import DenseSearcher
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.ranking import Hit
 from hce.index.token_codes import SPACE_FILE, TokenCodes, in_order_of_tokens
 from hce.search.fusion import TOKENS_FIRST as FIRST
-from hce.search.fusion import TOKENS_SHARE as SHARE
+from hce.training.calibration import as_served
 
 TEXTS = [
     "ships and the sea",
@@ -39,6 +39,7 @@ TEXTS = [
     "the number of laws",
 ]
 DOCUMENTS = [Document(str(number), text) for number, text in enumerate(TEXTS)]
+SHARE = 0.4
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ def test_order_by_hand():
     query = QueryTokens(np.array([[1, 0]], np.float32), np.array([1.0], np.float32))
     codes = {"text 1": [[0, 127]], "text 2": [[127, 0]], "text 3": [[64, 110]]}
     found = {text: np.array(rows, np.int8) for text, rows in codes.items()}
-    hits = in_order_of_tokens(query, [hit(1, 0.9), hit(2, 0.5), hit(3, 0.5)], found)
+    hits = in_order_of_tokens(query, [hit(1, 0.9), hit(2, 0.5), hit(3, 0.5)], found, SHARE)
     assert ids_of(hits) == ["1", "2", "3"]
     assert [each.from_tokens for each in hits] == pytest.approx([0, 0.4 * 2 / 3, 0.4 / 3], abs=0.002)
     assert [each.score for each in hits] == pytest.approx([0.9, 0.7667, 0.6333], abs=0.002)
@@ -187,7 +188,7 @@ def test_order_is_by_score_and_loses_nothing(scores, random):
     given_hits = [hit(number, score) for number, score in enumerate(scores, 1)]
     query = QueryTokens(np.array([[1, 0]], np.float32), np.array([1.0], np.float32))
     found = {each.text: np.array([[random.randint(-127, 127), 5]], np.int8) for each in given_hits}
-    hits = in_order_of_tokens(query, given_hits, found)
+    hits = in_order_of_tokens(query, given_hits, found, SHARE)
     assert sorted(ids_of(hits)) == sorted(ids_of(given_hits))
     assert ids_of(hits[FIRST:]) == ids_of(given_hits[FIRST:])
     assert [each.rank for each in hits] == list(range(1, len(hits) + 1))
@@ -353,7 +354,7 @@ def test_long_documents_are_compared_by_the_passage_that_was_found(tmp_path, tra
 
 def test_an_index_ranks_as_a_comparison_does(index, encoder):
     corpus = Corpus.from_documents(DOCUMENTS)
-    searcher = HybridSearcher.of(DenseSearcher.of(encoder, corpus), corpus, tokens=True)
+    searcher = as_served(DenseSearcher.of(encoder, corpus), corpus)
     for text, row in zip(TEXTS, searcher.search(TEXTS, 8), strict=True):
         hits = index.search(text, 8)
         assert ids_of(hits) == [each.id for each in row]

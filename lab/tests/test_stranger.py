@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hce.encoding.inside import require_inside
+from hce.contained import require_inside
 from hce.errors import OutsideError
 from hce.index.connections import require_own_files
 from hce.index.index import Index

@@ -22,10 +22,11 @@ from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
 from hce.search.words import Words
+from hce.training.calibration import as_served
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
-from hce.tree.outline import outline
+from hce.tree.names import outline
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
 EXAMPLES = (
@@ -113,8 +114,9 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         "BM25": WordSearcher.of(corpus),
         "untrained": by_untrained,
         "untrained and words": HybridSearcher.of(by_untrained, corpus),
+        "untrained, as served": as_served(by_untrained, corpus),
     }
-    if untrained.is_static:
+    if untrained.table is not None:
         searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
@@ -122,7 +124,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce, meaning alone": by_trained, "hce": HybridSearcher.of(by_trained, corpus, tokens=True)}
+    return {**searchers, "hce, meaning alone": by_trained, "hce": as_served(by_trained, corpus, result.calibration)}
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:

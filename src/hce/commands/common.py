@@ -17,7 +17,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
-from hce.encoding.spec import refuse_mistyped
 from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
@@ -58,6 +57,8 @@ err = PlainConsole(stderr=True)
 def known_encoder(spec: str | None) -> str | None:
     """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
     if spec is not None:
+        from hce.encoding.bundled import refuse_mistyped
+
         refuse_mistyped(spec)
     return spec
 

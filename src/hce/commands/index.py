@@ -142,6 +142,7 @@ def index(
         build_parts(made.state)
         found = made.status()
     line = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
+    line = f"search: {found.search}\n{line}"
     answer(line, found.as_dict(), as_json)
 
 
@@ -420,7 +421,7 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
         **_reindexing_line(found),
         **_training_line(training),
         "engine": f"{found.engine}, {found.dtype}{pending}",
-        **({"tokens": "order the first hits of a hybrid search"} if found.tokens else {}),
+        "search": found.search,
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,

@@ -38,7 +38,7 @@ from hce.training.recipe import Supervision
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
-    from hce.training.history import Epoch
+    from hce.training.model_folder import Epoch
     from hce.training.recipe import Recipe
 
 
@@ -186,7 +186,10 @@ def train(
     brought = f"{result.recipe.mode} training; {improvement(result)}"
     loads = f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it"
     facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
-    answer(f"{brought}\n{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
+    calibration = result.calibration
+    search = "" if calibration is None else f"search with it: {calibration.summary()}\n"
+    facts["calibration"] = None if calibration is None else calibration.as_dict()
+    answer(f"vectors: {brought}\n{search}{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
 
 
 def report(

@@ -70,7 +70,7 @@ class QueryWords:
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Tell whether a word of a text is one of the query's, with an ending or without."""
+        """Return whether a word of a text is one of the query's, with an ending or without."""
         if len(word) > self._longest:
             return False
         word = word.casefold()

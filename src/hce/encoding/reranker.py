@@ -15,9 +15,8 @@ import torch
 from sentence_transformers import CrossEncoder
 
 from hce.contained import read_bytes
-from hce.encoding.bundled import loading
+from hce.encoding.bundled import loading, stays_off_the_hub
 from hce.encoding.encoder import device_and_dtype
-from hce.encoding.spec import stays_off_the_hub
 from hce.encoding.tables import MODULES, require_model_folder
 from hce.errors import InputError
 

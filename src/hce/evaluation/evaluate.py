@@ -24,19 +24,20 @@ from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
 from hce.search.fusion import (
-    STATIC_SHARE,
     TOKENS_FIRST,
-    TRANSFORMER_SHARE,
     Ranked,
     candidate_count_for,
     order_by_tokens,
     search_both,
 )
+from hce.search.shares import Shares
 from hce.search.words import Words
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
 VALUES_SUFFIXES = (".tsv", ".jsonl")
+FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
+"""Shares of words that were best on average, for a hybrid search that is not calibrated: the rival to beat."""
 
 logger = logging.getLogger(__name__)
 
@@ -115,22 +116,31 @@ class HybridSearcher:
     Attributes:
         dense: what searches by meaning.
         words: of the documents, numbered by their position.
-        words_share: of words in the sum, from 0 to 1.
-        tokens: of the documents, in their order; they put the first hits into another order.
+        shares: how much words and tokens count.
+        tokens: of the documents, in their order; needed where tokens count.
     """
 
     dense: DenseSearcher
     words: Words
-    words_share: float
+    shares: Shares
     tokens: TextTokens | None = None
 
     @classmethod
-    def of(cls, dense: DenseSearcher, corpus: Corpus, *, tokens: bool = False) -> HybridSearcher:
-        """Index the words of the documents that a dense searcher has the vectors of, and a transformer's tokens."""
-        words, encoder = Words.new(), dense.encoder
+    def of(
+        cls, dense: DenseSearcher, corpus: Corpus, shares: Shares | None = None, tokens: TextTokens | None = None
+    ) -> HybridSearcher:
+        """Index the words of the documents that a dense searcher has the vectors of.
+
+        Args:
+            dense: what searches by meaning.
+            corpus: the documents.
+            shares: how much words and tokens count; by default `FIXED`, which is what can be had without calibration.
+            tokens: see `HybridSearcher`.
+        """
+        words = Words.new()
         words.add(enumerate(corpus.texts()))
-        read = TextTokens.read(encoder, corpus) if tokens else None
-        return cls(dense, words, STATIC_SHARE if encoder.is_table else TRANSFORMER_SHARE, read)
+        shares = shares or FIXED["table" if dense.encoder.is_table else "transformer"]
+        return cls(dense, words, shares, tokens if shares.tokens else None)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents of each query by words and meaning, best first."""
@@ -141,7 +151,7 @@ class HybridSearcher:
         query_vectors = encode(queries, "query")
         fused = fused_search(
             *(queries, query_vectors, self.dense.vectors, self.words, candidate_count_for(wanted)),
-            words_share=self.words_share,
+            words_share=self.shares.words,
             k=wanted,
         )
         return [self._scored(each, query_tokens.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
@@ -151,7 +161,7 @@ class HybridSearcher:
         if self.tokens is not None and query is not None:
             first = positions[:TOKENS_FIRST]
             similarities = query.max_similarities([self.tokens.codes[position] for position in first])
-            order, added = order_by_tokens(first, scores[: len(first)], similarities)
+            order, added = order_by_tokens(first, scores[: len(first)], similarities, self.shares.tokens)
             scores[: len(first)] = (scores[: len(first)] + added)[order]
             positions = np.concatenate([first[order], positions[len(first) :]])
         rows = zip(positions.tolist(), scores.tolist(), strict=True)

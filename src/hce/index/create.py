@@ -21,13 +21,12 @@ import torch
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.language import warn_of_language
-from hce.data.terms import checked_language
+from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import FormatError, HceError, InputError
-from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
+from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.elsewhere import home_of
 from hce.index.manifest import ENCODER_FOLDER, Manifest, file_stamps
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
@@ -35,7 +34,7 @@ from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, shared_vectors
-from hce.memory import index_needs, released, require_memory, widest_dtype
+from hce.memory import index_needs, require_memory, widest_dtype
 from hce.processes import (
     is_first_process,
     process_count,
@@ -48,7 +47,8 @@ from hce.processes import (
 )
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, engine_for
-from hce.search.fusion import STATIC_SHARE, TRANSFORMER_SHARE
+from hce.search.shares import Calibration
+from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
 
@@ -75,12 +75,20 @@ class Start:
     facts: ModelFacts | None = None
     fitted_documents: int | None = None
 
-    @property
-    def words_share(self) -> float:
-        """How much words count in a hybrid search: what labelled queries told in training, else what is usual."""
-        if self.facts is not None and self.facts.words_share is not None:
-            return self.facts.words_share
-        return STATIC_SHARE if self.encoder.is_table else TRANSFORMER_SHARE
+    def shares(self, corpus: Corpus) -> Calibration | None:
+        """Return the shares that training chose by labels or on this very corpus; None where there are none.
+
+        Args:
+            corpus: what is indexed.
+        """
+        if self.facts is None:
+            return None
+        if self.facts.calibration is None:  # 0.2.0 chose the share of words by labels, and nothing else
+            share = self.facts.words_share
+            return None if share is None else Calibration(usual_shares(self.encoder)._replace(words=share), "labeled")
+        chosen = Calibration.read(self.facts.calibration)
+        is_same = self.facts.corpus["fingerprint"] == corpus.fingerprint
+        return chosen if is_same or chosen.kind == "labeled" else None
 
 
 def start_from(
@@ -157,6 +165,13 @@ def create_index(
         tree = _tree(wanted, start, corpus, vectors[: len(corpus)], grown, progress)
         if not is_first_process():
             return
+        if codes is not None:
+            codes.take_in_shares()
+        chosen = start.shares(corpus) or calibrate_unlabeled(
+            *(corpus, start.encoder, vectors[: len(corpus)], language),
+            space=codes.space if codes else None,
+            known=codes.get if codes else None,
+        )
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -165,12 +180,14 @@ def create_index(
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
-        share = start.words_share if words_share is None else words_share
+        share = chosen.shares.words if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share, engine_at=at)
+        manifest = replace(manifest, tokens_share=chosen.shares.tokens)
+        if words_share is None:
+            manifest = replace(manifest, shares=chosen.as_dict())
         for file in filled.iterdir():
             file.replace(folder / file.name)
         if codes is not None:
-            codes.take_in_shares()
             codes.folder.replace(folder / TOKENS_FOLDER)
         manifest.write(folder)
     del vectors  # a memory map of what is deleted next

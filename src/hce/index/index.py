@@ -115,8 +115,8 @@ class Index:
                 stand the name of the collection.
             dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
             language: of the texts, whose endings are cut off words; "none" matches words as they are written.
-            words_share: how much words count in a hybrid search, from 0 to 1; by default what labelled
-                queries told in training, else half beside a static encoder and a quarter beside a transformer.
+            words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
+                `hce.training.calibration`.
             tokens: keep the tokens of texts, where the encoder is a transformer, and let them put the first hits of a
                 hybrid search into a better order: about 50 bytes a token. Not with an engine that lives elsewhere.
             progress: show bars.

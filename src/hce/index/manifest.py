@@ -18,7 +18,7 @@ from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
-from hce.search.fusion import TRANSFORMER_SHARE
+from hce.search.shares import Calibration
 
 FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
@@ -53,6 +53,8 @@ class StandbyEncoder:
     words_share: float
     hierarchy: str | None
     familiar: int | None
+    tokens_share: float = 0.4
+    shares: dict[str, Any] | None = None
 
     @property
     def suffix(self) -> str:
@@ -82,6 +84,8 @@ class Manifest:
         hierarchy: the folder of the tree, where there is one.
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
+        tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
+        shares: what the shares were chosen by, see `hce.search.shares.Calibration`; None where they were given.
         fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
         window: how many tokens the encoder reads at once: a longer document is read in passages.
         encoder_folder: where the encoder is.
@@ -111,7 +115,9 @@ class Manifest:
     dtype: str
     hierarchy: str | None
     language: str = "english"
-    words_share: float = TRANSFORMER_SHARE
+    words_share: float = 0.25
+    tokens_share: float = 0.4  # of an index that 0.2.0 wrote
+    shares: dict[str, Any] | None = None
     fitted_documents: int | None = None
     engine_at: str | None = None
     encoder_folder: str = "encoder"
@@ -132,6 +138,13 @@ class Manifest:
     def suffix(self) -> str:
         """What the names of the present encoder's folders end in."""
         return self.encoder_folder.removeprefix("encoder")
+
+    @property
+    def search(self) -> str:
+        """How much words and tokens count in a search, and what that was chosen by."""
+        if self.shares is not None:
+            return Calibration.read(self.shares).summary()
+        return f"words count {self.words_share:.2f}, tokens count {self.tokens_share:.2f}"
 
     @property
     def last_familiar(self) -> int:
@@ -228,10 +241,13 @@ class Manifest:
             "format": self.format == FORMAT,
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
+            "tokens_share": 0 <= self.tokens_share < 1,
             "window": self.window > 0,
             "fields": set(self.fields or ()) <= {"id", "text", "title"},
             **_soundness(self),
         }
+        if self.shares is not None:
+            Calibration.read(self.shares)
         other = self.other()
         sound["beside"] = other is None or all(_soundness(other).values())
         for name in (name for name, is_sound in sound.items() if not is_sound):
@@ -269,6 +285,7 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
         tokens: whether tokens put the first hits into a better order.
+        search: how much words and tokens count, and what that was chosen by.
     """
 
     path: str
@@ -291,6 +308,7 @@ class IndexStatus:
     reindexing: str | None = None
     earlier: str | None = None
     tokens: bool = False
+    search: str = ""
 
     @property
     def has_outgrown_its_table(self) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 
 from hce.contained import is_folder
 from hce.data.corpus import Corpus
-from hce.data.language import warn_of_language
+from hce.data.terms import warn_of_language
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import InputError, WriterBusyError
@@ -38,6 +38,8 @@ from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folde
 from hce.index.writing import Cutter, Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE
+from hce.search.shares import Shares
+from hce.training.calibration import usual_shares
 from hce.training.model_folder import IN_AN_INDEX, keep_facts, trained_tree
 
 logger = logging.getLogger(__name__)
@@ -103,10 +105,12 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
         return other
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, manifest.language)
     suffix = _make_room(store)
-    share = start.words_share if words_share is None else words_share
+    chosen = start.shares(corpus)
+    usual = usual_shares(start.encoder) if chosen is None else chosen.shares
+    share = usual.words if words_share is None else words_share
     numbers = [number for number, _ in entries]
     space = TokenSpace.fit(start.encoder, corpus)
-    return _write_encoder(store, suffix, start, str(encoder), share, numbers, corpus, space)
+    return _write_encoder(store, suffix, start, str(encoder), usual._replace(words=share), numbers, corpus, space)
 
 
 def _make_room(store: Store) -> str:
@@ -128,7 +132,7 @@ def _write_encoder(
     suffix: str,
     start: Start,
     spec: str,
-    words_share: float,
+    shares: Shares,
     numbers: list[int],
     corpus: Corpus,
     space: TokenSpace | None,
@@ -157,7 +161,8 @@ def _write_encoder(
             base_encoder=None if start.facts is None else start.facts.base_encoder,
             fitted_documents=start.fitted_documents,
             window=start.encoder.window,
-            words_share=words_share,
+            words_share=shares.words,
+            tokens_share=shares.tokens,
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=max(numbers),
         )

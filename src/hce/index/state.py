@@ -201,16 +201,17 @@ class IndexState:
                 raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
             allowed = None if conditions is None else reader.numbers_where(conditions)
             most = max(1, reader.moment().documents)  # a larger k would only take more memory
-            best, share = min(int(k), most), self.manifest.words_share
-            request = SearchRequest(texts, vectors, best, allowed, mode, share, unique)
-            encoder, tokens = self.for_queries, self.tokens
-            codes = tokens.codes(encoder) if mode == "hybrid" and vectors is not None else None
+            best, manifest = min(int(k), most), self.manifest
+            request = SearchRequest(texts, vectors, best, allowed, mode, manifest.words_share, unique)
+            encoder, tokens, tokens_share = self.for_queries, self.tokens, manifest.tokens_share
+            reorder = mode == "hybrid" and vectors is not None and tokens_share > 0
+            codes = tokens.codes(encoder) if reorder else None
             if codes is not None:
                 request = request._replace(k=min(max(best, TOKENS_FIRST), most), tell_matched=False)
             hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
         if codes is None:
             return hits
-        hits = [row[:best] for row in tokens.in_order(encoder, codes, texts, hits)]
+        hits = [row[:best] for row in tokens.in_order(encoder, codes, texts, hits, tokens_share)]
         with self.store.reading() as reader:
             return with_matched(reader, self.derived, texts, hits)
 

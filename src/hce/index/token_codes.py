@@ -309,12 +309,12 @@ class AskedTokens:
         """Tell whether all of these queries are here, to be compared with these codes."""
         return codes is self.codes and all(query in self.tokens for query in queries)
 
-    def in_order(self, encoder: CarriedEncoder, query: str, hits: Sequence[Hit]) -> list[Hit]:
+    def in_order(self, encoder: CarriedEncoder, query: str, hits: Sequence[Hit], tokens_share: float) -> list[Hit]:
         """Put the first hits of a query into the order of tokens; codes that are not kept are made by the encoder."""
         check_deadline()
         read = [read_text(hit) for hit in hits[:TOKENS_FIRST]]
         found = self.codes.codes_of(read, lambda left, keep: encoder.encode(left, "document", keep))
-        return in_order_of_tokens(self.tokens[query], hits, found)
+        return in_order_of_tokens(self.tokens[query], hits, found, tokens_share)
 
 
 class IndexTokens:
@@ -348,23 +348,30 @@ class IndexTokens:
         return asked
 
     def in_order(
-        self, encoder: CarriedEncoder, codes: TokenCodes, queries: Sequence[str], hits: Sequence[Sequence[Hit]]
+        self,
+        encoder: CarriedEncoder,
+        codes: TokenCodes,
+        queries: Sequence[str],
+        hits: Sequence[Sequence[Hit]],
+        tokens_share: float,
     ) -> list[list[Hit]]:
         """Put the first hits of each query into the order of tokens; the others stay behind them."""
         asked = self._asked
         if asked is None or not asked.is_of(codes, queries):
             asked = AskedTokens(codes)
             encoder.encode(queries, "query", asked.keep)
-        return [asked.in_order(encoder, query, row) for query, row in zip(queries, hits, strict=True)]
+        return [asked.in_order(encoder, query, row, tokens_share) for query, row in zip(queries, hits, strict=True)]
 
 
-def in_order_of_tokens(query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray]) -> list[Hit]:
+def in_order_of_tokens(
+    query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray], tokens_share: float
+) -> list[Hit]:
     """Put the first hits into another order, by what tokens add to their scores; the others stay behind them."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
-    order, added = order_by_tokens(np.array([hit.number for hit in first]), scores, similarities)
+    order, added = order_by_tokens(np.array([hit.number for hit in first]), scores, similarities, tokens_share)
     changed = [
         first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
         for rank, row in enumerate(order.tolist(), 1)

@@ -36,6 +36,7 @@ def status_of(state: IndexState) -> IndexStatus:
         reindexing=other.encoder if other and not other.was_in_force else None,
         earlier=other.encoder if other and other.was_in_force else None,
         tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(state.path, manifest.suffix)),
+        search=manifest.search,
         **{name: getattr(manifest, name) for name in SHOWN},
     )
 

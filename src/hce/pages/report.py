@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from shlex import quote
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,16 @@ from hce.evaluation.significance import compare_several
 from hce.files import checked_fields
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
-from hce.training.history import Epoch, mean_over_kinds
-from hce.training.model_folder import CorpusFacts, DevQuery, ModelFolder, gains, what_was_learnt
+from hce.search.shares import Calibration
+from hce.training.model_folder import (
+    CorpusFacts,
+    DevQuery,
+    Epoch,
+    ModelFolder,
+    gains,
+    mean_over_kinds,
+    what_was_learned,
+)
 from hce.training.recipe import Recipe, shown_value
 from hce.tree.hierarchy import Hierarchy
 
@@ -32,6 +41,7 @@ def report(model: ModelFolder) -> str:
         f"<p>{escape(facts.metric)}: <strong>{gains(facts.before, facts.stages, facts.after)}</strong>.</p>",
         "<p>p: could the difference be chance? (paired randomisation test over queries, Holm’s correction)</p>",
         _before_and_after(model),
+        *_search(facts.calibration),
         *_changes(model.queries),
     ]
     if model.history:
@@ -111,7 +121,7 @@ def _about(model: ModelFolder) -> dict[str, str]:
         "corpus": f"{facts.corpus['name']}, {facts.corpus['documents']:,} documents",
         "encoder": facts.encoder,
         "training": f"{facts.recipe['mode']}, {max(len(model.history) - 1, 0)} epochs, {seconds:,.0f} s",
-        "learnt": what_was_learnt(facts),
+        "learnt": what_was_learned(facts),
         "made by": f"hce {facts.hce}",
     }
 
@@ -129,6 +139,20 @@ def _before_and_after(model: ModelFolder) -> str:
     rows.append(_measured("mean", mean_over_kinds(before), mean_over_kinds(after)))
     header = ["NDCG@10", "before", "after", "difference", "p", "better", "worse", "equal"]
     return html_table(header if compared else header[:4], rows, [False] * len(before) + [True], signed={3})
+
+
+def _search(chosen: dict[str, Any] | None) -> Iterator[str]:
+    """Yield what a search with this model reaches, part by part, and by how much each part counts."""
+    if chosen is None:
+        return
+    calibration = Calibration.read(chosen)
+    yield "<h2>The search that users get</h2>"
+    yield f"<p>{escape(calibration.summary())}.</p>"
+    if calibration.ndcg:
+        yield html_table(["nDCG@10 by", ""], ([name, f"{value:.4f}"] for name, value in calibration.ndcg.items()))
+    for name, curve in calibration.curves.items():
+        header = [f"{name} count", *(f"{share:.2f}" for share, _ in curve)]
+        yield html_table(header, [["nDCG@10", *(f"{value:.3f}" for _, value in curve)]])
 
 
 def _measured(name: str, before: float, after: float) -> list[str]:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import faiss
 import numpy as np
 
-from hce.memory import released
+from hce.files import released
 from hce.search.engine import (
     VECTORS_AT_ONCE,
     EngineFiles,

@@ -20,10 +20,7 @@ from hce.search.words import Words
 
 CANDIDATE_COUNT = 200  # of each kind, at the least; cosines are scaled by these
 SAME = 2e-6  # scores are rounded to six digits before they are compared
-STATIC_SHARE, TRANSFORMER_SHARE = 0.5, 0.25  # of words: a static encoder knows less by itself
-# Token weights are set here, and not in `hce.encoding.tokens`, which needs torch and knows nothing of other scores.
 TOKENS_FIRST = 50  # hits that tokens reorder; 30 and 100 were as good
-TOKENS_SHARE = 0.4  # of tokens in that order; .3 and .5 were nearly as good
 
 
 class Ranked(NamedTuple):
@@ -106,6 +103,13 @@ def search_both(
     return fuse(together, cosines, bm25, words_share, word_passages, low).best(len(together) if k is None else k)
 
 
+def by_shares(halves: Ranked, words_share: float) -> Ranked:
+    """Rank candidates that were fused half and half by another share of words."""
+    from_meaning, from_words = 2 * (1 - words_share) * halves.from_meaning, 2 * words_share * halves.from_words
+    order = np.lexsort((halves.numbers, -(from_meaning + from_words).round(6)))
+    return Ranked(halves.numbers[order], from_meaning[order], from_words[order], halves.word_passages[order])
+
+
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find the position of each wanted number in `numbers`, which are in any order; and which are not there."""
     if not len(numbers):
@@ -169,32 +173,36 @@ def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
 
 
-def given_by_tokens(scores: np.ndarray, similarities: np.ndarray) -> np.ndarray:
-    """Return what tokens add to the scores of the first hits, so that tokens weigh `TOKENS_SHARE` in the sum.
+def given_by_tokens(scores: np.ndarray, similarities: np.ndarray, tokens_share: float) -> np.ndarray:
+    """Return what tokens add to the scores of the first hits.
 
-    >>> given_by_tokens(np.array([0.9, 0.5, 0.3]), np.array([0.1, 0.4, 0.7])).round(4)
+    >>> given_by_tokens(np.array([0.9, 0.5, 0.3]), np.array([0.1, 0.4, 0.7]), 0.4).round(4)
     array([0. , 0.2, 0.4])
 
     Args:
         scores: by meaning and words, of shape (m,).
         similarities: of the query's tokens to those of each text, of shape (m,); see `QueryTokens.max_similarities`.
+        tokens_share: the weight of tokens in the sum, from 0 to below 1.
     """
     if not len(scores):
         return np.zeros(0)
-    most = TOKENS_SHARE / (1 - TOKENS_SHARE) * np.ptp(scores)
+    most = tokens_share / (1 - tokens_share) * np.ptp(scores)
     return np.asarray(most * _scaled(similarities, similarities.min()))
 
 
-def order_by_tokens(numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def order_by_tokens(
+    numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray, tokens_share: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the order of the first hits once tokens have added to their scores; ties go by number.
 
     Args:
         numbers: of the documents, of shape (m,).
         scores: see `given_by_tokens`, as `similarities`.
         similarities: see `given_by_tokens`.
+        tokens_share: see `given_by_tokens`.
 
     Returns:
         The positions of the hits in the new order, and what tokens add to each in the order that was given.
     """
-    added = given_by_tokens(scores, similarities)
+    added = given_by_tokens(scores, similarities, tokens_share)
     return np.lexsort((numbers, -(scores + added).round(6))), added

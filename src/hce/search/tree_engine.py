@@ -20,7 +20,8 @@ from typing import ClassVar
 import faiss
 import numpy as np
 
-from hce.memory import GROWING, LEAF, MOST_GROWING, released
+from hce.files import released
+from hce.memory import GROWING, LEAF, MOST_GROWING
 from hce.progress import progress_bar
 from hce.search.engine import (
     EngineFiles,

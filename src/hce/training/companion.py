@@ -1,11 +1,10 @@
-"""Companions: what stands beside an encoder in one vector, learnt from the corpus in the encoder's place.
+"""Companions: tables learned from the corpus that join an encoder in one vector.
 
 A transformer is strong and slow to train, and without labels training gains it little. A token table of the same
-tokenizer is weak and trained in a minute; a table of the corpus's own words is fitted in seconds. Beside the
-transformer, which stays as it is, both tell documents apart that the transformer has never learnt to (docs/LOG.md).
-How much they count is chosen on held-out queries, and 0, the encoder alone, is among the choices. With companions
-the transformer's vectors are centred: that alone changes little, and keeps companions from doing harm where the
-transformer is far ahead of them.
+tokenizer is weak and trained in a minute; a table of the corpus's own words is fitted in seconds. Joined to the
+unchanged transformer, both separate documents that the transformer cannot (docs/LOG.md). Calibration chooses how much
+they count; 0, the encoder alone, is among the choices. With companions the transformer's vectors are centered: that
+alone changes little, and keeps companions from doing harm where the transformer is far ahead of them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,69 +23,127 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
-from hce.processes import of_the_first, take_weights_of_the_first
-from hce.training.co_training import Learnt, cluster_corpus
-from hce.training.heldout import DevSet, DevVectors, joined_dev_vectors, mean_ndcg, means, pseudo_devset
+from hce.processes import take_weights_of_the_first
+from hce.training.calibration import calibrate, usual_shares
+from hce.training.co_training import Fit, cluster_corpus
+from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
+from hce.training.questions import (
+    EncodedQuestions,
+    PoolTokens,
+    Questions,
+    cut_questions,
+    encoded_parts,
+    joined_parts,
+    labeled_questions,
+)
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.weights import is_clear_gain
-from hce.training.words_share import best_words_share
 
 logger = logging.getLogger(__name__)
 
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""What companions may count in all, to choose from."""
-MOST_WITHOUT_LABELS = 0.3
-"""Pseudo-queries are made of the documents' own words, and so call more of the words good than people do."""
-LEAST_TO_CENTRE = 100  # queries that a mean is taken of
+LEAST_TO_CENTER = 100  # questions that a mean is taken of
 
 
 def with_companions(
-    corpus: Corpus, encoder: Encoder, learnt: Learnt, tables: list[Encoder], run_folder: Path | None, *, progress: bool
-) -> Learnt:
-    """Put the token tables that were trained, and the corpus's words, beside an encoder, where dev prefers that.
+    corpus: Corpus,
+    encoder: Encoder,
+    learned: Fit,
+    tables: list[Encoder],
+    run_folder: Path | None,
+    *,
+    progress: bool,
+) -> Fit:
+    """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
 
     Args:
         corpus: the documents.
-        encoder: the one that was trained, or, where only a companion was, the transformer as it was given.
-        learnt: what came of training.
+        encoder: the one that was trained, or, if only a companion was, the transformer as given.
+        learned: what came of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
         progress: show a bar.
     """
-    result, recipe = learnt.result, learnt.result.recipe
+    result, recipe = learned.result, learned.result.recipe
     encoder_was_trained = recipe.train != "companion"
-    devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
-    vectors_folder = run_folder and run_folder / "encoded"
-    shown = progress and not encoder.is_table
-    vectors = encode_corpus(encoder, corpus, vectors_folder, replace=True, progress=shown)
-    companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
-    accompanied = accompany(encoder, companions, devset, chosen_by=chosen_by, vectors=vectors)
-    vectors = _vectors_beside(corpus, accompanied.encoder, vectors)
-    words_share = None
-    if devset.is_labelled:
-        words_share = best_words_share(devset, accompanied.encoder, vectors, recipe.language)
-    if encoder_was_trained and not accompanied.share:
-        return learnt._replace(result=replace(result, words_share=words_share))
-    ndcg_before = learnt.ndcg_before if encoder_was_trained else accompanied.ndcg_alone
-    stages = result.stages if encoder_was_trained else {}
+    devset = learned.devset if encoder_was_trained else _few_queries(learned.devset, learned.measured, recipe)
+    questions = _questions(corpus, devset, learned)
+    tokens = PoolTokens.of(encoder, corpus, questions)
+    vectors = learned.vectors if encoder is result.encoder else None
+    if vectors is None:
+        vectors = encode_corpus(
+            *(encoder, corpus, run_folder and run_folder / "encoded"),
+            replace=True,
+            progress=progress and not encoder.is_table,
+            on_tokens=tokens.keep_text if tokens else None,
+        )
+    companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, recipe)
+    pool_vectors = vectors[questions.pool] if questions else vectors[:0]
+    parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
+    centers = _centers(parts, vectors, encoder)
+    calibration = calibrate(
+        questions,
+        corpus,
+        lambda share: joined_parts(parts, _shares(share, len(companions)), centers),
+        usual_shares(encoder, companions=bool(companions)),
+        language=recipe.language,
+        similarities=tokens.similarities if tokens else None,
+    )
+    result, shares = replace(result, calibration=calibration), calibration.shares
+    if not shares.companions and encoder_was_trained:
+        return learned._replace(result=result)
+    accompanied = accompany(encoder, companions, shares.companions, centers)
+    alone = devset.encode(encoder, vectors)
+    ndcg_alone = learned.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
+    ndcg_after = ndcg_alone
+    if shares.companions:
+        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by)]
+        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, _shares(shares.companions, len(companions)), centers))
+        vectors = _vectors_beside(corpus, accompanied, vectors)
+    stages = dict(result.stages) if encoder_was_trained else {}
     result = replace(
         result,
-        encoder=accompanied.encoder,
+        encoder=accompanied,
         hierarchy=cluster_corpus(vectors, recipe, encoder, recipe.epochs + 1),
-        mix=result.mix if accompanied.share else 0.0,
-        before=means(ndcg_before),
-        after=means(accompanied.ndcg_chosen),
+        mix=result.mix if shares.companions else 0.0,
+        before=means(ndcg_alone),
+        after=means(ndcg_after),
         metric=devset.metric_name,
-        words_share=words_share,
-        stages={**stages, "companions": means(accompanied.ndcg_chosen)} if accompanied.share else dict(stages),
+        stages={**stages, "companions": means(ndcg_after)} if shares.companions else stages,
     )
-    return Learnt(result, learnt.measured, devset, ndcg_before, accompanied.ndcg_chosen)
+    return Fit(result, learned.measured, devset, ndcg_alone, ndcg_after)
+
+
+def without_companions(corpus: Corpus, learned: Fit) -> Fit:
+    """Calibrate how much words and tokens count in a search by the encoder that was trained."""
+    result, encoder = learned.result, learned.result.encoder
+    questions = _questions(corpus, learned.devset, learned)
+    if questions is None:
+        return learned
+    tokens = PoolTokens.of(encoder, corpus, questions)
+    pool = corpus.only(questions.pool)
+    keep = tokens.keep_text if tokens else None
+    vectors = (
+        learned.vectors[questions.pool] if learned.vectors is not None else encode_corpus(encoder, pool, on_tokens=keep)
+    )
+    parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
+    calibration = calibrate(
+        *(questions, corpus, lambda share: parts[0], usual_shares(encoder)),
+        language=result.recipe.language,
+        similarities=tokens.similarities if tokens else None,
+    )
+    return learned._replace(result=replace(result, calibration=calibration))
+
+
+def _questions(corpus: Corpus, devset: DevSet, learned: Fit) -> Questions | None:
+    """Return people's held-out queries, or questions cut out of documents that were held out of training."""
+    if devset.is_labelled:
+        return labeled_questions(devset)
+    return cut_questions(corpus, learned.result.recipe.seed, learned.measured)
 
 
 def _companions(
     corpus: Corpus, encoder: Encoder, tables: list[Encoder], measured: np.ndarray, recipe: Recipe
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """Return the companions to use, and the same with words learnt without the measured documents, to choose by.
+    """Return the companions to use, and the same with words fitted without the measured documents, to choose by.
 
     Words that know a document find the queries that are made of it, so the measured documents are left out with
     `hold_out=false` too.
@@ -103,72 +159,19 @@ def _companions(
     return [*tables, *of_all], [*tables, *of_others]
 
 
-class Accompanied(NamedTuple):
-    """An encoder with the companions that held-out queries call good for it.
+def accompany(encoder: Encoder, companions: Sequence[Encoder], share: float, centers: np.ndarray | None) -> Encoder:
+    """Return an encoder with its companions, which count `share` in all; the encoder alone at 0."""
+    return encoder.beside(companions, _shares(share, len(companions)), centers) if share else encoder
 
-    Attributes:
-        encoder: the encoder with its companions, or the encoder alone.
-        share: what the companions count in all; 0 where the encoder stays alone.
-        ndcg_alone: NDCG@10 of each held-out query of each kind by the encoder alone.
-        ndcg_chosen: the same, with the share that was chosen.
+
+def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
+    """Return the mean of the questions and of the documents, of shape (2, n); None for tables and few questions.
+
+    The mean of a few questions would be about those.
     """
-
-    encoder: Encoder
-    share: float
-    ndcg_alone: dict[str, np.ndarray]
-    ndcg_chosen: dict[str, np.ndarray]
-
-
-def accompany(
-    encoder: Encoder,
-    companions: Sequence[Encoder],
-    devset: DevSet,
-    *,
-    chosen_by: Sequence[Encoder] | None = None,
-    vectors: np.ndarray | None = None,
-) -> Accompanied:
-    """Put companions beside an encoder, with the share that is best on held-out queries.
-
-    As for the mix of weights, a better mean on labelled queries is enough, and pseudo-queries need a clear gain.
-
-    Args:
-        encoder: stays as it is.
-        companions: a token table, the words of the corpus, or both in that order; none gives the encoder alone.
-        devset: what decides.
-        chosen_by: the companions by which the share is chosen, fitted without the documents that held-out queries are
-            made of; by default `companions`, which are what is used.
-        vectors: the vectors of the whole corpus by the encoder, if someone has them already.
-    """
-    alone = devset.encode(encoder, vectors)
-    ndcg_alone = best_ndcg = devset.ndcg_of(alone)
-    best_share = 0.0
-    centres = None if encoder.is_table else _centres(alone, vectors)
-    if companions:
-        parts = [alone, *(devset.encode(each, zeros=True) for each in (companions if chosen_by is None else chosen_by))]
-        for share in SHARES:
-            if share > MOST_WITHOUT_LABELS and not devset.is_labelled:
-                break
-            ndcg = devset.ndcg_of(joined_dev_vectors(parts, _shares(share, len(companions)), centres))
-            if mean_ndcg(ndcg) > mean_ndcg(best_ndcg):
-                best_share, best_ndcg = share, ndcg
-        if not devset.is_labelled and not is_clear_gain(ndcg_alone, best_ndcg):
-            best_share, best_ndcg = 0.0, ndcg_alone
-        best_share = of_the_first({"share": best_share}, encoder.device)["share"]
-    if not best_share:
-        return Accompanied(encoder, 0.0, ndcg_alone, ndcg_alone)
-    together = encoder.beside(companions, _shares(best_share, len(companions)), centres)
-    return Accompanied(together, best_share, ndcg_alone, best_ndcg)
-
-
-def _centres(dev_vectors: DevVectors, vectors: np.ndarray | None) -> np.ndarray | None:
-    """Return the mean of held-out queries, each kind counting alike, and that of documents, of shape (2, n).
-
-    The mean of a few queries would be about those; then there is none.
-    """
-    if sum(map(len, dev_vectors.query_vectors)) < LEAST_TO_CENTRE:
+    if encoder.is_table or not parts or len(parts[0].queries) < LEAST_TO_CENTER:
         return None
-    query = np.mean([vectors_of_kind.mean(axis=0) for vectors_of_kind in dev_vectors.query_vectors], axis=0)
-    return np.stack([query, (dev_vectors.pool_vectors if vectors is None else vectors).mean(axis=0, dtype=np.float64)])
+    return np.stack([parts[0].queries.mean(axis=0, dtype=np.float64), vectors.mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
@@ -178,7 +181,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
         corpus: the documents.
         encoder: whose companion the words become: they compute on the same device.
         language: whose endings are cut off.
-        without: positions of documents that are not to be learnt from.
+        without: positions of documents that are not to be learned from.
         seed: same seed, same result.
     """
     try:
@@ -215,5 +218,7 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
 
 def _shares(share: float, companions: int) -> list[float]:
     """Share out what companions count in all: of two, the token table counts twice what the words do."""
+    if not share:
+        return [1.0] + [0.0] * companions
     weights = [2, 1] if companions == 2 else [1] * companions
     return [1 - share, *(share * weight / sum(weights) for weight in weights)]

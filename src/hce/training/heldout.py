@@ -22,7 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
 
 CUTOFF = 10
 LABELLED = "labelled"
@@ -194,7 +194,7 @@ def pseudo_devset(
     rng = np.random.default_rng([seed, 1])
     kinds: dict[str, Callable[[Document], Span | None]] = {
         "titles": _title,
-        "first sentences": _first_sentence,
+        "first sentences": first_sentence_of,
         "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
         "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
     }
@@ -256,6 +256,7 @@ def _title(document: Document) -> Span | None:
     return Span(document.title, document.text) if document.title.strip() and document.text.strip() else None
 
 
-def _first_sentence(document: Document) -> Span | None:
+def first_sentence_of(document: Document) -> Span | None:
+    """Cut the first sentence out of a document's text; None if it is short, or nothing is left."""
     sentence, *rest = SENTENCE_END.split(document.text.strip(), maxsplit=1)
     return Span(sentence, rest[0]) if rest and len(sentence.split()) >= 3 else None

@@ -199,8 +199,8 @@ class Recipe:
         recipe = cls(**{**defaults, **settings})
         if document_count is None or "batch_size" in settings:
             return recipe
-        learnt_from = min(document_count, recipe.most_documents or document_count)
-        return replace(recipe, batch_size=min(recipe.batch_size, max(2, learnt_from // 4)))
+        learned_from = min(document_count, recipe.most_documents or document_count)
+        return replace(recipe, batch_size=min(recipe.batch_size, max(2, learned_from // 4)))
 
     @classmethod
     def parsed(cls, name: str, text: str) -> Any:
@@ -309,7 +309,7 @@ TRANSFORMER: dict[str, Any] = {
 }
 
 # Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the
-# same optimiser and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
+# same optimizer and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
 # returns the last weights.
 PAPER: dict[str, Any] = {
     "train": "encoder",

@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
-from hce.contained import is_file, plain_path
+from hce.contained import is_file, plain_path, read_json_value
 from hce.errors import FormatError, InputError, OutsideError
-from hce.files import new_folder, read_json, read_json_value, write_json
+from hce.files import new_folder, read_json, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
     Grown,
@@ -151,7 +151,7 @@ class Hierarchy:
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
 
     def with_leaves_of(self, vectors: np.ndarray, size: int, seed: int = 0) -> Grown:
-        """Split each leaf into smaller ones, a level below, of about so many documents, each leaf by itself.
+        """Split each leaf into smaller ones, a level below, of about that many documents, each leaf by itself.
 
         Takes memory for one leaf at a time, where k-means over all documents would hold all centroids several times.
 
@@ -317,7 +317,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- description
 
     def describe(self) -> list[LevelSummary]:
-        """Summarise sizes, balance and tightness of every inner level, from the top."""
+        """Summarize sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, counts in enumerate(self.document_counts()[1:], start=1):
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")

@@ -1,5 +1,6 @@
-"""Names for a tree's nodes: the few words that set a node's documents apart (class-based TF-IDF).
+"""Names for a tree's nodes, and the tree as an outline and as JSON.
 
+A name is the few words that set a node's documents apart (class-based TF-IDF).
 A node's documents are read as one long text. A word's weight in it is its share p(w|c) of the node's words, times
 log p(w|c)/p(w), how much larger that is than its share of all words. (BERTopic's log(1 + A/f) in that place hardly
 tells words apart where a level has few nodes: half of scifact's top level was then called "cells".) Words of the
@@ -9,10 +10,12 @@ ancestors' names are left to the ancestors, so that going down the tree says som
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from rich.text import Text
+from rich.tree import Tree
 from scipy import sparse
-from sklearn.feature_extraction.text import CountVectorizer
 
 from hce.progress import counted, progress_bar
 from hce.tree.hierarchy import Hierarchy, Names
@@ -79,6 +82,8 @@ def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.nd
     Returns:
         Counts of shape (texts, words); the words; and a number for each, the same for "cell" and "cells".
     """
+    from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import
+
     counter = CountVectorizer(stop_words="english", token_pattern=NAMING_WORD, max_features=LARGEST_VOCABULARY)
     try:
         counts = counter.fit_transform(texts)
@@ -122,3 +127,60 @@ def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarra
 def _singular(word: str) -> str:
     """Return a word without the s of a plural: enough to keep "cell" and "cells" from standing side by side."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
+    """Return the whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
+
+    A document whose id is None is not there any more, and left out; sizes are those of the tree.
+    """
+
+    def node_at(level: int, node: int) -> dict[str, Any]:
+        below = hierarchy.children(level, node).tolist()
+        entry: dict[str, Any] = {"level": level, "node": node, "size": int(sizes[level][node])}
+        if level and hierarchy.names:
+            entry["name"] = hierarchy.name(level, node)
+        if level < hierarchy.depth - 1:
+            entry["children"] = [node_at(level + 1, child) for child in below]
+        else:
+            entry["documents"] = [ids[child] for child in below if ids[child] is not None] if ids else below
+        return entry
+
+    sizes = hierarchy.document_counts()
+    return node_at(0, 0)
+
+
+def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
+    """Draw the top of the tree for a terminal: the largest nodes first, with their names and sizes.
+
+    >>> import rich
+    >>> tree = Hierarchy.build(np.repeat(np.eye(2, dtype=np.float32), [3, 1], axis=0), branching=3)
+    >>> tree.names = [[["shoes", "boots"], ["hats"]]] if tree.path(0)[0] == 0 else [[["hats"], ["shoes", "boots"]]]
+    >>> rich.print(outline(tree))
+    4 documents, 2 levels
+    ├── shoes · boots  3
+    └── hats  1
+
+    Args:
+        hierarchy: the tree, with or without names.
+        levels: how many levels to show.
+        most: how many children of a node to show; the rest is counted in a last line.
+    """
+    sizes = hierarchy.document_counts()
+    root = Tree(Text(f"{len(hierarchy):,} documents, {hierarchy.depth} levels", style="bold"))
+
+    def add_children(branch: Tree, level: int, node: int) -> None:
+        if level >= min(levels, hierarchy.depth - 1):
+            return
+        children = hierarchy.children(level, node)
+        largest = children[np.argsort(-sizes[level + 1][children], kind="stable")]
+        for child in largest[:most].tolist():
+            name = " · ".join(hierarchy.name(level + 1, child)) or f"node {child}"
+            line = Text(name).append(f"  {sizes[level + 1][child]:,}", style="dim")
+            add_children(branch.add(line), level + 1, child)
+        if len(largest) > most:
+            rest = int(sizes[level + 1][largest[most:]].sum())
+            branch.add(Text(f"… {len(largest) - most:,} more, {rest:,} documents", style="dim"))
+
+    add_children(root, 0, 0)
+    return root

@@ -29,8 +29,8 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import DenseSearcher, HasScore, HybridSearcher, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
 from hce.files import delete_whole, new_folder, require_new, unfinished, write_json
+from hce.training.pairs import split_labels
 from hce.training.recipe import Recipe
-from hce.training.sources import split_labels
 from hce_lab.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
 from hce_lab.comparison.table import Comparison, Result
 from hce_lab.comparison.task import MODEL, Built, Task
@@ -258,7 +258,7 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
     bench = Bench.open(folder, output, [split], **options)
-    names = choose(list(systems), bench.task, is_static=bench.encoder.is_static)
+    names = choose(list(systems), bench.task, is_static=bench.encoder.table is not None)
     return bench.compare(names, seeds, on_result)[split]
 
 

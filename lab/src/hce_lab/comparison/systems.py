@@ -20,6 +20,8 @@ from typing import Any
 
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, InnerProductSearcher
+from hce.search.shares import Calibration
+from hce.training.calibration import as_served
 from hce.training.train import train
 from hce_lab.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce_lab.comparison.dsi import build_dsi, build_dsi_atomic
@@ -46,7 +48,7 @@ def build_untrained_by_cosines(task: Task) -> Built:
 
 
 def build_fitted(task: Task) -> Built:
-    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.static`."""
+    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.word_table`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
@@ -86,20 +88,27 @@ def trained(
     return build
 
 
-def with_words(build: Callable[[Task], Built], *, tokens: bool = False) -> Callable[[Task], Built]:
-    """Return what builds a dense system and adds words to it, fused as `hce search` fuses them, and maybe tokens."""
+def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Callable[[Task], Built]:
+    """Return what builds a dense system and adds words to it.
+
+    Args:
+        build: builds the dense system.
+        served: search as an index does, with tokens and calibrated shares; else words count what `FIXED` says.
+    """
 
     def build_both(task: Task) -> Built:
         built = build(task)
         if not isinstance(built.searcher, DenseSearcher):
             raise InputError("words can be added to a dense system only")
         start = time.perf_counter()
-        searcher = HybridSearcher.of(built.searcher, task.corpus, tokens=tokens)
-        share = built.facts.get("words_share")  # that training chose, and an index of this model would have
-        if share is not None:
-            searcher = replace(searcher, words_share=share)
+        if served:
+            chosen = built.facts.get("calibration")
+            searcher = as_served(built.searcher, task.corpus, chosen and Calibration.read(chosen))
+        else:
+            searcher = HybridSearcher.of(built.searcher, task.corpus)
+        facts = {**built.facts, "shares": searcher.shares._asdict()}
         seconds = built.indexing_seconds + time.perf_counter() - start
-        return built._replace(searcher=searcher, indexing_seconds=seconds)
+        return built._replace(searcher=searcher, indexing_seconds=seconds, facts=facts)
 
     return build_both
 
@@ -113,6 +122,11 @@ SYSTEMS: dict[str, System] = {
     "untrained": System("the encoder as given", build_untrained, seeded=False),
     "fitted": System("its table fitted to the corpus, not trained", build_fitted, "static", seeded=False),
     "hybrid": System("BM25 and the encoder as given, fused", with_words(build_untrained_by_cosines), seeded=False),
+    "served": System(
+        "the encoder as given with words and tokens, calibrated: what `hce index` serves without training",
+        with_words(build_untrained_by_cosines, served=True),
+        seeded=False,
+    ),
     "rrf": System("BM25 and the encoder as given, fused by reciprocal ranks", build_rrf, seeded=False),
     "ict": System(
         "spans of documents as queries, no tree, no labels", trained(labels=False, mode="unsupervised", tree=False)
@@ -177,9 +191,12 @@ SYSTEMS: dict[str, System] = {
         ours=True,
     ),
     "hce-hybrid": System(
-        "hce and BM25, fused, and a transformer's tokens: what `hce search` does",
-        with_words(HCE, tokens=True),
+        "hce with words and a transformer's tokens: what `hce search` does",
+        with_words(HCE, served=True),
         ours=True,
+    ),
+    "no-tree-hybrid": System(
+        "no-tree with words and a transformer's tokens", with_words(trained(ours=True, tree=False), served=True)
     ),
     "hce+qg": System("hce with generated queries", trained(ours=True, generated=True), "generated", ours=True),
 }
@@ -190,6 +207,7 @@ DEFAULT = (
     "bm25+qg",
     "untrained",
     "hybrid",
+    "served",
     "rrf",
     "fitted",
     "dpr",
@@ -203,7 +221,7 @@ DEFAULT = (
     "hce+qg",
 )
 
-WITHOUT_TREE = {"hce": "no-tree", "hce+qg": "no-tree+qg"}
+WITHOUT_TREE = {"hce": "no-tree", "hce-hybrid": "no-tree-hybrid", "hce+qg": "no-tree+qg"}
 
 
 def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
@@ -212,7 +230,7 @@ def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
     Args:
         names: as the user gave them; none means all of `DEFAULT` that can be run.
         task: what there is to work with.
-        is_static: the encoder's, see `Encoder.is_static`.
+        is_static: the encoder's, see `Encoder.table`.
 
     Raises:
         InputError: an unknown name, or a system that lacks something it needs.

@@ -21,7 +21,7 @@ from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
 from hce.evaluation.runs import Scored
 from hce.search.exact import best_first
-from hce.training.co_training import CoTrained, TrainResult
+from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
@@ -182,12 +182,12 @@ def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
         "metric": result.metric,
         "before": result.before,
         "after": result.after,
-        "words_share": result.words_share,
+        "calibration": result.calibration and result.calibration.as_dict(),
     }
     return trained_system(result, corpus, facts)
 
 
-def trained_system(trained: TrainResult | CoTrained, corpus: Corpus, facts: Mapping[str, Any]) -> Built:
+def trained_system(trained: TrainResult, corpus: Corpus, facts: Mapping[str, Any]) -> Built:
     """Build a system that is a trained encoder, with these facts and how it was trained.
 
     The seconds are those of the epochs, clustering and measuring included: those of a run that was continued add up.
