@@ -27,8 +27,10 @@ from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.store import Reader
 from hce.index.upkeep import build_parts
-from hce.search.engine import load_engine, new_engine
+from hce.search import engine as engine_module
+from hce.search.engine import ENGINES, load_engine, new_engine
 from hce.search.words import Words
+from hce.tree.hierarchy import Hierarchy
 
 FORMATS = Path(__file__).parent / "data" / "formats-0.2.0"
 LONG = Document("long", " ".join(f"star w{number % 90}" for number in range(900)) + " law cell w99", "a long one")
@@ -385,7 +387,7 @@ def test_no_hub_is_asked_for_the_encoder_that_an_index_names(index, monkeypatch)
     assert asked == [{"local": True}]
 
 
-@pytest.mark.parametrize("name", ["flat", "tree"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_checksums_of_an_engine_name_nothing_outside(tmp_path, name):
     rows = np.eye(40, 16, dtype=np.float32)
     rows[16:] = rows[:8].repeat(3, axis=0)
@@ -425,14 +427,18 @@ def crafted(path: Path, chance: random.Random) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("name", ["flat", "tree"])
-def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, name, dtype):
+@pytest.mark.parametrize("name", ["exact", "codes", "routed"])
+def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, monkeypatch, name):
     """faiss reads none of it: no crash, no endless loop, nothing larger than its file; at worst other scores."""
+    monkeypatch.setattr(engine_module, "CODED_FROM", 100)
+    monkeypatch.setattr(engine_module, "ROUTED_FROM", 100 if name == "routed" else 1000)
     chance = random.Random(3)  # noqa: S311
-    rows = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(1300, 8)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    new_engine(name, 8, numbers=np.arange(1, 301), vectors=rows, dtype=dtype).save(tmp_path)
+    numbers, engine_name = np.arange(1, 1301), "exact" if name == "exact" else "codes"
+    new_engine(
+        engine_name, 8, numbers=numbers, vectors=rows, hierarchy=Hierarchy.build(rows, 4) if name == "routed" else None
+    ).save(tmp_path)
     files = [path for path in sorted(tmp_path.iterdir()) if path.name != CHECKSUMS]
     refused = searched = 0
     for turn in range(150):
@@ -441,11 +447,12 @@ def test_crafted_engines_with_right_checksums_are_refused_or_searched(tmp_path, 
         path.write_bytes(crafted(path, chance))
         write_checksums(tmp_path)
         try:
-            engine = load_engine(name, tmp_path, 8)
+            engine = load_engine(engine_name, tmp_path, 8)
             found = engine.search(rows[:5], 10)
             engine.add(np.array([10**6]), rows[:1])
             engine.remove(np.arange(1, 20))
             assert found.numbers.shape == (5, 10)
+            assert engine.search(rows[:5], 10).numbers.shape == (5, 10)
             searched += 1
         except FormatError:
             refused += 1

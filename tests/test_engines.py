@@ -1,8 +1,7 @@
-"""Every engine behaves as a dictionary of vectors; flat, and any engine under a filter, as an exact search."""
+"""Every engine behaves as a dictionary of vectors; exact, and any engine under a narrow filter, as an exact search."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hce.errors import FormatError, InputError
-from hce.search.engine import CODECS, ENGINES, Found, engine_for, load_engine, new_engine
+from hce.search import engine as engine_module
+from hce.search.engine import ENGINES, Found, load_engine, new_engine
 
 DIM = 12
 NAMES = sorted(ENGINES)
@@ -47,15 +47,22 @@ def as_pairs(found: Found, row: int = 0) -> list[tuple[float, int]]:
     return [(float(s), int(n)) for s, n in zip(found.scores[row], found.numbers[row], strict=True) if n >= 0]
 
 
-def built(name: str, vectors: np.ndarray, numbers: np.ndarray | None = None, dtype: str = "float32", **options):
+def built(name: str, vectors: np.ndarray, numbers: np.ndarray | None = None, **options):
     numbers = np.arange(len(vectors)) if numbers is None else numbers
-    return new_engine(name, vectors.shape[1], numbers=numbers, vectors=vectors, dtype=dtype, **options)
+    return new_engine(name, vectors.shape[1], numbers=numbers, vectors=vectors, **options)
+
+
+@pytest.fixture(autouse=True)
+def _codes_for_few(monkeypatch):
+    """Codes, and scans of them, for as few vectors as tests have."""
+    monkeypatch.setattr(engine_module, "CODED_FROM", 40)
+    monkeypatch.setattr(engine_module, "FEW", 100)
 
 
 class EngineLikeADict(RuleBasedStateMachine):
     """Adds, removes, saves and loads in any order, beside a plain dictionary."""
 
-    engine_name = "flat"
+    engine_name = "exact"
 
     @initialize(count=st.integers(0, 90), seed=st.integers(0, 99))
     def build(self, count, seed):
@@ -97,7 +104,7 @@ class EngineLikeADict(RuleBasedStateMachine):
             assert pairs == sorted(pairs, key=lambda pair: (-pair[0], pair[1]))
             assert all(score == self.known[number] @ query for score, number in pairs)
             assert np.all(found.scores[row, len(pairs) :] == -np.inf)
-            if self.engine_name == "flat":
+            if self.engine_name == "exact":
                 assert pairs == reference(self.known, query, k)
 
     @rule(k=st.integers(1, 12), share=st.floats(0, 1), seed=st.integers(0, 99))
@@ -137,7 +144,7 @@ def _machine(engine_name: str) -> type:
     return case
 
 
-TestFlat, TestTree = _machine("flat"), _machine("tree")
+TestExact, TestCodes = _machine("exact"), _machine("codes")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,10 +158,10 @@ def test_ties_at_the_last_place_go_to_the_lowest_numbers_under_a_filter(name):
 
 
 @pytest.mark.parametrize("queries", [1, 3, 64, 600])
-def test_flat_agrees_with_itself_whatever_the_batch(queries):
+def test_exact_agrees_with_itself_whatever_the_batch(queries):
     # faiss scores a few queries one by one and many by a matrix product, whose roundings differ.
     vectors = np.concatenate([unit(3000, 0), unit(3000, 0)])
-    engine = built("flat", vectors)
+    engine = built("exact", vectors)
     asked = unit(queries, 1)
     found = engine.search(asked, 10)
     alone = [engine.search(query[None], 10) for query in asked[:20]]
@@ -165,8 +172,8 @@ def test_flat_agrees_with_itself_whatever_the_batch(queries):
     assert np.allclose(found.scores, best, atol=1e-6)
 
 
-def test_flat_removal_keeps_the_others():
-    engine = built("flat", unit(50, 3))
+def test_exact_removal_keeps_the_others():
+    engine = built("exact", unit(50, 3))
     engine.remove(np.array([0, 7, 48, 49]))
     left = np.setdiff1d(np.arange(50), [0, 7, 48, 49])
     assert np.array_equal(engine.search(unit(50, 3)[left], 1).numbers[:, 0], left)
@@ -174,35 +181,10 @@ def test_flat_removal_keeps_the_others():
 
 def test_the_approximate_engine_finds_nearly_all():
     vectors, queries = unit(4000, 0), unit(200, 1)
-    exact = built("flat", vectors).search(queries, 10).numbers
-    found = built("tree", vectors).search(queries, 10).numbers
+    exact = built("exact", vectors).search(queries, 10).numbers
+    found = built("codes", vectors).search(queries, 10).numbers
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.tolist(), strict=True)])
     assert recall > 0.95
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [each for each in CODECS if each != "float32"])
-def test_smaller_numbers_lose_little(name, dtype, tmp_path):
-    vectors, queries = unit(2000, 0), unit(100, 1)
-    exact = built("flat", vectors).search(queries, 10).numbers
-    engine = built(name, vectors[:1900], dtype=dtype)
-    engine.add(np.arange(1900, 2000), vectors[1900:])
-    engine.save(tmp_path)
-    engine = load_engine(name, tmp_path, 32)
-    found = engine.search(queries, 10, np.arange(2000))
-    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), found.numbers.tolist(), strict=True)])
-    assert recall > {"float16": 0.99, "int8": 0.93}[dtype]
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    built(name, vectors).save(whole := Path(tempfile.mkdtemp(dir=tmp_path)))
-    assert size < sum(path.stat().st_size for path in whole.iterdir())
-
-
-def test_int8_survives_values_that_it_was_not_made_for():
-    few = built("flat", np.eye(8, dtype=np.float32)[:2], dtype="int8")  # two vectors tell nothing of the rest
-    few.add(np.arange(2, 8), np.eye(8, dtype=np.float32)[2:])
-    found = few.search(np.eye(8, dtype=np.float32), 1)
-    assert found.numbers[:, 0].tolist() == list(range(8))
-    assert np.allclose(found.scores, 1, atol=0.01)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -245,24 +227,9 @@ def test_damage_is_told(name, tmp_path):
     load_engine(name, tmp_path, DIM)
 
 
-def test_an_engine_of_another_kind_is_damage(tmp_path):
-    built("flat", dyadic(100, 0)).save(tmp_path)
-    with pytest.raises(FormatError):
-        load_engine("tree", tmp_path, DIM)
-    facts = json.loads((tmp_path / "checksums.json").read_text())
-    assert set(facts) == {"storage.npy", "arrays.safetensors"}
-
-
-@pytest.mark.parametrize(("documents", "name"), [(0, "flat"), (500_000, "flat"), (500_001, "tree")])
-def test_flat_is_chosen_while_it_is_fast(documents, name):
-    assert engine_for(documents) == name
-
-
 def test_unknown_names():
-    with pytest.raises(InputError, match="engine 'annoy': choose one of flat, tree"):
+    with pytest.raises(InputError, match="engine 'annoy': choose one of codes, exact"):
         built("annoy", dyadic(1, 0))
-    with pytest.raises(InputError, match="dtype 'int4': choose one of float32, float16, int8"):
-        built("flat", dyadic(1, 0), dtype="int4")
 
 
 def test_searches_run_side_by_side():

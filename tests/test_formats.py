@@ -94,7 +94,12 @@ def test_an_index_as_it_is(formats, tmp_path):
     expected = formats.index
     with Index.open(formats.copy_of_index(tmp_path)) as index:
         status = index.status().as_dict()
-        assert {name: status[name] for name in expected["status"]} == expected["status"]
+        # These engines are not read any more: they are behind by all documents, and built again when needed.
+        pending = {"pending": len(expected["ids"])}
+        known = {**expected["status"], **pending, "engine": "codes"}
+        assert {name: status[name] for name in known if name != "dtype"} == {
+            name: value for name, value in known.items() if name != "dtype"
+        }
         assert [document.id for document in index] == expected["ids"]
         assert json.loads(index.get("bread-5").to_json()) == expected["changed"]
         check_hits(formats, index)

@@ -291,8 +291,7 @@ def indexed(folder: Path, output: Path) -> None:
         Corpus.load(folder / "docs.jsonl"),
         folder / "encoder",
         "grow",
-        engine="flat",
-        dtype=None,
+        engine="codes",
         progress=False,
     )
 

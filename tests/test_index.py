@@ -35,7 +35,7 @@ from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
-from hce.files import read_json
+from hce.files import read_json, write_json
 from hce.index import create, derived
 from hce.index.browse import Places
 from hce.index.index import Index
@@ -104,7 +104,7 @@ class AsADictionary(RuleBasedStateMachine):
 
     encoder: Encoder
     folder: Path
-    engine = "flat"
+    engine = "codes"
 
     @initialize(first=BATCH)
     def create(self, first):
@@ -175,7 +175,7 @@ class AsADictionary(RuleBasedStateMachine):
             self.index.close()
 
 
-@pytest.mark.parametrize(("engine", "examples"), [("flat", 12), ("tree", 4)])
+@pytest.mark.parametrize(("engine", "examples"), [("codes", 12), ("exact", 4)])
 def test_it_behaves_as_a_dictionary(tmp_path, encoder, monkeypatch, engine, examples):
     monkeypatch.setattr(derived, "ROWS_BEHIND", 2)  # so that snapshots are written and read all the time
     AsADictionary.encoder, AsADictionary.folder, AsADictionary.engine = encoder, tmp_path / "index", engine
@@ -294,8 +294,7 @@ def test_creation_refuses_what_cannot_be(tmp_path, planted_corpus, encoder):
     tree = Hierarchy.build(encoder.encode(list(planted_corpus.texts())))
     cases = [
         ({"hierarchy": tree, "corpus": planted_corpus[:50]}, "the hierarchy is of 240 documents, the corpus has 50"),
-        ({"engine": "quantum"}, "engine 'quantum': choose one of auto, flat"),
-        ({"dtype": "float7"}, "dtype 'float7'"),
+        ({"engine": "quantum"}, "engine 'quantum': choose one of codes, exact, milvus"),
         ({"encoder": "/no/such/model"}, "no encoder '/no/such/model'"),
         ({"corpus": []}, "no documents with text"),
         ({"corpus": [Document("a", "x"), Document("a", "y")]}, "id 'a' stands already"),
@@ -329,7 +328,7 @@ def test_an_interrupted_creation_goes_on_where_it_stopped(tmp_path, planted_corp
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-@pytest.mark.parametrize("engine", ["flat", "tree"])
+@pytest.mark.parametrize("engine", ["codes", "exact"])
 def test_what_was_done_is_kept_when_the_engine_fails(tmp_path, planted_corpus, encoder, monkeypatch, engine):
     new_engine = derived.new_engine
 
@@ -666,15 +665,27 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     assert (index.path / "engine").iterdir().__next__() == second
 
 
-def test_an_engine_that_does_not_exist_is_one_line(index, encoder):
-    """Another version may know an engine that this one does not; a rebuild chooses another."""
+@pytest.mark.parametrize("engine", ["flat", "tree", "hnsw"])
+def test_an_index_of_an_engine_that_is_no_more(index, encoder, caplog, engine):
+    chosen = "codes"
     expected = [hit.id for hit in index.search("star red w3", 5)]
-    Manifest(**{**vars(Manifest.read(index.path)), "engine": "ivf"}).write(index.path)
+    Manifest(**{**vars(Manifest.read(index.path)), "engine": engine}).write(index.path)
+    (snapshot,) = (index.path / "engine").iterdir()
+    label = {**read_json(snapshot / "snapshot.json"), "engine": engine}
+    label.pop("checksum")  # such an index was written before there were any
+    write_json(snapshot / "snapshot.json", label)
     with Index.open(index.path, encoder) as opened:
-        with pytest.raises(InputError, match="engine 'ivf': choose one of flat, tree"):
-            opened.search("star red w3", 5)
-        opened.rebuild("tree")
         assert [hit.id for hit in opened.search("star red w3", 5)] == expected
+        assert (opened.status().engine, opened.status().pending) == (chosen, 240)
+        (line,) = caplog.messages
+        assert f"the engine {engine}, which is no more; {chosen} searches in its place" in line
+        assert f"'hce rebuild {index.path} --engine {chosen}'" in line
+        opened.rebuild()
+        assert (opened.status().engine, opened.status().pending) == (chosen, 0)
+    with Index.open(index.path, encoder) as opened:
+        assert opened.state.manifest.engine == chosen
+        assert [hit.id for hit in opened.search("star red w3", 5)] == expected
+    assert len(caplog.messages) == 1
 
 
 def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corpus):
@@ -685,7 +696,7 @@ def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corp
     assert len(index.tree.numbers) == 240  # as it was, until someone rebuilds
     with Index.open(index.path, encoder) as other:
         expected = index.search("w7 star", 12, mode="dense")
-        index.rebuild(dtype="float16")
+        index.rebuild(engine="exact")
         found = other.search("w7 star", 12, mode="dense")
         assert [hit._replace(path=()) for hit in found] == [hit._replace(path=()) for hit in expected]
         place = other.tree.numbers.tolist().index(found[0].number)
@@ -697,13 +708,13 @@ def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corp
     assert [path.name for path in index.path.glob("hierarchy*")] == [index.state.manifest.hierarchy]
     with Index.open(index.path, encoder) as again:
         assert again.state.manifest == index.state.manifest
-        assert again.state.manifest.dtype == "float16"
+        assert again.state.manifest.engine == "exact"
         np.testing.assert_allclose(
             [hit.score for hit in again.search("w7 star", 12, mode="dense")], [hit.score for hit in expected], atol=2e-3
         )
         assert again.state.manifest.documents == 240  # who was there at creation is still known
         assert (again.status().added, again.status().removed) == (50, 100)
-    with pytest.raises(InputError, match="choose one of flat"):
+    with pytest.raises(InputError, match="choose one of codes"):
         index.rebuild(engine="quantum")
 
 
@@ -712,7 +723,7 @@ def test_status_says_what_there_is(index, encoder):
     assert status.documents == 240
     assert (status.added, status.removed, status.pending) == (0, 0, 0)
     assert status.fingerprint == encoder.fingerprint
-    assert (status.encoder, status.dim, status.engine, status.dtype) == ("tiny static", 32, "flat", "float32")
+    assert (status.encoder, status.dim, status.engine, status.recall) == ("tiny static", 32, "codes", None)
     assert status.tree_levels == 3
     assert status.bytes == sum(path.stat().st_size for path in index.path.rglob("*") if path.is_file())
     assert json.loads(json.dumps(status.as_dict()))["format"] == 2
@@ -859,7 +870,7 @@ def test_a_replaced_folder_is_neither_written_to_nor_read(index, made):
 
 @pytest.mark.parametrize("file", ["numbers.npy", "hierarchy.safetensors", "labels.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["empty", "cut", "missing"])
-@pytest.mark.parametrize("engine", ["flat", "tree"])
+@pytest.mark.parametrize("engine", ["codes", "exact"])
 def test_a_damaged_tree_is_grown_again(index, encoder, caplog, file, damage, engine):
     if (file, damage) == ("labels.json", "missing"):
         return  # the names are a part that a tree may be without
@@ -907,12 +918,12 @@ def test_a_handle_from_before_a_rebuild_does_not_bring_the_old_engine_back(index
     monkeypatch.setattr(derived, "SHARE_BEHIND", 0)
     with Index.open(index.path, encoder) as old:
         old.search("star", 1)
-        index.rebuild(engine="tree", dtype="float16")
+        index.rebuild(engine="exact")
         old.add([Document(f"x{i}", f"w{i} w{i + 1}") for i in range(5)])
         assert len(old.search("star", 300, mode="dense")) == 245
     (snapshot,) = (index.path / "engine").iterdir()
     saved = read_json(snapshot / "snapshot.json")
-    assert (saved["engine"], saved["dtype"]) == ("tree", "float16")
+    assert saved["engine"] == "exact"
     with Index.open(index.path, encoder) as again:
         assert again.status().pending == 5
         again.search("star", 1)  # who has the engine that the index names goes on writing it

@@ -117,7 +117,6 @@ def test_documents_that_are_none(index, documents, change):
         {"words_share": "half"},
         {"words_share": True},
         {"engine": None},
-        {"dtype": None},
         {"language": None},
         {"encoder": None},
         {"corpus": None},

@@ -123,10 +123,10 @@ def test_the_parts_of_a_score_are_shown_where_meaning_gave_nothing(run, tmp_path
 
 
 def test_index_options_and_json(run, corpus_file, model, tmp_path):
-    options = ("-m", model, "-o", tmp_path / "index", "--engine", "flat", "--dtype", "float16", "--no-tree", "--json")
+    options = ("-m", model, "-o", tmp_path / "index", "--engine", "exact", "--no-tree", "--json")
     made = run("index", "-", *options, stdin=corpus_file.read_text())
     facts = json.loads(made.out)
-    assert (facts["engine"], facts["dtype"], facts["tree_levels"]) == ("flat", "float16", 0)
+    assert (facts["engine"], facts["tree_levels"]) == ("exact", 0)
     assert only_error(run("tree", tmp_path / "index")).endswith("this index carries no tree; index anew to get one")
     assert "exists and is not an empty folder" in only_error(run("index", corpus_file, *options[:4]))
     assert "engine 'x': choose" in only_error(
@@ -262,10 +262,10 @@ def test_a_report_under_a_folder_that_does_not_exist(run, tmp_path):
 
 def test_rebuild(run, index, model):
     run("remove", index, "star-red-0")
-    answer = run("rebuild", index, "--dtype", "float16")
-    assert answer.out == f"rebuilt {index}: 239 documents, 3 levels, flat engine\n"
+    answer = run("rebuild", index, "--engine", "exact")
+    assert answer.out == f"rebuilt {index}: 239 documents, 3 levels, exact engine\n"
     assert run("tree", index).out.startswith("239 documents, 3 levels")
-    assert json.loads(run("rebuild", index, "--json").out)["dtype"] == "float16"
+    assert json.loads(run("rebuild", index, "--json").out)["engine"] == "exact"
 
 
 def test_search_shows_the_passage_of_a_long_document(run, index, tmp_path):

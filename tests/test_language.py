@@ -163,8 +163,7 @@ def test_indexing_goes_by_what_a_model_was_trained_from(base, said, static_encod
     with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
         create_index(
             *(tmp_path / "index", corpus_of(TEXTS["russian"]), "my-model", None),
-            engine="flat",
-            dtype="float32",
+            engine="codes",
             language="russian",
             progress=False,
         )

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from hce import files, memory
 from hce.errors import InputError
 from hce.index import numbered_tree
-from hce.index.create import create_index, kept_within
+from hce.index.create import create_index, keep_within
 from hce.index.index import Index
 from hce.memory import index_needs, parse_size, require_memory, train_needs
-from hce.search import tree_engine
 from hce.tree import kmeans
 
 GB = 10**9
@@ -46,19 +45,18 @@ def test_what_is_no_size_is_refused_in_one_line(text):
         parse_size(text)
 
 
-@given(st.integers(1, 10**8), st.sampled_from([64, 384, 640, 1024]), st.sampled_from(["flat", "tree"]))
-def test_more_documents_and_wider_numbers_need_no_less(documents, dim, engine):
-    def most(documents, dtype):
-        return max(index_needs(documents, dim, engine, dtype).values())
+@given(st.integers(1, 10**8), st.sampled_from([64, 384, 640, 1024]), st.sampled_from(["codes", "exact"]))
+def test_more_documents_need_no_less(documents, dim, engine):
+    def most(documents):
+        return max(index_needs(documents, dim, engine).values())
 
-    assert most(documents, "int8") <= most(documents, "float16") <= most(documents, "float32")
+    assert most(documents) <= most(4 * documents) + memory.HELD  # from there on vectors are mapped
     assert train_needs(documents, dim)["training"] < train_needs(2 * documents, dim)["training"]
 
 
 def test_five_million_documents_fit_where_they_are_to():
-    """By what is reckoned: 384 dimensions in 8 GB, in int8 and in float16."""
-    for dtype in ("int8", "float16"):
-        assert max(index_needs(5_000_000, 384, "tree", dtype).values()) + GB < 8 * GB
+    """By the estimate: 384 dimensions in 4 GB."""
+    assert max(index_needs(5_000_000, 384, "codes").values()) + GB < 4 * GB
 
 
 def test_a_bound_that_is_too_small_is_refused_with_the_figure_that_would_do(monkeypatch):
@@ -69,17 +67,13 @@ def test_a_bound_that_is_too_small_is_refused_with_the_figure_that_would_do(monk
     assert line == "memory: at most 4.0 GB; the most is reckoned for encoding, 3.5 GB"
 
 
-def test_a_bound_decides_what_an_engine_keeps_vectors_in(monkeypatch):
+def test_a_bound_is_kept(monkeypatch):
     monkeypatch.setattr(memory, "taken_so_far", lambda: GB)
-    needed = {each: GB + max(index_needs(10**6, 640, "flat", each).values()) for each in ("float32", "float16", "int8")}
-    assert len(set(needed.values())) == 3
-    for dtype, bound in needed.items():
-        assert kept_within(bound, 10**6, 640, "flat", None) == dtype
+    needed = GB + max(index_needs(10**6, 640, "codes").values())
+    keep_within(needed, 10**6, 640, "codes")
+    keep_within(None, 10**9, 640, "codes")
     with pytest.raises(InputError, match="is too little"):
-        kept_within(needed["int8"] - 1, 10**6, 640, "flat", None)
-    with pytest.raises(InputError, match="or --dtype int8"):
-        kept_within(needed["int8"], 10**6, 640, "flat", "float32")
-    assert kept_within(None, 10**6, 640, "flat", None) == "float32"
+        keep_within(needed - 1, 10**6, 640, "codes")
 
 
 def test_a_bound_is_printed_and_one_too_small_leaves_nothing(run_hce, caplog, tmp_path, planted_corpus):
@@ -93,7 +87,7 @@ def test_a_bound_is_printed_and_one_too_small_leaves_nothing(run_hce, caplog, tm
     made = run_hce("index", docs, "-o", tmp_path / "out", "--memory", "64GB", "--json")
     assert made.returncode == 0
     assert "memory: at most 64.0 GB" in caplog.text
-    assert json.loads(made.stdout)["dtype"] == "float32"
+    assert json.loads(made.stdout)["engine"] == "codes"
     shutil.rmtree(tmp_path / "out" / "engine")  # as a kill would leave it
     refused = run_hce("index", docs, "-o", tmp_path / "out")
     assert refused.returncode == 1
@@ -103,7 +97,7 @@ def test_a_bound_is_printed_and_one_too_small_leaves_nothing(run_hce, caplog, tm
     assert "memory 1 MB is too little" in refused.stderr
 
 
-@pytest.mark.parametrize("engine", ["flat", "tree"])
+@pytest.mark.parametrize("engine", ["codes", "exact"])
 def test_vectors_from_a_file_give_the_hits_that_vectors_in_memory_give(
     monkeypatch, tmp_path, planted_corpus, module_static_encoder, engine
 ):
@@ -120,23 +114,11 @@ def test_vectors_from_a_file_give_the_hits_that_vectors_in_memory_give(
             after = index.search_vectors(queries, 5)
             return [[(hit.id, round(hit.score, 4)) for hit in hits] for hits in (*before, *after)]
 
-    held = found("held", dtype="float32")
-    assert found("bounded", dtype=None, memory=64 * GB) == held
+    held = found("held")
+    assert found("bounded", memory=64 * GB) == held
     monkeypatch.setattr(numbered_tree, "HELD", 0)
-    assert found("mapped", dtype="float32") == held
+    assert found("mapped") == held
     assert not list(tmp_path.rglob(".vectors-*"))
-
-
-def test_leaves_of_very_many_vectors_are_split_node_by_node(monkeypatch, planted_vectors):
-    """In a search that looks everywhere, the shape of the tree is not seen."""
-    monkeypatch.setattr(tree_engine, "MOST_GROWING", 0)
-    numbers = np.arange(len(planted_vectors))
-    engine = tree_engine.TreeEngine.build(planted_vectors.shape[1], numbers, planted_vectors)
-    engine.effort = np.inf
-    assert np.array_equal(engine.search(planted_vectors, 1).numbers[:, 0].shape, numbers.shape)
-    scores = engine.search(planted_vectors[:50], 3).scores
-    exact = np.sort(planted_vectors[:50] @ planted_vectors.T, axis=1)[:, ::-1][:, :3]
-    assert np.allclose(scores, exact, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------- mapped files

@@ -315,7 +315,7 @@ def test_an_index_moves_there_and_back(tmp_path, documents, module_static_encode
                 assert {mode: shown(each.search(QUERIES[0], 20, mode=mode)) for mode in MODES} == before
             index.rebuild()  # into another collection, which readers take up
             assert shown(reader.search(QUERIES[0], 20)) == before["hybrid"]
-            index.rebuild("flat")
+            index.rebuild("codes")
             assert shown(index.search(QUERIES[0], 20)) == before["hybrid"] and not (index.path / POINTER_FILE).exists()
             with pytest.raises(FormatError, match="no collection of hce is there"):
                 reader.search(QUERIES[0])
@@ -503,7 +503,7 @@ def test_wrong_addresses_change_nothing(tmp_path, documents, module_static_encod
                 index.rebuild("milvus", at=at)
             assert "\n" not in str(raised.value)
         with pytest.raises(InputError, match="only the engine milvus has an address"):
-            index.rebuild("flat", at=nobody)
+            index.rebuild("codes", at=nobody)
         with pytest.raises(InputError, match="Milvus keeps vectors in float32"):
             index.rebuild("milvus", "int8", at=nobody)
         assert (index.path / "manifest.json").read_bytes() == manifest and index.search("star", 1)
@@ -585,7 +585,7 @@ def test_commands(tmp_path, documents, static_encoder, embedded):
         assert len(json.loads(result.stdout)["hits"]) == 9
     result = run(hce_command, ["status", at, "--no-drift", "--json"])
     assert (json.loads(result.stdout)["engine"], json.loads(result.stdout)["documents"]) == ("milvus", 9)
-    result = run(hce_command, ["rebuild", made, "--engine", "flat", "--json"])
-    assert json.loads(result.stdout)["engine"] == "flat"
+    result = run(hce_command, ["rebuild", made, "--engine", "codes", "--json"])
+    assert json.loads(result.stdout)["engine"] == "codes"
     result = run(hce_command, ["rebuild", made, "--at", at])
     assert result.exit_code != 0

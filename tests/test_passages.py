@@ -173,9 +173,8 @@ def test_the_nearest_documents_are_those_of_the_best_passages(engine, k):
     further[owners == 3] = unit(whole[7] + 0.1 * rng.normal(size=((owners == 3).sum(), 8)))
     queries, numbers = unit(np.concatenate([whole[7:8], rng.normal(size=(6, 8))])), np.arange(1, 41)
     allowed = np.sort(rng.choice(numbers, 25, replace=False))
-    passages = PassageEngine.build(engine, 8, np.arange(1, 261), owners, further, "float32")
-    passages.engine.effort = np.inf
-    own = new_engine("flat", 8, numbers=numbers, vectors=whole)
+    passages = PassageEngine.build(engine, 8, np.arange(1, 261), owners, further)
+    own = new_engine("exact", 8, numbers=numbers, vectors=whole)
     for allowed_or_all in (None, allowed):
         found = passages.merged_with(own.search(queries, k, allowed_or_all), queries, k, allowed_or_all)
         for row, query in enumerate(queries):
@@ -192,11 +191,11 @@ def test_the_nearest_documents_are_those_of_the_best_passages(engine, k):
 
 def test_passages_are_removed_with_their_document_and_survive_a_save(tmp_path):
     rows = unit(np.random.default_rng(0).normal(size=(6, 8)))
-    passages = PassageEngine.build("flat", 8, np.arange(1, 5), np.array([1, 1, 2, 2]), rows[:4], "float32")
+    passages = PassageEngine.build("exact", 8, np.arange(1, 5), np.array([1, 1, 2, 2]), rows[:4])
     passages.add(np.array([5, 6]), np.array([4, 4]), rows[4:])
     passages.remove(np.array([2, 3]))
     passages.save(tmp_path)
-    loaded = PassageEngine.load("flat", tmp_path, 8)
+    loaded = PassageEngine.load("exact", tmp_path, 8)
     for each in (passages, loaded):
         assert each.documents.tolist() == [1, 1, 4, 4]
         nothing = Found(np.full((1, 3), -1, np.int64), np.full((1, 3), -np.inf, np.float32))
@@ -205,7 +204,7 @@ def test_passages_are_removed_with_their_document_and_survive_a_save(tmp_path):
         assert found.passage_numbers[0, 0] == 5
     (tmp_path / "arrays.safetensors").write_bytes(b"no")
     with pytest.raises(FormatError, match="damaged"):
-        PassageEngine.load("flat", tmp_path, 8)
+        PassageEngine.load("exact", tmp_path, 8)
 
 
 def unit(rows):

@@ -167,7 +167,7 @@ print(json.dumps({**found, "heavy": [name for name in sys.argv[2:] if name in sy
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("engine", ["flat", "tree"])
+@pytest.mark.parametrize("engine", ["codes", "exact"])
 def test_a_search_needs_nothing_heavy(static_encoder, concept_corpus, tmp_path, engine):
     encoder = kinds_of_tables(static_encoder, concept_corpus)["centred"]
     documents = [*concept_corpus, Document("long", "w1 w2 " * 400)]  # one that is read in passages

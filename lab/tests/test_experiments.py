@@ -177,7 +177,7 @@ def test_steps_are_powers_of_ten_and_all_there_are():
 def test_an_index_that_grew_finds_what_one_made_at_once_finds(bench, tmp_path):
     parts = incremental.take_apart(bench, 0.1, seed=0)
     (tmp_path / "index").mkdir()  # of a run that was killed
-    last = incremental.run(parts, "untrained", "flat", tmp_path)[-1]
+    last = incremental.run(parts, "untrained", "exact", tmp_path)[-1]
     whole = SYSTEMS["untrained"].build(bench.task).searcher
     for kind in ("old", "new"):
         expected = evaluate(whole, *parts.asked[kind], ("R@1", "R@10")).means
@@ -191,7 +191,7 @@ def test_generative_systems_are_added_to_and_the_time_is_told(bench, tmp_path, m
     for system in ("incdsi", "dsi++"):
         (tmp_path / system).mkdir()
         task = replace(parts.task, recipe=small)
-        found = incremental.run(parts._replace(task=task), system, "flat", tmp_path / system)
+        found = incremental.run(parts._replace(task=task), system, "exact", tmp_path / system)
         assert [step["added"] for step in found] == [0, 10, 24]
         assert found[0]["ms"] is None
         assert all(step["ms"] > 0 for step in found[1:])

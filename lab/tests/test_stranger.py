@@ -24,7 +24,7 @@ FORMATS = Path(__file__).parent / "data" / "formats-0.2.0"
 def stranger(tmp_path_factory, planted_corpus, bert_folder):
     """An index with words, engine, passages, tokens and tree, and a model."""
     folder = tmp_path_factory.mktemp("stranger")
-    with Index.create(folder / "index", planted_corpus[:60], bert_folder, "grow", engine="flat") as index:
+    with Index.create(folder / "index", planted_corpus[:60], bert_folder, "grow") as index:
         index.search("star")
     shutil.copytree(FORMATS / "model", folder / "model")
     return folder

@@ -37,7 +37,7 @@ def encoder():
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, encoder):
     path = tmp_path_factory.mktemp("torture") / "index"
-    Index.create(path, documents_of(CONTENTS), encoder, "grow", engine="flat").close()
+    Index.create(path, documents_of(CONTENTS), encoder, "grow").close()
     return path
 
 

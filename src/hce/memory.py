@@ -14,13 +14,10 @@ from collections.abc import Mapping
 from hce.errors import InputError
 
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-WIDTHS = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number in an engine
 MiB = 1 << 20
+CODED = 4  # dimensions of a vector in a byte of its code
 
 HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
-GROWING = 20  # bytes for each number of a centroid, while k-means is at work
-MOST_GROWING = 2048 * MiB  # what that may come to: beyond, leaves are split node by node
-LEAF = 8  # documents in a leaf of the engine `tree`, on average
 
 
 def parse_size(text: str) -> int:
@@ -50,32 +47,26 @@ def taken_so_far() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def index_needs(documents: int, dim: int, engine: str, dtype: str) -> dict[str, int]:
-    """Reckon what the stages of an index's making take beside what does not grow, in bytes.
+def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
+    """Estimate what the stages of making an index take, without what does not grow, in bytes.
 
     Args:
         documents: how many, passages of long ones included.
         dim: the length n of a vector.
         engine: its name.
-        dtype: what the engine keeps vectors in.
     """
     vectors = 4 * dim * documents
-    clustering = min(vectors, HELD) + 48 * documents
-    leaves = documents // LEAF * dim
-    whole = GROWING * leaves
+    held = vectors if vectors <= HELD else 0
     needs = {
-        "growing the tree": clustering,
+        "growing the tree": min(vectors, HELD) + 48 * documents,
         "naming nodes": 900 * min(documents, 1 << 20) + 24 * documents,
         "writing documents": 96 * MiB,
         "indexing words": 192 * MiB,
     }
-    held = vectors if vectors <= HELD else 0
-    codes = WIDTHS[dtype] * dim * documents + 48 * documents
-    if engine == "tree":
-        growing = clustering + (whole if whole <= MOST_GROWING else 8 * leaves)
-        needs["building the engine"] = held + max(codes + 8 * leaves, growing)
-    elif engine == "flat":
-        needs["building the engine"] = held + codes
+    if engine == "codes":  # twice: the codes to be saved, and those that faiss scans
+        needs["building the engine"] = held + (2 * dim // CODED + 64) * documents + 256 * MiB
+    elif engine == "exact":
+        needs["building the engine"] = held + 8 * documents + 256 * MiB
     return needs
 
 
@@ -95,14 +86,6 @@ def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
     if total > bound:
         raise InputError(f"memory {shown_size(bound)} is too little: {stage} takes about {shown_size(total)}; {remedy}")
     return f"memory: at most {shown_size(bound)}; the most is reckoned for {stage}, {shown_size(total)}"
-
-
-def widest_dtype(documents: int, dim: int, engine: str, bound: int) -> str:
-    """Return what an engine can keep vectors in within a bound: the widest of all kinds, or the narrowest if none."""
-    for dtype in WIDTHS:
-        if taken_so_far() + max(index_needs(documents, dim, engine, dtype).values()) <= bound:
-            return dtype
-    return dtype
 
 
 def shown_size(size: int) -> str:

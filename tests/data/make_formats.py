@@ -29,7 +29,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 import hce
 
 DIM = 16
-OTHER_ENGINES = {"flat": "float16"}  # and what each keeps vectors in
+OTHER_ENGINES = ("exact",)
 QUERIES = ("dough that rises overnight", "reefing in strong wind", "light of a distant star", "when to prune a pear")
 TEXTS = {
     "bread": (
@@ -163,11 +163,11 @@ def write_indexes() -> dict[str, Any]:
     """
     all_documents = documents()
     corpus = hce.Corpus.from_documents(all_documents[:36], name="hobbies")
-    hce.Index.create("index", corpus, "model", engine="tree").close()
-    for engine, dtype in OTHER_ENGINES.items():
+    hce.Index.create("index", corpus, "model", engine="codes").close()
+    for engine in OTHER_ENGINES:
         shutil.copytree("index", "other")
         with hce.Index.open("other") as other, suppress(hce.HceError):  # not every version has every engine
-            other.rebuild(engine, dtype)
+            other.rebuild(engine)
             shutil.copytree("other/engine", f"engines/{engine}/engine")
             shutil.copy("other/manifest.json", f"engines/{engine}")
         shutil.rmtree("other")
@@ -187,7 +187,7 @@ def describe_index(index: hce.Index) -> dict[str, Any]:
         **{mode: scored_hits(index, mode) for mode in ("dense", "words", "hybrid")},
         "passages": [hit.passage for hit in index.search("roll the dough thin", 3) if hit.id == "book"],
         "recent": [hit.id for hit in index.search(QUERIES[0], 50, {"year": {"gte": 2008}}, "dense")],
-        "status": {name: status[name] for name in ("documents", "added", "removed", "engine", "dtype", "pending")},
+        "status": {name: status[name] for name in ("documents", "added", "removed", "engine", "pending")},
     }
 
 
@@ -199,7 +199,7 @@ def scored_hits(index: hce.Index, mode: str) -> list[list[list[Any]]]:
 def write_index_with_tokens() -> dict[str, Any]:
     """Make an index with a transformer, whose tokens are kept, and return what it finds."""
     corpus = hce.Corpus.from_documents(documents()[:12], name="hobbies")
-    with hce.Index.create("with-tokens", corpus, "transformer", engine="flat") as index:
+    with hce.Index.create("with-tokens", corpus, "transformer") as index:
         return {"hybrid": scored_hits(index, "hybrid"), "dense": scored_hits(index, "dense")}
 
 

@@ -69,14 +69,8 @@ def index(
             callback=known_encoder,
         ),
     ] = "static",
-    engine: Annotated[str, typer.Option(help="auto, flat, tree or milvus")] = "auto",
+    engine: Annotated[str, typer.Option(help="codes, exact or milvus")] = "codes",
     at: AtOption = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="what the engine keeps vectors in: float32, float16 or int8; default: float32, or what --memory allows"
-        ),
-    ] = None,
     memory: MemoryOption = None,
     tree: Annotated[bool, typer.Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
     language: Annotated[str, typer.Option(help="of the texts, to match words in any form; none: as written")] = (
@@ -100,7 +94,7 @@ def index(
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
-      hce index docs.csv -o my-index --engine tree --memory 4GB
+      hce index docs.csv -o my-index --memory 4GB
       hce index docs.csv -o my-index --engine milvus --at http://search.example.org:19530
       hce index export.csv -o my-index --fields id=number,text=remarks --encoding cp1252
       hce index my-index -m my-new-model -o my-new-index
@@ -126,7 +120,6 @@ def index(
             *(output, documents, model, "grow" if tree else None),
             engine=engine,
             at=at,
-            dtype=dtype,
             language=language,
             words_share=words_share,
             memory=bound,
@@ -420,13 +413,20 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
         **_fitted_line(found),
         **_reindexing_line(found),
         **_training_line(training),
-        "engine": f"{found.engine}, {found.dtype}{pending}",
+        "engine": f"{found.engine}{_quality(found)}{pending}",
         "search": found.search,
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,
         "changed": found.changed,
     }
+
+
+def _quality(found: IndexStatus) -> str:
+    """Show what searches by codes find."""
+    if found.recall is None:
+        return ""
+    return f", {found.rescored} candidates scored again, which find {found.recall:.1%} of the ten nearest"
 
 
 def _reindexing_line(found: IndexStatus) -> dict[str, str]:

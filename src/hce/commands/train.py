@@ -46,7 +46,7 @@ GO_ON = "the same command with --resume goes on from the last checkpoint"
 NOT_BEGUN = "training had not begun; the same command starts over"
 
 
-LABEL = re.compile(r"\s*(queries|qrels|dev|generated)=(.+?)(?:,(?=\s*\w+=)|$)")
+LABEL = re.compile(r"\s*(queries|qrels|dev|generated|log)=(.+?)(?:,(?=\s*\w+=)|$)")
 
 
 class LabelFiles(NamedTuple):
@@ -57,12 +57,14 @@ class LabelFiles(NamedTuple):
         qrels: which documents answer them (BEIR or TREC).
         dev: judgments to measure by, of the same queries.
         generated: generated queries, each with its document.
+        log: queries without answers: a text file with one a line, or JSONL or TSV.
     """
 
     queries: Path | None = None
     qrels: Path | None = None
     dev: Path | None = None
     generated: Path | None = None
+    log: Path | None = None
 
     @classmethod
     def parsed(cls, items: Sequence[str]) -> LabelFiles:
@@ -100,7 +102,7 @@ def train(
             "--labels",
             metavar="WHAT=FILE,…",
             help="queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to "
-            "measure by; generated=FILE, what `hce generate-queries` wrote",
+            "measure by; generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers",
             show_default=False,
         ),
     ] = None,
@@ -123,6 +125,7 @@ def train(
       hce train scifact -o my-model --encoder minilm --mode joint
       hce train export.csv -o my-model --fields id=number,text=remarks
       hce train docs.jsonl -o my-model --labels queries=q.jsonl,qrels=clicks.tsv
+      hce train docs.jsonl -o my-model --encoder minilm --labels log=questions.txt
       hce train docs.jsonl -o my-model --epochs 4 --set batch_size=64 --set branching=8
       hce train docs.jsonl -o my-model --encoder sentence-transformers/gtr-t5-base --set recipe=paper
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
@@ -144,6 +147,7 @@ def train(
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         with progress_bar("loading", None, "modules"):
+            from hce.data.judgments import read_log
             from hce.encoding.encoder import Encoder
             from hce.processes import is_first_process
             from hce.training.train import improvement
@@ -159,6 +163,7 @@ def train(
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --set most_documents=…"), soft_wrap=True)
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=run_settings.strict)
+        logged = read_log(files.log) if files.log else []
         with _tracked(run_settings.tracker, recipe, output.parent) as log:
 
             def on_epoch(epoch: Epoch) -> None:
@@ -170,6 +175,7 @@ def train(
                 corpus,
                 given,
                 **label_sets,
+                log=logged,
                 recipe=recipe,
                 output=output,
                 resume=resume,
@@ -275,7 +281,7 @@ def _label_sets(
     """Read what `train` takes as pairs, generated and dev: from files, or from a BEIR folder's own splits."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
-    queries, qrels, dev, generated = files
+    queries, qrels, dev, generated, _ = files
     if mode == "unsupervised" and (qrels or generated):
         raise InputError("--mode unsupervised trains on no queries; leave qrels= and generated= out of --labels")
     if bool(qrels or dev) != bool(queries):

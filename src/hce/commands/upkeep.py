@@ -31,9 +31,8 @@ SHOWN = 10  # findings of one part
 
 def rebuild(
     path: IndexArgument,
-    engine: Annotated[str | None, typer.Option(help="from now on: flat, tree or milvus", show_default=False)] = None,
+    engine: Annotated[str | None, typer.Option(help="from now on: codes, exact or milvus", show_default=False)] = None,
     at: AtOption = None,
-    dtype: Annotated[str | None, typer.Option(help="from now on: float32, float16 or int8", show_default=False)] = None,
     refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
     tokens: Annotated[
         bool | None,
@@ -50,7 +49,7 @@ def rebuild(
 
     Examples:
       hce rebuild my-index
-      hce rebuild my-index --engine tree --dtype int8 --memory 4GB
+      hce rebuild my-index --engine exact
       hce rebuild my-index --engine milvus --at http://search.example.org:19530#papers
     """
     from hce.index.index import Index
@@ -58,13 +57,12 @@ def rebuild(
     bound = None if memory is None else parse_size(memory)
     with Index.open(path) as index, interruptible("the documents are as they were; the same command starts over"):
         with progress_bar("loading", None, "modules"):
-            from hce.index.create import kept_within  # with torch, which takes seconds to import
+            from hce.index.create import keep_within  # with torch, which takes seconds to import
 
         if bound is not None:
-            manifest = index.state.manifest
-            named = engine or index.state.derived.engine_name
-            dtype = kept_within(bound, len(index), manifest.dim, named, dtype or manifest.dtype)
-        index.rebuild(engine, dtype, at=at, refit=refit, tokens=tokens, progress=True)
+            state = index.state
+            keep_within(bound, len(index), state.manifest.dim, engine or state.derived.engine_name)
+        index.rebuild(engine, at=at, refit=refit, tokens=tokens, progress=True)
         found = index.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
     line = f"rebuilt {path}: {found.documents:,} documents, {shown}, {found.engine} engine"

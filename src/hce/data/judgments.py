@@ -224,6 +224,23 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     return queries
 
 
+def read_log(path: str | Path) -> list[str]:
+    """Read queries without answers: a .txt file has one a line, other formats are those of `read_queries`.
+
+    Raises:
+        InputError: no query is in it, or it cannot be read.
+    """
+    if format_suffix(path) != ".txt":
+        return [query.text for query in read_queries(path).values()]
+    try:
+        texts = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as lines of UTF-8 text ({error})") from error
+    if not texts:
+        raise InputError(f"{path}: no queries in it; check the path")
+    return texts
+
+
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
     """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space).
 

@@ -34,7 +34,7 @@ from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, shared_vectors
-from hce.memory import index_needs, require_memory, widest_dtype
+from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
     process_count,
@@ -46,7 +46,7 @@ from hce.processes import (
     working_together,
 )
 from hce.progress import progress_bar
-from hce.search.engine import ELSEWHERE, check_engine, engine_for
+from hce.search.engine import ELSEWHERE, check_engine, wants_tree
 from hce.search.shares import Calibration
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
@@ -119,7 +119,6 @@ def create_index(
     hierarchy: HierarchyChoice,
     *,
     engine: str,
-    dtype: str | None,
     at: str | None = None,
     language: str = "english",
     words_share: float | None = None,
@@ -130,8 +129,8 @@ def create_index(
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
 
-    Beyond these, `memory` is the most bytes to take, also by a later search; it decides `dtype`, where that is None.
-    `device` is where an encoder that is named computes.
+    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
+    encoder that is named computes.
 
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
@@ -139,7 +138,7 @@ def create_index(
     """
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
-    _check_choices(path, hierarchy, engine, at, dtype)
+    _check_choices(path, hierarchy, engine, at)
     checked_language(language)
     checked_share(words_share)
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
@@ -149,8 +148,7 @@ def create_index(
         require_shared(path.absolute().parent)
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
     long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
-    engine = engine_for(len(long.corpus)) if engine == "auto" else engine
-    dtype = kept_within(memory, len(long.corpus), start.encoder.dim, engine, dtype)
+    keep_within(memory, len(long.corpus), start.encoder.dim, engine)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     codes = None
@@ -160,7 +158,7 @@ def create_index(
         vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
     wait_for_all()
     with released(vectors):
-        wanted = "grow" if hierarchy is None and engine == "tree" else hierarchy
+        wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
         grown = part.with_name(f"{part.name}-tree")
         tree = _tree(wanted, start, corpus, vectors[: len(corpus)], grown, progress)
         if not is_first_process():
@@ -179,7 +177,7 @@ def create_index(
             keep_facts(start.folder, folder / IN_AN_INDEX)
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
-        manifest = _manifest(corpus, start, folder, engine, dtype, FOLDER if tree else None)
+        manifest = _manifest(corpus, start, folder, engine, FOLDER if tree else None)
         share = chosen.shares.words if words_share is None else words_share
         manifest = replace(manifest, language=language, words_share=share, engine_at=at)
         manifest = replace(manifest, tokens_share=chosen.shares.tokens)
@@ -194,32 +192,28 @@ def create_index(
     delete_whole(unfinished(path))
 
 
-def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None, dtype: str | None) -> None:
+def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None) -> None:
     """Refuse an engine or a hierarchy that an index cannot have.
 
     Raises:
         InputError: it cannot have one of these.
     """
-    check_engine(engine, at, dtype or "float32", "auto")
+    check_engine(engine, at)
     if at is not None:
         home_of(engine).claim_place(at, path, named_by_user=True)
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
         raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
 
 
-def kept_within(memory: int | None, documents: int, dim: int, engine: str, dtype: str | None) -> str:
-    """Return what an engine is to keep vectors in, where that is not given, so that all fits into a bound, if any.
+def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
+    """Fail if an index of so many documents does not fit into a bound, if there is one.
 
     Raises:
         InputError: the bound is too small.
     """
-    if memory is None:
-        return dtype or "float32"
-    chosen = dtype or ("float32" if engine in ELSEWHERE else widest_dtype(documents, dim, engine, memory))
-    remedy = "give so much, or fewer documents" + ("" if chosen == "int8" else ", or --dtype int8")
-    line = require_memory(index_needs(documents, dim, engine, chosen), memory, remedy)
-    logger.info("%s; the engine keeps vectors in %s", line, chosen)
-    return chosen
+    if memory is not None:
+        needs = index_needs(documents, dim, engine)
+        logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
@@ -274,7 +268,7 @@ def _tree(
     return tree
 
 
-def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: str, hierarchy: str | None) -> Manifest:
+def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, hierarchy: str | None) -> Manifest:
     return Manifest(
         created=now(),
         documents=len(corpus),
@@ -288,7 +282,6 @@ def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, dtype: st
         base_encoder=None if start.facts is None else start.facts.base_encoder,
         fitted_documents=start.fitted_documents,
         engine=engine,
-        dtype=dtype,
         hierarchy=hierarchy,
     )
 

@@ -8,6 +8,7 @@ time: where one is missing, damaged or of another store, the part is built anew 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from hce.index.numbered_tree import all_vectors, load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine
+from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, load_engine, new_engine, wants_tree
 from hce.search.passages import PassageEngine
 from hce.search.words import PassageText, Words
 
@@ -78,6 +79,10 @@ class Builder(Protocol[Held]):
 
     def add(self, held: Held, reader: Reader, after: int) -> int:
         """Add the documents whose numbers are above `after`; return how many vectors or texts were added."""
+        ...
+
+    def facts(self, held: Held) -> dict[str, Any]:
+        """Return what a snapshot says of itself; see `Live.renew`."""
         ...
 
 
@@ -159,6 +164,32 @@ class Live(Generic[Held]):
             return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
         return reader.moment().documents
 
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        """Return what the newest usable snapshot says of itself; nothing where there is none."""
+        for folder, saved_at in self._usable_snapshots(reader):
+            return {**_told_by_snapshot(folder)[0].get("facts", {}), "documents": saved_at.documents}
+        return {}
+
+    def renew(self) -> None:
+        """Build what is held again where that pays by now, by the newest snapshot: a write calls this, and no search.
+
+        Searches go on meanwhile. Nothing depends on it, so that a failure is no more than a line in the log.
+        """
+        try:
+            with self.store.reading() as reader:
+                moment, facts = reader.moment(), self.facts(reader)
+                rows = facts.get("rows", 0) * moment.documents // max(facts.get("documents", 0), 1)
+                if rows < facts.get("renewed_from", math.inf):
+                    return
+                builder, held = self.builder, self.builder.build(reader)
+        except (HceError, OSError) as error:
+            logger.debug("%s is not built again: %s", self.folder, error)
+            return
+        with self._lock.alone():
+            if builder is self.builder:
+                self._held, self._moment = held, moment
+                self._try_to_save()
+
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
         """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it.
 
@@ -228,6 +259,11 @@ class Live(Generic[Held]):
             if moment is not None:
                 yield folder, moment
 
+    def is_there(self) -> bool:
+        """Return whether a snapshot of this builder's kind is on disk."""
+        identity = self.builder.identity.items()
+        return any(identity <= _told_by_snapshot(folder)[0].items() for folder in self._snapshots())
+
     def ahead(self) -> Path | None:
         """Return a snapshot of a later moment than the store's, which shows that the store lost writes; else None."""
         for folder in self._snapshots():
@@ -282,6 +318,8 @@ class Live(Generic[Held]):
                 return False
             manifest = manifest.with_in_force(other)
         named = asdict(manifest)
+        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
+            del named["engine"]
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())
 
     def _save(self) -> None:
@@ -293,6 +331,7 @@ class Live(Generic[Held]):
         with new_folder(target) as folder:
             held.save(folder)
             saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
+            saved["facts"] = self.builder.facts(held)
             write_json(folder / SNAPSHOT, sealed(saved))
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
@@ -333,19 +372,17 @@ class VectorsBuilder:
 
     Attributes:
         engine_name: the name of the engine.
-        dtype: the type that the engine keeps vectors in.
         dim: the length of a vector.
     """
 
     engine_name: str
-    dtype: str
     dim: int
     in_memory: ClassVar[bool] = True
 
     @property
     def identity(self) -> dict[str, Any]:
         """See `Builder`."""
-        return {"engine": self.engine_name, "dtype": self.dtype, "dim": self.dim, "files": FILES}
+        return {"engine": self.engine_name, "dim": self.dim, "files": FILES}
 
 
 @dataclass(frozen=True)
@@ -363,14 +400,16 @@ class EngineBuilder(VectorsBuilder):
 
     def build(self, reader: Reader) -> Engine:
         """Build the engine of all vectors."""
-        # The engine `flat` has no use for a tree.
-        tree = load_tree(self.index_folder, self.suffix) if self.engine_name == "tree" else None
-        kept_in = "float32" if self.dtype == "float32" else "float16"
-        with all_vectors(reader, self.index_folder, kept_in) as (numbers, vectors):
+        with all_vectors(reader, self.index_folder) as (numbers, vectors):
+            tree = None
+            if wants_tree(self.engine_name, len(numbers)):
+                tree = load_tree(self.index_folder, self.suffix)
             hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
-            return new_engine(
-                self.engine_name, self.dim, numbers=numbers, vectors=vectors, dtype=self.dtype, hierarchy=hierarchy
-            )
+            return new_engine(self.engine_name, self.dim, numbers=numbers, vectors=vectors, hierarchy=hierarchy)
+
+    def facts(self, held: Engine) -> dict[str, Any]:
+        """Return from how many vectors on to build the engine again, and how searches by codes were set."""
+        return held.facts()
 
     def load(self, folder: Path) -> Engine:
         """Read a snapshot of an engine."""
@@ -378,7 +417,7 @@ class EngineBuilder(VectorsBuilder):
 
     def fits(self, held: Engine, numbers: np.ndarray) -> bool:
         """Tell whether the engine has a vector for each of these documents, and no other."""
-        return np.array_equal(np.sort(held.numbers), numbers)
+        return np.array_equal(held.numbers, numbers)
 
     def add(self, held: Engine, reader: Reader, after: int) -> int:
         """Add the vectors above a number."""
@@ -395,7 +434,11 @@ class PassagesBuilder(VectorsBuilder):
 
     def build(self, reader: Reader) -> PassageEngine:
         """Build the engine of all passages."""
-        return PassageEngine.build(self.engine_name, self.dim, *reader.passages(), self.dtype)
+        return PassageEngine.build(self.engine_name, self.dim, *reader.passages())
+
+    def facts(self, held: PassageEngine) -> dict[str, Any]:
+        """Return the facts of the engine."""
+        return held.engine.facts()
 
     def load(self, folder: Path) -> PassageEngine:
         """Read a snapshot of an engine of passages."""
@@ -431,6 +474,10 @@ class WordsBuilder:
         words = Words.new(self.language)
         self.add(words, reader, 0)
         return words
+
+    def facts(self, held: Words) -> dict[str, Any]:
+        """Return nothing: words are never built again as long as they are whole."""
+        return {}
 
     def load(self, folder: Path) -> Words:
         """Read a snapshot of words."""
@@ -472,7 +519,7 @@ class Derived:
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         self._index_folder = store.path.parent
-        self.engine_name = manifest.engine
+        self.engine_name = _engine_in_use(manifest)
         engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
         self.mirror = mirror or (home_of(manifest.engine).new_mirror(store) if manifest.engine in ELSEWHERE else None)
         self.engine_part: Part[Engine]
@@ -483,6 +530,12 @@ class Derived:
             self.engine_part = Live(store, engine_builder, manifest.suffix)
             self.passages_part = Live(store, passages_builder, manifest.suffix)
         self.words_part: Live[Words] = Live(store, words_builder, manifest.suffix)
+        if self.engine_name != manifest.engine and not self.engine_part.is_there():
+            logger.warning(
+                "%s was made with the engine %s, which is no more; %s searches in its place, and "
+                "'hce rebuild %s --engine %s' makes that permanent",
+                *(self._index_folder, manifest.engine, self.engine_name, self._index_folder, self.engine_name),
+            )
         for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
@@ -500,10 +553,13 @@ class Derived:
         for part in self.parts(reader):
             part.prepare(reader)
 
-    def tell_elsewhere(self) -> None:
-        """Tell an engine that lives elsewhere what was just written; an engine in this process needs no telling."""
+    def follow_write(self) -> None:
+        """Tell an engine that lives elsewhere what was just written; build one in this process again where it pays."""
         if self.mirror is not None:
             self.mirror.follow()
+            return
+        for part in (self.engine_part, self.passages_part):
+            part.renew()
 
     def close(self) -> None:
         """Close the connection to an engine that lives elsewhere."""
@@ -532,12 +588,17 @@ class Derived:
         self.words_part.rebuild(reader, words_builder)
 
 
+def _engine_in_use(manifest: Manifest) -> str:
+    """Return the engine that the manifest names, or the usual one where this version no longer has that one."""
+    return manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
+
+
 def _builders(
     index_folder: Path, manifest: Manifest, engine_name: str
 ) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
     return (
-        EngineBuilder(engine_name, manifest.dtype, manifest.dim, index_folder, manifest.suffix),
-        PassagesBuilder(engine_name, manifest.dtype, manifest.dim),
+        EngineBuilder(engine_name, manifest.dim, index_folder, manifest.suffix),
+        PassagesBuilder(engine_name, manifest.dim),
         WordsBuilder(manifest.language),
     )
 

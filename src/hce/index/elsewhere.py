@@ -55,6 +55,18 @@ class Part(Protocol[Held]):
         """Count the additions and removals that are in the store and not in the part as it is kept."""
         ...
 
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        """Return what the newest usable snapshot says of itself; nothing if there is none."""
+        ...
+
+    def renew(self) -> None:
+        """Build what is held again, if that pays by now."""
+        ...
+
+    def is_there(self) -> bool:
+        """Return whether a usable snapshot is there, or none is needed."""
+        ...
+
     def ahead(self) -> Path | None:
         """Return a snapshot of a later moment than the store's; None if there is none."""
         ...

@@ -83,9 +83,8 @@ class Index:
         encoder: Encoder | str | Path,
         hierarchy: HierarchyChoice = None,
         *,
-        engine: str = "auto",
+        engine: str = "codes",
         at: str | None = None,
-        dtype: str = "float32",
         language: str = "english",
         words_share: float | None = None,
         tokens: bool = True,
@@ -109,11 +108,10 @@ class Index:
                 fitted to the corpus first, and a model that `hce train` wrote brings its tree along if that is of
                 this corpus.
             hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
-            engine: "auto" (flat while that is fast), or one of `hce.search.engine.ENGINES`; "milvus" for one that
-                lives elsewhere.
+            engine: "codes" scans codes of the vectors, and scores the best again by the vectors; "exact" scores all
+                vectors, 25 times as slow; "milvus" lives elsewhere.
             at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`; behind `#` may
                 stand the name of the collection.
-            dtype: what the engine keeps vectors in: float32, float16 or int8. The store keeps float32.
             language: of the texts, whose endings are cut off words; "none" matches words as they are written.
             words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
                 `hce.training.calibration`.
@@ -126,12 +124,11 @@ class Index:
         """
         from hce.index.create import create_index
 
-        check_engine(engine, at, dtype, "auto")
+        check_engine(engine, at)
         create_index(
             *(path, corpus, encoder, hierarchy),
             engine=engine,
             at=at,
-            dtype=dtype,
             language=language,
             words_share=words_share,
             tokens=tokens,
@@ -194,7 +191,7 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             refuse_known(writer, chunks_of(sound), self.path)
             insert_documents(writer, chunks_of(sound), self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.tell_elsewhere()
+        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -211,7 +208,7 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
             insert_documents(writer, chunks, self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.tell_elsewhere()
+        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -227,7 +224,7 @@ class Index:
         with self.state.store.writing() as writer:
             self.state.keep_up(writer)
             writer.delete(numbers_of(writer, distinct, self.path))
-        self.state.derived.tell_elsewhere()
+        self.state.derived.follow_write()
         return len(distinct)
 
     @contextmanager
@@ -478,7 +475,6 @@ class Index:
     def rebuild(
         self,
         engine: str | None = None,
-        dtype: str | None = None,
         *,
         at: str | None = None,
         refit: bool = True,
@@ -494,7 +490,6 @@ class Index:
 
         Args:
             engine: another engine from now on.
-            dtype: what the engine keeps vectors in from now on.
             at: the address of Milvus, for the engine "milvus"; see `create`.
             refit: whether a table may be fitted anew. An encoder that was trained, or given, never is.
             tokens: whether tokens are kept from now on, see `create`; for this all documents are read anew. By default,
@@ -502,10 +497,10 @@ class Index:
             progress: show bars.
 
         Raises:
-            InputError: no such engine or dtype, or (`WriterBusyError`) someone else is writing.
+            InputError: no such engine, or (`WriterBusyError`) someone else is writing.
         """
         refit = refit and self.status().has_outgrown_its_table
-        rebuild(self.state, engine, dtype, at, refit=refit, tokens=tokens, progress=progress)
+        rebuild(self.state, engine, at, refit=refit, tokens=tokens, progress=progress)
 
     def reindex(
         self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False

@@ -27,6 +27,7 @@ IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encode
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
+EARLIER = {"dtype"}  # fields of earlier versions, which wrote no checksum at first
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
@@ -80,7 +81,6 @@ class Manifest:
         base_encoder: what that encoder was trained from, where that is known.
         engine: the name of the engine.
         engine_at: the address of an engine that lives elsewhere.
-        dtype: what the engine keeps vectors in.
         hierarchy: the folder of the tree, where there is one.
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
@@ -112,7 +112,6 @@ class Manifest:
     base_encoder: str | None
     window: int
     engine: str
-    dtype: str
     hierarchy: str | None
     language: str = "english"
     words_share: float = 0.25
@@ -208,7 +207,7 @@ class Manifest:
                 manifest = manifest._decided(folder, reader)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
-        strange = values.keys() - {field.name for field in fields(cls)}
+        strange = values.keys() - {field.name for field in fields(cls)} - EARLIER
         if is_as_written is False or (is_as_written is None and strange):  # of which one may have been the checksum
             raise FormatError(
                 f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
@@ -264,7 +263,7 @@ def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
     }
 
 
-SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "dtype", "format")
+SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format")
 """What the status of an index shows of its manifest as it is."""
 
 
@@ -285,6 +284,9 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
         tokens: whether tokens put the first hits into a better order.
+        recall: the share of their ten nearest documents that documents found when the engine was built; None where
+            every vector is scored, or no snapshot is there.
+        rescored: how many candidates a search for ten documents scores again by their vectors.
         search: how much words and tokens count, and what that was chosen by.
     """
 
@@ -300,7 +302,6 @@ class IndexStatus:
     fitted_documents: int | None
     dim: int
     engine: str
-    dtype: str
     pending: int
     tree_levels: int
     bytes: int
@@ -308,6 +309,8 @@ class IndexStatus:
     reindexing: str | None = None
     earlier: str | None = None
     tokens: bool = False
+    recall: float | None = None
+    rescored: int | None = None
     search: str = ""
 
     @property

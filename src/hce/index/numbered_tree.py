@@ -206,13 +206,12 @@ def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
 
 
 @contextmanager
-def all_vectors(reader: Reader, folder: Path, dtype: str = "float32") -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
 
     Args:
         reader: of the moment.
         folder: where there is room for a temporary file; a kill leaves nothing of it.
-        dtype: what many vectors are kept in; few are float32.
     """
     numbers = reader.numbers()
     if are_few(reader, numbers):
@@ -222,10 +221,10 @@ def all_vectors(reader: Reader, folder: Path, dtype: str = "float32") -> Iterato
         with progress_bar("fetching vectors", len(numbers), "vectors") as advance:
             for start in range(0, len(numbers), ROWS_AT_ONCE):
                 some = numbers[start : start + ROWS_AT_ONCE]
-                write_to_be_mapped(file, reader.vectors_at(some).astype(dtype))
+                write_to_be_mapped(file, reader.vectors_at(some))
                 advance(len(some))
         file.flush()
-        vectors = np.memmap(file, dtype=dtype, mode="r", shape=(len(numbers), reader.dim))
+        vectors = np.memmap(file, dtype=np.float32, mode="r", shape=(len(numbers), reader.dim))
         with released(vectors):
             yield numbers, vectors
 

@@ -14,7 +14,7 @@ from hce.index.numbered_tree import regrow_tree
 from hce.index.state import IndexState
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
-from hce.search.engine import ELSEWHERE, check_engine
+from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 
 
 def status_of(state: IndexState) -> IndexStatus:
@@ -22,7 +22,7 @@ def status_of(state: IndexState) -> IndexStatus:
     with state.reading() as reader:
         manifest, tree, other = state.manifest, state.tree, state.manifest.other()
         moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
-        pending = state.derived.engine_part.pending(reader)
+        pending, facts = state.derived.engine_part.pending(reader), state.derived.engine_part.facts(reader)
     return IndexStatus(
         path=str(state.path),
         documents=moment.documents,
@@ -36,6 +36,8 @@ def status_of(state: IndexState) -> IndexStatus:
         reindexing=other.encoder if other and not other.was_in_force else None,
         earlier=other.encoder if other and other.was_in_force else None,
         tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(state.path, manifest.suffix)),
+        recall=facts.get("recall"),
+        rescored=facts.get("rescored"),
         search=manifest.search,
         **{name: getattr(manifest, name) for name in SHOWN},
     )
@@ -57,7 +59,6 @@ def build_parts(state: IndexState) -> None:
 def rebuild(
     state: IndexState,
     engine: str | None,
-    dtype: str | None,
     at: str | None,
     *,
     refit: bool,
@@ -69,7 +70,6 @@ def rebuild(
     Args:
         state: of the index.
         engine: another engine from now on.
-        dtype: what the engine keeps vectors in from now on.
         at: the address of Milvus.
         refit: fit the table to all documents again, unless another encoder is about to take its place.
         tokens: whether tokens are kept from now on; None leaves that unchanged.
@@ -77,7 +77,7 @@ def rebuild(
     """
     path, before = state.path, state.manifest
     named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
-    check_engine(engine or before.engine, at, dtype or before.dtype)
+    check_engine(engine or state.derived.engine_name, at)
     if at is not None:
         home_of(engine or before.engine).claim_place(at, path, named_by_user=named)
     if refit:
@@ -89,8 +89,8 @@ def rebuild(
         state.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
-        engine = engine or known.engine
-        manifest = replace(known, engine=engine, engine_at=at, dtype=dtype or known.dtype, hierarchy=grown)
+        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else state.derived.engine_name)
+        manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
         _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed
         state.adopt(manifest)

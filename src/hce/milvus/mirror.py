@@ -439,6 +439,17 @@ class MirroredPart(Generic[Searched]):
         """Count the additions and removals that are in the store and not in the collection."""
         return self.mirror.pending(reader)
 
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        """Return what a snapshot says of itself; there are none."""
+        return {}
+
+    def renew(self) -> None:
+        """Do nothing: every vector is scored there."""
+
+    def is_there(self) -> bool:
+        """Return whether there is a snapshot: none is needed."""
+        return True
+
     def ahead(self) -> Path | None:
         """Return a snapshot of a moment that the store does not know; there are none."""
         return None

@@ -1,61 +1,61 @@
 """What the index asks of an engine: a mapping from numbers to unit vectors, searched by inner product.
 
 An engine is derived from the store and can be thrown away at any time. It knows numbers and vectors, and nothing of
-documents, files of the user, or encoders. Here are the protocol, engines by name, how a vector is kept (as it is, in
-half the space, or in a quarter of it), and an engine on disk: plain arrays with their checksums. The readers of faiss
-trust what they read, so none of them is used: what is read is no larger than its file, and checked before faiss has it.
+documents, files of the user, or encoders. Here are the protocol, and the engine of this process: a file of vectors,
+mapped into memory, and their codes. A search scans the codes, and scores the first candidates again by the vectors.
+
+The engine "exact" has no codes, and neither have few vectors: then every vector is scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
+import math
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import faiss
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
-from hce.checksums import damage_in, write_checksums
-from hce.errors import FormatError, InputError, one_line
+from hce.errors import InputError
+from hce.search.codes import Codes
+from hce.search.engine_files import (
+    as_format_error,
+    checked,
+    checked_numbers,
+    mapped,
+    read_arrays,
+    require_sound,
+    write_arrays,
+)
+from hce.search.exact import SLACK, inner_products, k_best, nothing, search_exactly
+from hce.search.exact import Found as Found
+from hce.search.rows import Rows
 from hce.tree.hierarchy import Hierarchy
 
-ENGINES = {"flat": ("hce.search.exact", "FlatEngine"), "tree": ("hce.search.tree_engine", "TreeEngine")}
-"""Module and class of each engine; each module is built on this one, so it is imported when it is asked for."""
+ENGINES = ("codes", "exact")
 
 ELSEWHERE = ("milvus",)
 """Engines that are no part of this process, and have an address: see `hce.milvus.engine`."""
 
-FLAT_IS_FAST = 500_000  # documents; above, comparing each with the query takes a tenth of a second and more
+CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
+ROUTED_FROM = 2_000_000  # vectors; the codes of fewer are all scanned
+GROWN = 4  # times as many vectors: then the engine is built again
+FEW = 20_000  # vectors that a filter leaves; scoring each of fewer takes no longer than a scan
+MARGIN, SPARE = 1.25, 16  # candidates beyond those wanted, which show whether the last place is shared
+FILES = 3  # the format of an engine on disk
+VECTORS, CODES = "vectors.npy", "codes.npy"
 
-CODECS = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
-"""The name of each kind of number, and faiss's name of it."""
-
-VECTORS_AT_ONCE = 65_536
-SAMPLE, BLOCK = 65_536, 64  # rows that tell the range of each dimension, and how many of them lie together
-FEW = 1024  # rows that tell too little of the range of each dimension
-FILES = 2  # the format of an engine on disk; 1 was faiss's own
-ARRAYS = "arrays.safetensors"
-
-
-class Found(NamedTuple):
-    """The best vectors for each query, best first; equal scores in order of number.
-
-    Attributes:
-        numbers: of shape (Q, k), int64; −1 where there are fewer than k vectors.
-        scores: of shape (Q, k), float32; −inf there.
-    """
-
-    numbers: np.ndarray
-    scores: np.ndarray
+# How many candidates are scored again is found by documents that are asked for their neighbors.
+ASKED, K = 256, 10
+WANTED = 0.995  # of the ten nearest
+RESCORED = (100, 160, 320, 640, 1280, 2560)  # candidates, of which as few as do are chosen
+PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
 
 
 class Engine(Protocol):
     """Vectors by number. Numbers rise: one that was removed never comes back."""
 
-    name: ClassVar[str]
+    name: str
 
     def __len__(self) -> int:
         """Return how many vectors there are."""
@@ -85,7 +85,7 @@ class Engine(Protocol):
         Args:
             queries: unit rows of shape (Q, n), float32.
             k: 1 or more.
-            allowed: search among these numbers only (rising, int64), and exactly.
+            allowed: search among these numbers only (rising, int64); among few, exactly.
         """
         ...
 
@@ -97,48 +97,35 @@ class Engine(Protocol):
         """Write everything into an existing, empty folder."""
         ...
 
+    def facts(self) -> dict[str, float]:
+        """Return what to know of the engine without loading it."""
+        ...
+
 
 # ----------------------------------------------------------------------------------------- by name
 
 
-def check_engine(name: str, at: str | None, dtype: str, *others: str) -> None:
-    """Refuse an engine that does not exist, or not with this address or kind of number.
-
-    Args:
-        name: of the engine.
-        at: the address of an engine that lives elsewhere.
-        dtype: what it is to keep vectors in.
-        others: what else may stand in the place of a name.
+def check_engine(name: str, at: str | None) -> None:
+    """Refuse an engine that does not exist, or not with this address.
 
     Raises:
-        InputError: there is no such engine, or not with these.
+        InputError: there is no such engine, or not with this address.
     """
-    codec_of(dtype)
-    if name not in (*others, *ENGINES, *ELSEWHERE):
-        raise InputError(f"engine {name!r}: choose one of {', '.join((*others, *ENGINES, *ELSEWHERE))}")
-    if name not in ELSEWHERE:
-        if at is not None:
-            raise InputError(f"--at {at}: only the engine milvus has an address; add --engine milvus")
-        return
-    if at is None:
+    if name not in (*ENGINES, *ELSEWHERE):
+        raise InputError(f"engine {name!r}: choose one of {', '.join((*ENGINES, *ELSEWHERE))}")
+    if name not in ELSEWHERE and at is not None:
+        raise InputError(f"--at {at}: only the engine milvus has an address; add --engine milvus")
+    if name in ELSEWHERE and at is None:
         raise InputError("engine milvus: where is it? Give --at http://HOST:19530, or the path of a file ending in .db")
-    if dtype != "float32":
-        raise InputError(f"dtype {dtype!r}: Milvus keeps vectors in float32")
 
 
-def engine_for(documents: int) -> str:
-    """Name the engine for so many documents: flat, which is exact, as long as that is fast."""
-    return "flat" if documents <= FLAT_IS_FAST else "tree"
+def wants_tree(name: str, count: int) -> bool:
+    """Return whether a tree leads the searches of an engine among so many vectors."""
+    return name == "codes" and count >= ROUTED_FROM
 
 
 def new_engine(
-    name: str,
-    dim: int,
-    *,
-    numbers: np.ndarray,
-    vectors: np.ndarray,
-    dtype: str = "float32",
-    hierarchy: Hierarchy | None = None,
+    name: str, dim: int, *, numbers: np.ndarray, vectors: np.ndarray, hierarchy: Hierarchy | None = None
 ) -> Engine:
     """Build an engine of all these vectors; none is fine too.
 
@@ -146,17 +133,15 @@ def new_engine(
         name: one of `ENGINES`.
         dim: the length n of a vector.
         numbers: of shape (N,), int64, rising.
-        vectors: unit rows of shape (N, n), float32, a memory map included.
-        dtype: "float32"; "float16" and "int8" take a half and a quarter of the space, and lose a little.
-        hierarchy: the trained tree of these vectors, whose document i is row i. `tree` searches by it, and grows
-            one of its own where none is given; flat has no use for it.
+        vectors: unit rows of shape (N, n), float32, a memory map included; they must not change.
+        hierarchy: the trained tree of these vectors, whose document i is row i. It leads searches among very many
+            vectors; where it is missing, one is grown.
 
     Raises:
-        InputError: an engine or a dtype that does not exist.
+        InputError: there is no such engine.
     """
-    codec_of(dtype)
-    engine: Engine = _class_of(name).build(dim, numbers, vectors, dtype, hierarchy)
-    return engine
+    _check_name(name)
+    return VectorEngine.build(name, numbers, vectors.reshape(-1, dim), hierarchy)
 
 
 def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
@@ -164,161 +149,258 @@ def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
 
     Raises:
         InputError: there is no such engine.
-        FormatError: the files are damaged or of another shape; build the engine anew.
+        FormatError: the files are damaged or of another shape; build the engine again.
     """
-    engine: Engine = _class_of(name).load(Path(folder), dim)
-    return engine
+    _check_name(name)
+    return VectorEngine.load(name, Path(folder), dim)
 
 
-def _class_of(name: str) -> Any:
+def _check_name(name: str) -> None:
     if name not in ENGINES:
         raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
-    module, class_name = ENGINES[name]
-    return getattr(import_module(module), class_name)
 
 
-# ----------------------------------------------------------------------------------------- how vectors are kept
+# ----------------------------------------------------------------------------------------- the engine of this process
 
 
-def codec_of(dtype: str) -> str:
-    """Return the name that faiss has for a kind of number.
-
-    Raises:
-        InputError: there is no such kind.
-    """
-    if dtype not in CODECS:
-        raise InputError(f"dtype {dtype!r}: choose one of {', '.join(CODECS)}")
-    return CODECS[dtype]
-
-
-def range_sample(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Make rows that span what later rows may hold: a quarter more than those seen, or −1 … 1 where few are seen."""
-    ends = np.ones((1, dim), np.float32)
-    if len(vectors) < FEW:
-        return np.concatenate([ends, -ends])
-    # From all over, in memory. In blocks: of a mapped file, the system maps many pages around each row that is read.
-    starts = np.arange(0, len(vectors), max(BLOCK, len(vectors) * BLOCK // SAMPLE))
-    sample = np.concatenate([np.asarray(vectors[start : start + BLOCK], dtype=np.float32) for start in starts])
-    low, high = sample.min(axis=0, keepdims=True), sample.max(axis=0, keepdims=True)
-    return np.concatenate([low - (high - low) / 8, high + (high - low) / 8])
-
-
-def code_ranges(index: faiss.Index) -> np.ndarray:
-    """Return the ranges that an index's codes are made for, float32; none where codes need none."""
-    return faiss.vector_to_array(index.sq.trained) if hasattr(index, "sq") else np.empty(0, np.float32)
-
-
-def set_code_ranges(index: faiss.Index, ranges: np.ndarray) -> None:
-    """Have an index without vectors make codes for the ranges that `code_ranges` returned.
-
-    Raises:
-        ValueError: they are not the ranges of such an index.
-    """
-    has_ranges = hasattr(index, "sq") and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
-    right = ranges.dtype == np.float32 and ranges.shape == (2 * index.d if has_ranges else 0,)
-    require_sound(right and bool(np.isfinite(ranges).all()), "codes of another range")
-    if has_ranges:
-        faiss.copy_array_to_vector(np.ascontiguousarray(ranges), index.sq.trained)
-    index.is_trained = True
-
-
-# ----------------------------------------------------------------------------------------- on disk
-
-
-class EngineFiles(NamedTuple):
-    """What an engine is saved as, by name.
+class Quality(NamedTuple):
+    """How a search by codes was set, and what it finds.
 
     Attributes:
-        codes: vectors as an engine keeps them, of shape (N, bytes of one), uint8; each in a file of its own, and mapped
-            into memory when read. To be written, they may come in blocks of rows.
-        arrays: all that is small.
+        rescored: how many candidates a search for ten scores again; one for k, 2·(k − 10) more.
+        recall: the share of the ten nearest that documents of the index found.
     """
 
-    codes: dict[str, np.ndarray | list[np.ndarray]]
-    arrays: dict[str, np.ndarray]
+    rescored: int
+    recall: float
 
 
-def write_files(folder: Path, files: EngineFiles) -> None:
-    """Write an engine into an existing folder."""
-    for name, codes in files.codes.items():
-        _write_codes(folder / f"{name}.npy", [codes] if isinstance(codes, np.ndarray) else codes)
-    save_file({name: np.ascontiguousarray(array) for name, array in files.arrays.items()}, folder / ARRAYS)
-    write_checksums(folder, [ARRAYS, *(f"{name}.npy" for name in files.codes)])
+EXACT = Quality(K, 1.0)
 
 
-def read_files(folder: Path, names: Iterable[str] = ()) -> EngineFiles:
-    """Read what `write_files` wrote, with the codes of these names; call it within `as_format_error`.
+class VectorEngine:
+    """Vectors by row, the number of each row, and their codes.
 
-    Raises:
-        ValueError: a file has changed, or is not what it has to be.
+    Attributes:
+        name: "exact" where there are to be no codes, however many vectors there are.
+        codes: of all rows; None where every vector is scored.
+        quality: of a search by codes.
+        built: how many vectors there were when the engine was built.
     """
-    damaged = damage_in(folder)
-    require_sound(damaged is not None, "it has no checksums")
-    require_sound(not damaged, "; ".join(damaged or []))
-    codes: dict[str, np.ndarray | list[np.ndarray]] = {}
-    for name in names:
-        codes[name] = rows = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        require_sound(
-            rows.dtype == np.uint8 and rows.ndim == 2 and rows.flags.c_contiguous, f"{name} has no rows of codes"
-        )
-    return EngineFiles(codes, load_file(folder / ARRAYS))
+
+    def __init__(self, name: str, numbers: np.ndarray, vectors: Rows) -> None:
+        self.name = name
+        self.codes: Codes | None = None
+        self.quality = EXACT
+        self.built = len(numbers)
+        self._numbers = numbers
+        self._vectors = vectors
+        self._live: np.ndarray | None = None  # which rows were not removed since the last snapshot; None for all
+        self._count = len(numbers)  # of these
+
+    @classmethod
+    def build(cls, name: str, numbers: np.ndarray, vectors: np.ndarray, tree: Hierarchy | None = None) -> VectorEngine:
+        """Build an engine of these vectors; `new_engine` says what the arguments are."""
+        engine = cls(name, numbers, Rows(vectors))
+        if engine._has_codes():
+            tree = (tree or Hierarchy.build(vectors, progress=None)) if wants_tree(name, len(numbers)) else None
+            engine.codes = Codes.build(vectors, tree)
+            engine.quality = engine._calibrated(engine.codes)
+            if tree is None and engine.quality.recall < WANTED:  # of few dimensions, where many vectors share a code
+                engine.codes, engine.quality = None, EXACT
+        return engine
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of all vectors, rising."""
+        return self._numbers if self._live is None else self._numbers[self._live]
+
+    def facts(self) -> dict[str, float]:
+        """Return how many vectors there are, from how many on to build the engine again, and the quality."""
+        if self.name == "exact":
+            return {"rows": len(self)}
+        facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
+        if self.codes is not None:
+            facts |= {**self.quality._asdict(), **({"renewed_from": 0} if self.codes.fit.has_drifted else {})}
+        return facts
+
+    def _has_codes(self) -> bool:
+        return self.name != "exact" and len(self._numbers) >= CODED_FROM
+
+    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """Append rows, with codes by the codebook that there is."""
+        rows = np.ascontiguousarray(vectors, dtype=np.float32)
+        self._vectors.append(rows)
+        if self.codes is not None and len(rows):
+            self.codes.append(rows)
+        self._numbers = np.concatenate([self._numbers, numbers])
+        if self._live is not None:
+            self._live = np.concatenate([self._live, np.ones(len(rows), bool)])
+        self._count += len(rows)
+
+    def remove(self, numbers: np.ndarray) -> None:
+        """Mark rows as removed; the next snapshot is without them."""
+        stays = ~np.isin(self._numbers, numbers)
+        if not stays.all():
+            self._live = stays if self._live is None else self._live & stays
+            self._count = int(self._live.sum())
+
+    def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
+        """Find the k vectors of the largest inner product: all of them, where every vector is scored."""
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        kept = self._live if allowed is None else self._among(allowed)
+        available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
+        wanted = min(max(k, self.quality.rescored + 2 * (k - K)), available)
+        is_few = wanted == available or (allowed is not None and available <= FEW)
+        if self.codes is None or is_few or not len(queries):
+            return self._exactly(queries, k, kept, available)
+        found = self._by_codes(self.codes, queries, k, wanted, kept, available)
+        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # leaves looked into hold fewer
+        if len(short):
+            found.numbers[short], found.scores[short] = self._exactly(queries[short], k, kept, available)
+        return found
+
+    def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query with some vectors."""
+        return inner_products(self._vectors[np.searchsorted(self._numbers, numbers)], query)
+
+    # ------------------------------------------------------------------------------------------------- searches
+
+    def _among(self, allowed: np.ndarray) -> np.ndarray:
+        """Return which rows have one of these numbers."""
+        place = np.searchsorted(self._numbers, allowed)
+        inside = place < len(self._numbers)
+        place, allowed = place[inside], allowed[inside]
+        is_allowed = np.zeros(len(self._numbers), bool)
+        is_allowed[place[self._numbers[place] == allowed]] = True
+        return is_allowed if self._live is None else is_allowed & self._live
+
+    def _exactly(self, queries: np.ndarray, k: int, kept: np.ndarray | None, available: int) -> Found:
+        """Score every vector that may be found."""
+        chosen = None if kept is None else np.flatnonzero(kept)
+
+        def fetch(some: np.ndarray, count: int) -> Found:
+            best = nothing(len(some), count)
+            for start, block in self._vectors.blocks(chosen):
+                scores, rows = faiss.knn(some, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
+                together = Found(np.hstack([best.numbers, start + rows]), np.hstack([best.scores, scores]))
+                best = k_best(together, count)
+            rows = best.numbers if chosen is None else chosen[best.numbers]
+            scores = np.stack(
+                [inner_products(self._vectors[each], query) for each, query in zip(rows, some, strict=True)]
+            )
+            return Found(self._numbers[rows], scores)
+
+        return search_exactly(fetch, available, queries, k, SLACK)
+
+    def _by_codes(
+        self, codes: Codes, queries: np.ndarray, k: int, wanted: int, kept: np.ndarray | None, available: int
+    ) -> Found:
+        """Score the `wanted` best rows by their codes, and all others that are as good."""
+        found, total = nothing(len(queries), k), len(self._numbers)
+        left, count = np.arange(len(queries)), math.ceil(MARGIN * wanted * total / available) + SPARE
+        while len(left):
+            count = min(count, total)
+            again = []
+            for query, rows, scores in zip(left.tolist(), *codes.scan(queries[left], count), strict=True):
+                best = _down_to(wanted, rows, scores, kept, is_all=count == total)
+                if best is None:
+                    again.append(query)
+                else:
+                    self._rank(found, query, best, queries[query])
+            left, count = np.array(again, np.int64), 4 * count
+        return found
+
+    def _rank(self, found: Found, place: int, rows: np.ndarray, query: np.ndarray) -> None:
+        """Put the best of some rows into a place of what was found, equal scores in order of number."""
+        scores = inner_products(self._vectors[rows], query)
+        order = np.lexsort((rows, -scores))[: found.numbers.shape[1]]
+        found.numbers[place, : len(order)] = self._numbers[rows[order]]
+        found.scores[place, : len(order)] = scores[order]
+
+    def _calibrated(self, codes: Codes) -> Quality:
+        """Find how many leaves to look into and how many candidates to score again, by documents as queries."""
+        asked = np.sort(np.random.default_rng(0).choice(len(self), min(ASKED, len(self)), replace=False))
+        queries, count = self._vectors[asked], min(RESCORED[-1], len(self))
+        least = self._exactly(queries, min(K + 1, len(self)), None, len(self)).scores[:, -1]
+        for share in PROBES if codes.routes is not None else (1.0,):
+            codes.look_into(share)
+            rows = codes.scan(queries, count).numbers
+            scores = np.stack(
+                [inner_products(self._vectors[each], query) for each, query in zip(rows, queries, strict=True)]
+            )
+            # How many of a document's nearest, itself left out, are among the first candidates.
+            near = np.cumsum((scores >= least[:, None] - SLACK) & (rows >= 0), axis=1)
+            recalls = (near - 1).clip(0, K).mean(axis=0) / K
+            if recalls[-1] >= WANTED_ROUTED:
+                break
+        enough = [rescored for rescored in RESCORED if recalls[min(rescored, count) - 1] >= WANTED * recalls[-1]]
+        return Quality(enough[0], float(recalls[min(enough[0], count) - 1]))
+
+    # ------------------------------------------------------------------------------------------------- on disk
+
+    def save(self, folder: Path) -> None:
+        """Write everything that was not removed into an existing, empty folder, and go on with the files there."""
+        kept = None if self._live is None else np.flatnonzero(self._live)
+        self._vectors.write(folder / VECTORS, kept)
+        self._numbers, arrays = self.numbers, {}
+        if self.codes is not None:
+            self.codes.rows.write(folder / CODES, kept)
+            self.codes = self.codes.from_file(mapped(folder / CODES, np.uint8), kept)
+            arrays = {**self.codes.arrays(), "quality": np.array(self.quality, np.float64)}
+        self._vectors, self._live = Rows(mapped(folder / VECTORS, np.float32)), None
+        arrays |= {"numbers": self._numbers, "built": np.array([self.built], np.int64)}
+        write_arrays(folder, arrays, *([] if self.codes is None else [CODES]), VECTORS)
+
+    @classmethod
+    def load(cls, name: str, folder: Path, dim: int) -> VectorEngine:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: it is damaged, or not there.
+        """
+        with as_format_error(folder):
+            arrays = read_arrays(folder)
+            vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
+            require_sound(vectors.shape[1] == dim, f"vectors of length {vectors.shape[1]} are not of length {dim}")
+            require_sound(len(vectors) == len(numbers), f"{len(vectors)} vectors and {len(numbers)} numbers")
+            engine = cls(name, numbers, Rows(vectors))
+            (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
+            if "codebook" not in arrays or name == "exact":
+                return engine
+            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
+            rescored, recall = checked(arrays["quality"], np.float64, (2,)).tolist()
+            require_sound(K <= rescored <= RESCORED[-1], f"{rescored} candidates")
+            engine.quality = Quality(int(rescored), recall)
+        return engine
 
 
-def dtype_of(codes: np.ndarray, dim: int) -> str:
-    """Tell what codes, of shape (N, bytes of one), keep vectors of a length in; call it within `as_format_error`.
+def _down_to(
+    wanted: int, rows: np.ndarray, scores: np.ndarray, kept: np.ndarray | None, *, is_all: bool
+) -> np.ndarray | None:
+    """Return the rows that may be found and score no less than the `wanted`-th of them; None if some may be missing.
 
-    Raises:
-        ValueError: they are of another length.
+    Equal vectors have equal codes, so that either all of them are among these or none. And which rows they are depends
+    on the codes alone: not on rows that were removed, nor on other queries.
+
+    Args:
+        wanted: 1 or more.
+        rows: of one query, best first, of shape (count,); −1 for none.
+        scores: by their codes, of shape (count,).
+        kept: which rows may be found; None for all.
+        is_all: whether there are no other rows.
     """
-    width = codes.shape[1]
-    widths = {4 * dim: "float32", 2 * dim: "float16", dim: "int8"}
-    require_sound(width in widths, f"vectors of {width} bytes are not of length {dim}")
-    return widths[width]
-
-
-def checked_numbers(array: np.ndarray, name: str) -> np.ndarray:
-    """Return an array that was read if it holds distinct numbers; call it within `as_format_error`.
-
-    Raises:
-        ValueError: a number is there twice, or is below 0.
-    """
-    require_sound(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
-    require_sound(
-        bool((array >= 0).all()) and len(np.unique(array)) == len(array), f"{name} has a number twice, or below 0"
-    )
-    return array
-
-
-def _write_codes(path: Path, blocks: list[np.ndarray]) -> None:
-    """Write blocks of rows as one array, block by block, so that no copy of them all is made."""
-    rows, width = sum(map(len, blocks)), blocks[0].shape[1]
-    with path.open("wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for block in blocks:
-            file.write(np.ascontiguousarray(block).data)
-
-
-@contextmanager
-def as_format_error(folder: Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes its reader raise into one sentence.
-
-    Raises:
-        FormatError: something went wrong inside.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise FormatError(
-            f"{folder}: the search engine is damaged ({one_line(error)}); it has to be rebuilt"
-        ) from error
-
-
-def require_sound(condition: bool, complaint: str) -> None:
-    """Refuse files that do not fit together; call it within `as_format_error`.
-
-    Raises:
-        ValueError: the condition does not hold.
-    """
-    if not condition:
-        raise ValueError(complaint)
+    there = rows >= 0 if kept is None else (rows >= 0) & kept[rows]
+    complete = is_all or rows[-1] < 0
+    if not there.all():
+        rows, their = rows[there], scores[there]
+    else:
+        their = scores
+    if len(rows) < wanted:
+        return rows if complete else None
+    if not complete and their[wanted - 1] <= scores[-1]:
+        return None
+    return rows[: np.searchsorted(-their, -their[wanted - 1], side="right")]

@@ -7,19 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.search.engine import (
-    Engine,
-    EngineFiles,
-    Found,
-    as_format_error,
-    checked_numbers,
-    load_engine,
-    new_engine,
-    read_files,
-    require_sound,
-    write_files,
-)
-from hce.search.exact import nothing
+from hce.search.engine import Engine, load_engine, new_engine
+from hce.search.engine_files import as_format_error, checked_numbers, read_arrays, require_sound, write_arrays
+from hce.search.exact import Found, nothing
 
 WIDER = 4  # times as many passages are looked at where those of too few documents came first
 ENGINE_FOLDER = "engine"
@@ -55,10 +45,10 @@ class PassageEngine:
 
     @classmethod
     def build(
-        cls, name: str, dim: int, passage_numbers: np.ndarray, documents: np.ndarray, vectors: np.ndarray, dtype: str
+        cls, name: str, dim: int, passage_numbers: np.ndarray, documents: np.ndarray, vectors: np.ndarray
     ) -> PassageEngine:
         """Build an engine, by its name, of these passages, of shapes (P,), (P,) and (P, n)."""
-        engine = new_engine(name, dim, numbers=passage_numbers, vectors=vectors, dtype=dtype)
+        engine = new_engine(name, dim, numbers=passage_numbers, vectors=vectors)
         return cls(engine, passage_numbers, documents)
 
     def __len__(self) -> int:
@@ -120,7 +110,7 @@ class PassageEngine:
         """Write everything into an existing, empty folder."""
         (folder / ENGINE_FOLDER).mkdir()
         self.engine.save(folder / ENGINE_FOLDER)
-        write_files(folder, EngineFiles({}, {"numbers": self.passage_numbers, "documents": self.documents}))
+        write_arrays(folder, {"numbers": self.passage_numbers, "documents": self.documents})
 
     @classmethod
     def load(cls, name: str, folder: Path, dim: int) -> PassageEngine:
@@ -131,13 +121,11 @@ class PassageEngine:
         """
         engine = load_engine(name, folder / ENGINE_FOLDER, dim)
         with as_format_error(folder):
-            arrays = read_files(folder).arrays
+            arrays = read_arrays(folder)
             passage_numbers, documents = checked_numbers(arrays["numbers"], "numbers"), arrays["documents"]
+            require_sound(documents.dtype == np.int64, "documents that are no numbers")
             require_sound(
-                bool((np.diff(passage_numbers) > 0).all()) and documents.dtype == np.int64, "numbers that do not rise"
-            )
-            require_sound(
-                np.array_equal(np.sort(engine.numbers), passage_numbers),
+                np.array_equal(engine.numbers, passage_numbers),
                 f"{len(engine)} vectors, {len(passage_numbers)} numbers",
             )
             require_sound(

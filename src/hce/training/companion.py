@@ -40,6 +40,9 @@ from hce.training.recipe import TRANSFORMER, Recipe
 
 logger = logging.getLogger(__name__)
 
+# Of the mean of a log, how much queries lose, and how many queries count as much as knowing nothing.
+LOG_SHARE, LOG_PRIOR = 0.75, 10
+MOST_LOGGED = 10_000
 LEAST_TO_CENTER = 100  # questions that a mean is taken of
 
 
@@ -50,6 +53,7 @@ def with_companions(
     tables: list[Encoder],
     run_folder: Path | None,
     *,
+    log: Sequence[str] = (),
     progress: bool,
 ) -> Fit:
     """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
@@ -60,6 +64,7 @@ def with_companions(
         learned: what came of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
+        log: queries that people asked.
         progress: show a bar.
     """
     result, recipe = learned.result, learned.result.recipe
@@ -88,15 +93,18 @@ def with_companions(
         similarities=tokens.similarities if tokens else None,
     )
     result, shares = replace(result, calibration=calibration), calibration.shares
-    if not shares.companions and encoder_was_trained:
+    if len(log) and not encoder.is_table:
+        centers = log_centers(log, encoder, vectors)
+    elif not shares.companions and encoder_was_trained:
         return learned._replace(result=result)
-    accompanied = accompany(encoder, companions, shares.companions, centers)
+    accompanied = accompany(encoder, companions, shares.companions, centers if shares.companions or len(log) else None)
     alone = devset.encode(encoder, vectors)
     ndcg_alone = learned.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
     ndcg_after = ndcg_alone
-    if shares.companions:
-        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by)]
-        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, _shares(shares.companions, len(companions)), centers))
+    if accompanied is not encoder:
+        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if shares.companions)]
+        counts = _shares(shares.companions, len(dev_parts) - 1)
+        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, counts, centers))
         vectors = _vectors_beside(corpus, accompanied, vectors)
     stages = dict(result.stages) if encoder_was_trained else {}
     result = replace(
@@ -160,8 +168,10 @@ def _companions(
 
 
 def accompany(encoder: Encoder, companions: Sequence[Encoder], share: float, centers: np.ndarray | None) -> Encoder:
-    """Return an encoder with its companions, which count `share` in all; the encoder alone at 0."""
-    return encoder.beside(companions, _shares(share, len(companions)), centers) if share else encoder
+    """Return an encoder with its companions, which count `share` in all; at 0 it is alone, centered or unchanged."""
+    if share:
+        return encoder.beside(companions, _shares(share, len(companions)), centers)
+    return encoder if centers is None else encoder.beside([], [1.0], centers)
 
 
 def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
@@ -172,6 +182,17 @@ def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: En
     if encoder.is_table or not parts or len(parts[0].queries) < LEAST_TO_CENTER:
         return None
     return np.stack([parts[0].queries.mean(axis=0, dtype=np.float64), vectors.mean(axis=0, dtype=np.float64)])
+
+
+def log_centers(log: Sequence[str], encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+    """Return what to subtract from queries and from documents, of shape (2, n), given queries that people asked.
+
+    Documents lose their mean. Queries lose three quarters of the log's mean, and less the shorter the log is: the mean
+    of a few queries is about those.
+    """
+    some = [log[row] for row in range(0, len(log), max(1, len(log) // MOST_LOGGED))]
+    mean = encoder.encode(some, "query").mean(axis=0, dtype=np.float64)
+    return np.stack([LOG_SHARE * len(some) / (len(some) + LOG_PRIOR) * mean, vectors.mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
@@ -195,7 +216,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
 
 def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
     """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
-    if len(encoder.shares) == 1:
+    if len(encoder.shares) == 1 and encoder.centres is None:
         return vectors
     centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
 

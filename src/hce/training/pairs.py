@@ -29,11 +29,12 @@ LEAST_DEV_QUERIES = 20
 
 
 class LabelSets(NamedTuple):
-    """The labels of a run: to train on, generated to train on, to measure by."""
+    """The labels of a run: to train on, generated to train on, to measure by; and a log of queries without answers."""
 
     labeled: Labels | None = None
     generated: Labels | None = None
     dev: Labels | None = None
+    log: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def sources_and_devset(
     corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: Recipe
 ) -> tuple[Sources, DevSet]:
     """Return the pairs to train on and the held-out queries to measure by."""
-    labeled, generated, dev = label_sets
+    labeled, generated, dev, _ = label_sets
     if recipe.mode == "unsupervised":
         labeled = generated = None
     if labeled is not None:

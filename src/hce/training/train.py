@@ -6,7 +6,7 @@ The pairs and the held-out queries come from `hce.training.pairs`, the algorithm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.data.terms import warn_of_language
-from hce.data.text import WORD_OR_MARK
+from hce.data.text import WORD_OR_MARK, hash64
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError
 from hce.files import delete_whole, require_free, unfinished
@@ -52,6 +52,7 @@ def train(
     pairs: Labels | None = None,
     generated: Labels | None = None,
     dev: Labels | None = None,
+    log: Sequence[str] = (),
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -67,6 +68,8 @@ def train(
         pairs: labeled queries to train on; without any, training is unsupervised.
         generated: generated queries to train on besides; they are never measured by.
         dev: labeled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
+        log: queries that people asked, without answers; their mean is subtracted from a transformer's queries. Only
+            the mean is kept.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; the state of the run is kept beside it until it is done.
         resume: continue the unfinished run that is kept beside `output`, if there is one.
@@ -82,8 +85,8 @@ def train(
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made again
     recipe = _settled(recipe, corpus, given, pairs or generated)
-    label_sets = LabelSets(pairs, generated, dev)
-    corpus = documents_to_learn(corpus, recipe, label_sets)
+    label_sets = LabelSets(pairs, generated, dev, tuple(log))
+    corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
     warn_of_language(corpus, given.name)
@@ -153,7 +156,8 @@ class _Training(NamedTuple):
         return self._accompanied(fit.result.encoder, fit, [of_table._fit(table).result.encoder])
 
     def _accompanied(self, encoder: Encoder, fit: Fit, tables: list[Encoder]) -> Fit:
-        return with_companions(self.corpus, encoder, fit, tables, self.run_folder, progress=self.progress)
+        log = self.label_sets.log
+        return with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
 
     def _fit(self, given: Encoder) -> Fit:
         """Train an encoder by HCE."""
@@ -298,6 +302,7 @@ def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: R
         "set of labelled pairs": label_sets.labeled and label_sets.labeled.digest,
         "set of generated queries": label_sets.generated and label_sets.generated.digest,
         "set of dev queries": label_sets.dev and label_sets.dev.digest,
+        "log of queries": hash64("\n".join(label_sets.log)) if label_sets.log else None,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
 

@@ -105,13 +105,6 @@ def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -
     return Grown(tuple(levels), assigned)
 
 
-def split_leaves(vectors: np.ndarray, grown: Grown, size: int, seed: int, cluster: Cluster) -> Grown:
-    """Split each leaf of a tree into smaller ones of about `size` documents, a level below."""
-    count = len(grown.levels[-1].parent)
-    level, leaf = _split_nodes(vectors, grown.document_parent, count, size, (seed, 1), cluster)
-    return Grown((*grown.levels, level), leaf)
-
-
 def _split_nodes(
     vectors: np.ndarray, assigned: np.ndarray, count: int, size: int, seed: tuple[int, int], cluster: Cluster
 ) -> tuple[Level, np.ndarray]:

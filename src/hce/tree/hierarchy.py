@@ -20,14 +20,12 @@ from hce.errors import FormatError, InputError, OutsideError
 from hce.files import new_folder, read_json, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
-    Grown,
     Level,
     agglomerative,
     branching_for_depth,
     check_shape,
     divisive,
     level_sizes,
-    split_leaves,
 )
 
 if TYPE_CHECKING:
@@ -149,27 +147,6 @@ class Hierarchy:
             advance(rounds * len(vectors))  # or rather fewer rounds than expected
         facts = {"branching": b, "method": method, "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
-
-    def with_leaves_of(self, vectors: np.ndarray, size: int, seed: int = 0) -> Grown:
-        """Split each leaf into smaller ones, a level below, of about that many documents, each leaf by itself.
-
-        Takes memory for one leaf at a time, where k-means over all documents would hold all centroids several times.
-
-        Args:
-            vectors: of the documents, unit rows of shape (N, n), a memory map included.
-            size: documents in a new leaf, on average.
-            seed: same seed, same leaves.
-        """
-        from hce.tree.kmeans import spherical_kmeans
-
-        with progress_bar("splitting leaves", len(vectors), "vectors") as advance:
-
-            def cluster(vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
-                result = spherical_kmeans(vectors, k, seed=seed, mode="exact")
-                advance(len(vectors))
-                return result
-
-            return split_leaves(np.asarray(vectors), Grown(self.levels, self.document_parent), size, seed, cluster)
 
     @property
     def depth(self) -> int:

@@ -139,7 +139,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first = corpus[: len(corpus) - arguments.added]
-        with Index.create(folder / "index", first, encoder, engine="flat") as index:
+        with Index.create(folder / "index", first, encoder) as index:
             adding(index, encoder, corpus, arguments.added, arguments.rounds)
             index.rebuild()
         opening(folder / "index", folder, arguments.rounds)

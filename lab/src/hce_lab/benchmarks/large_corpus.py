@@ -267,7 +267,7 @@ def run(corpus: Path, folder: Path, options: argparse.Namespace) -> None:
     new = _some_more(corpus, folder / "added.jsonl")
     hce = [sys.executable, "-m", "hce"]
     bound = ["--memory", options.memory] if options.memory else []
-    kind = ["--engine", options.engine, *(["--dtype", options.dtype] if options.dtype else [])]
+    kind = ["--engine", options.engine]
     stages: dict[str, tuple[list[str], list[Path], Callable[[Watched], float] | None]] = {
         "train": (["train", str(corpus), "-o", str(model), *bound, *options.train.split()], [model], None),
         "index": (["index", str(corpus), "-o", str(index), "-m", str(model), *kind, *bound], [index], None),
@@ -357,8 +357,7 @@ def main() -> None:
     running.add_argument("corpus", type=Path)
     running.add_argument("--output", type=Path, required=True, help="a folder for model, index and what is measured")
     running.add_argument("--memory", help="the bound that train, index and rebuild are given, such as 4GB")
-    running.add_argument("--engine", default="auto")
-    running.add_argument("--dtype", help="what the engine keeps vectors in")
+    running.add_argument("--engine", default="codes")
     running.add_argument("--model", help="an encoder to index with; then nothing is trained")
     running.add_argument("--train", default="", metavar="OPTIONS", help="more options of `hce train`, in one argument")
     showing = commands.add_parser("table")

@@ -164,7 +164,7 @@ def rebuild(folder: Path, engine: str, address: str | None) -> Took:
 def telling(task: Task, data: Path | None) -> None:
     """Show what it takes to fill a collection, beside rebuilding in the folder."""
     before = 0 if data is None else size_on_disk(data)
-    here, there = alone(rebuild, task.flat, "flat", None), alone(rebuild, task.writer, "milvus", task.address)
+    here, there = alone(rebuild, task.flat, "exact", None), alone(rebuild, task.writer, "milvus", task.address)
     show(task, "rebuild, s", there.clock, here.clock)
     show(task, "rebuild, s of this process's processor", there.processor, here.processor)
     with Index.open(task.flat) as index:
@@ -396,7 +396,7 @@ def collection(task: Task) -> Iterator[None]:
 def measure(task: Task, corpus: Corpus, model: str, data: Path | None) -> None:
     """Make both indexes, and take all measures of them."""
     first = corpus.only(np.arange(task.documents))
-    made = took(lambda: Index.create(task.flat, first, model, engine="flat", tokens=False).close())
+    made = took(lambda: Index.create(task.flat, first, model, engine="exact", tokens=False).close())
     show(task, "index, s", None, made.clock)
     shutil.copytree(task.flat, task.writer)
     with collection(task):

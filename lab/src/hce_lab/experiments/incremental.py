@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--systems", type=names, default=["hce", "fitted", "bm25"], help="encoders, incdsi, dsi++ or bm25"
     )
     parser.add_argument("--held-out", type=float, default=0.1, help="share of the documents that are added later")
-    parser.add_argument("--engine", default="flat", help="what the index searches with")
+    parser.add_argument("--engine", default="exact", help="what the index searches with")
     arguments = parser.parse_args(argv)
     _check(arguments)
     tables, panels, notes = {}, [], [f"{seeds_note(arguments)} Each seed holds out other documents."]

@@ -24,7 +24,7 @@ export async function show() {
     el("div", { class: "cards" },
       card("Documents", count(index.documents), `${count(index.added)} added and ${count(index.removed)} removed since it was made`),
       card("Encoder", index.encoder, `${index.dim} dimensions${index.base_encoder ? `, trained from ${index.base_encoder}` : ", as it came"}`),
-      card("Engine", index.engine, `${index.dtype}${index.pending ? `, ${count(index.pending)} changes since its snapshot` : ""}`),
+      card("Engine", index.engine, index.pending ? `${count(index.pending)} changes since its snapshot` : ""),
       card("Tree", index.tree_levels ? plural(index.tree_levels, "level") : "none",
         index.tree_levels ? `${facts.tree_nodes.map(count).join(" → ")} nodes above the documents` : ""),
       card("On disk", size(index.bytes), day(index.created) === day(index.changed) ? `made ${day(index.created)}` : `made ${day(index.created)}, changed ${day(index.changed)}`),

@@ -171,7 +171,7 @@ class Changing:
             contents = random_contents(rng, [f"d{number}" for number in range(60)])
             say({"kind": "create", "documents": contents})
             start = time.perf_counter()
-            Index.create(self._path, documents_of(contents), encoder, "grow", engine="flat").close()
+            Index.create(self._path, documents_of(contents), encoder, "grow").close()
             say({"done": time.perf_counter() - start})
             time.sleep(SECONDS)
         with Index.open(self._path, encoder) as index:

@@ -57,7 +57,7 @@ class Samples:
         encoder = tiny_encoder()
         encoder.save(folder / "encoder")
         contents = random_contents(rng, [f"d{number}" for number in range(DOCUMENTS)])
-        Index.create(folder / "index", documents_of(contents), encoder, "grow", engine="flat").close()
+        Index.create(folder / "index", documents_of(contents), encoder, "grow").close()
         corpus = folder / "corpus.jsonl"
         write_corpus(corpus, random_contents(rng, [f"t{number}" for number in range(100)], lengths=(60,)))
         loaded = Corpus.load(corpus)
