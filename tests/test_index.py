@@ -548,7 +548,7 @@ def test_filters_give_k_hits_if_there_are_k(index, encoder):
 
 def test_another_encoder_is_refused(made, encoder, gtr_folder, tmp_path):
     other = Encoder.load(gtr_folder)
-    with pytest.raises(InputError, match=r"holds vectors of the encoder tiny static .* index anew"):
+    with pytest.raises(InputError, match=r"holds vectors of the encoder tiny static .* index again"):
         Index.open(made, other)
     shutil.copytree(made, tmp_path / "index")
     shutil.rmtree(tmp_path / "index" / "encoder")
