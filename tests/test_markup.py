@@ -71,6 +71,33 @@ def test_what_a_browser_would_show(page, title, text):
     assert markup.parse_html(page) == (title, text)
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (b"<nav>Home<nav>More</nav></nav><p>red", "red"),
+        (b"<div role=navigation><h3>Previous topic</h3><footer>x</footer></div><p>red", "red"),
+        (b"<header>Shop</header><main><article><header>By me</header><p>red</article></main><footer>(c)", "By me\nred"),
+        (
+            b"<h1>Red<a class=headerlink>#</a></h1><p hidden>old</p><div role=search>find</div><button>Copy</button>",
+            "Red",
+        ),
+        (b"<nav><a>one</a> <a>two</a></nav>", "one two"),
+    ],
+)
+def test_navigation_is_no_text_unless_there_is_nothing_else(page, text):
+    assert markup.parse_html(page).text == text
+
+
+TAGS = st.sampled_from(
+    ["<nav>", "</nav>", "<header>", "<p>", "<article>", "<b>x", "<div role=navigation>", "</div>", "x"]
+)
+
+
+@given(st.lists(TAGS, max_size=30))
+def test_nested_navigation_leaves_a_page_that_can_be_read(tags):
+    assert "\n\n" not in markup.parse_html("".join(tags).encode()).text
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1), min_size=1, max_size=5))
 def test_paragraphs_come_back(paragraphs):
     page = "".join(f"<p>{text}</p>" for text in paragraphs).encode()

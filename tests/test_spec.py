@@ -42,6 +42,27 @@ def test_a_mistyped_name_is_refused_before_the_hub_is_asked(name, meant, hub):
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("minilm", "'minilm' is an encoder, and no cross-encoder"),
+        ("ms-marco-MiniLM-L6-v2", "did you mean 'cross-encoder/ms-marco-MiniLM-L6-v2'"),
+        ("bge-reranker-bass", "did you mean 'BAAI/bge-reranker-base'"),
+    ],
+)
+def test_a_mistyped_cross_encoder_is_refused_before_the_hub_is_asked(name, said, hub):
+    asked = hub(None)
+    with pytest.raises(InputError, match=said):
+        Reranker.load(name)
+    assert asked == []
+
+
+def test_what_the_hub_does_not_have_may_be_mistyped(hub):
+    hub(answered(RepositoryNotFoundError, 404))
+    with pytest.raises(InputError, match="nor the hub has it; did you mean 'cross-encoder/ms-marco-MiniLM-L6-v2'"):
+        Reranker.load("cross-encodr/ms-marco-MiniLM-L6-v2")
+
+
 @pytest.mark.parametrize("name", ["static", "minilm", "bert-base-uncased", "all-MiniLM-L6-v2", "me/minlm"])
 def test_other_names_are_not_refused(name):
     bundled.refuse_mistyped(name)
@@ -83,6 +104,12 @@ def test_a_hub_that_answers_is_used(fault, hub):
     """Whatever else is wrong, loading says it."""
     hub(fault)
     assert not bundled.stays_off_the_hub("org/model", "encoder", "")
+
+
+def test_a_mistyped_reranker_is_told_before_the_index_is_opened(run_hce):
+    run = run_hce("search", "nowhere", "x", "--rerank", "minilm")
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: 'minilm' is an encoder, and no cross-encoder")
 
 
 def test_a_mistyped_encoder_is_told_before_the_documents_are_read(run_hce, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+import hce
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
@@ -425,3 +426,19 @@ def test_what_cannot_be_run_is_refused_at_once(name, message, task):
     if name == "dpr":
         with pytest.raises(InputError, match="needs a static encoder"):
             choose(["fitted"], task, is_static=False)
+
+
+def test_two_systems_of_the_same_training_train_once(task, monkeypatch):
+    trained_with = []
+
+    def counted(*arguments, **options):
+        trained_with.append(options["recipe"].seed)
+        return hce.train(*arguments, **options)
+
+    monkeypatch.setattr("hce_lab.comparison.systems.train", counted)
+    task = replace(task, built={})
+    built = {name: SYSTEMS[name].build(task) for name in ("hce", "hce-hybrid", "no-tree", "no-tree-hybrid")}
+    assert len(trained_with) == 2
+    assert built["hce-hybrid"].training_seconds == built["hce"].training_seconds
+    SYSTEMS["hce-hybrid"].build(task.with_settings(seed=7))
+    assert trained_with[-1] == 7

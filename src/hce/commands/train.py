@@ -12,6 +12,7 @@ import typer
 
 from hce.commands.common import (
     LARGEST_SEED,
+    AutoEncoderOption,
     CorpusArgument,
     EncoderOption,
     JsonOption,
@@ -23,6 +24,7 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
+    settled_encoder,
     shared_corpus,
     with_reading,
 )
@@ -94,7 +96,7 @@ class LabelFiles(NamedTuple):
 def train(
     source: CorpusArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
-    encoder: EncoderOption = "static",
+    encoder: AutoEncoderOption = "static",
     mode: Annotated[Supervision | None, recipe_option("mode")] = None,
     labels: Annotated[
         list[str] | None,
@@ -154,7 +156,8 @@ def train(
             from hce.training.train import train as run
 
         # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
-        given, first = Encoder.load(encoder, device=device).parts[0], is_first_process()
+        first = is_first_process()
+        given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if run_settings.recipe == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from hce.data.corpus import Corpus
 from hce.data.documents import Fields, choose_fields, list_names, take_id, take_string, tell_guesses
 from hce.data.records import JSONL_SUFFIXES, USUAL, Line, Reading, Record, format_suffix, read_lines, read_records
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.files import open_text
 
 BEIR_HEADER = ("query-id", "corpus-id", "score")
@@ -50,7 +50,12 @@ class Qrels(Mapping[str, Mapping[str, int]]):
 
     def __init__(self, judgments: Iterable[Judgment]) -> None:
         self._grades: dict[str, dict[str, int]] = {}
-        for query_id, document_id, grade in judgments:
+        if not isinstance(judgments, Iterable):
+            raise wrong_type(judgments, "qrels: give judgments; Qrels.read(…) reads a file of them")
+        for each in judgments:
+            if not isinstance(each, tuple):
+                raise wrong_type(each, "qrels: give judgments, such as ('q1', 'd7', 1)")
+            query_id, document_id, grade = each
             self._grades.setdefault(query_id, {})[document_id] = grade
 
     def __getitem__(self, query_id: str) -> Mapping[str, int]:

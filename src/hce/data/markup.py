@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hce.errors import InputError, one_line
 
@@ -19,7 +19,13 @@ INSTALL = {  # what users are told to do
 }
 LARGEST = 200_000_000  # bytes of a file, which is read at once
 
-UNSEEN = "script, style, noscript, template, svg, head"  # elements that a browser does not show as text
+UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # not shown as text by a browser
+# Navigation and controls are the same on each page of a site. A header or footer is part of it unless it belongs to an
+# article or section, as for a screen reader.
+NAVIGATION = (
+    "nav, button, [role=navigation], [role=search], [role=banner], [role=contentinfo], "
+    ":is(header, footer):not(:is(article, aside, main, section) *)"
+)
 BLOCKS = (
     "address, article, aside, blockquote, br, dd, div, dl, dt, fieldset, figcaption, figure, footer, form, h1, h2, h3, "
     "h4, h5, h6, header, hr, li, main, nav, ol, option, p, pre, section, table, td, th, tr, ul"
@@ -64,24 +70,31 @@ def read_page(path: Path, encoding: str) -> Page:
 
 
 def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
-    r"""Return the title of a page and what a browser would show as its text, a block a line.
+    r"""Return the title of a page and its text without navigation, a block a line.
 
-    >>> parse_html(b"<title>Shoes</title><script>x()</script><p>Red <b>shoes</b>.</p><p>Blue ones.</p>")
+    >>> parse_html(b"<title>Shoes</title><nav>Home</nav><script>x()</script><p>Red <b>shoes</b>.</p><p>Blue ones.</p>")
     Page(title='Shoes', text='Red shoes.\nBlue ones.')
     """
     from selectolax.lexbor import LexborHTMLParser
 
-    tree = LexborHTMLParser(data.decode(_charset(data, encoding)))
+    source = data.decode(_charset(data, encoding))
+    tree = LexborHTMLParser(source)
     title = tree.css_first("title") or tree.css_first("h1")
     name = " ".join(title.text().split()) if title is not None else ""
-    for node in tree.css(UNSEEN):
+    text = _shown_text(tree, f"{UNSEEN}, {NAVIGATION}")
+    return Page(name, text or _shown_text(LexborHTMLParser(source), UNSEEN))  # the latter of a page of links alone
+
+
+def _shown_text(tree: Any, dropped: str) -> str:
+    """Return the text of a page, a block a line, without some elements, which are taken out of the tree."""
+    for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost: those inside go with them
         node.decompose()
     for node in tree.css(BLOCKS):
         node.insert_before("\n")
         node.insert_after("\n")
     shown = tree.body.text() if tree.body is not None else ""
     lines = (" ".join(line.split()) for line in shown.splitlines())
-    return Page(name, "\n".join(filter(None, lines)))
+    return "\n".join(filter(None, lines))
 
 
 def _charset(data: bytes, encoding: str) -> str:

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUNDLED = ("minilm", "static")
+AUTO = "auto"  # one of these, see `hce.encoding.choice`
+RERANKERS = (  # cross-encoders that names are compared with
+    "cross-encoder/ms-marco-MiniLM-L6-v2",
+    "cross-encoder/ms-marco-MiniLM-L12-v2",
+    "BAAI/bge-reranker-base",
+    "BAAI/bge-reranker-v2-m3",
+    "mixedbread-ai/mxbai-rerank-base-v1",
+)
 LIKENESS = 0.7  # of two names, above which one may be the other mistyped
 SECONDS = 10  # that the hub has to answer
 PROOFS = ("modules.json", "config.json")  # files of which a downloaded model has at least one
@@ -262,22 +270,43 @@ def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "enco
     """
     if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
         return
-    meant = get_close_matches(spec.lower(), known, n=1, cutoff=LIKENESS)
+    meant = _meant(spec, known)
     if meant and not _is_downloaded(spec):
-        raise InputError(f"no {what} {spec!r}; did you mean {meant[0]!r}?")
+        raise InputError(f"no {what} {spec!r}; did you mean {meant!r}?")
 
 
-def stays_off_the_hub(spec: str, what: str, advice: str) -> bool:
+def refuse_mistyped_reranker(spec: str) -> None:
+    """Refuse a name that is an encoder's, or nearly a known cross-encoder's.
+
+    Raises:
+        InputError: it is.
+    """
+    if spec in BUNDLED and not Path(spec).exists():
+        raise InputError(f"{spec!r} is an encoder, and no cross-encoder; give one such as {RERANKERS[0]}")
+    refuse_mistyped(spec, RERANKERS, "cross-encoder")
+
+
+def _meant(spec: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most like another, if it is like it at all."""
+    by_name = {name.lower(): name for name in known}
+    found = get_close_matches(spec.lower(), by_name, n=1, cutoff=LIKENESS)
+    return by_name[found[0]] if found else None
+
+
+def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
     """Ask the hub once for a model, and return whether to use the downloaded copy without asking again.
 
     Args:
         spec: a hub id.
         what: the kind of model, for messages.
         advice: what to give instead.
+        known: names, one of which may be meant.
 
     Raises:
         InputError: the hub has no such model, or does not answer and there is no downloaded copy.
     """
+    meant = _meant(spec, known)
+    advice = f"did you mean {meant!r}?" if meant else advice
     try:
         if any(_is_on_the_hub(name) for name in _ids(spec)):
             return False

@@ -42,7 +42,16 @@ from hce.index.connections import (
     swap_beside,
     vector_checksum,
 )
-from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
+from hce.index.filters import (
+    SAMPLE,
+    FieldSummary,
+    Filter,
+    compile_filter,
+    facet_query,
+    field_exists,
+    field_names,
+    summarize_fields,
+)
 
 STORE_FILE = "documents.sqlite"
 
@@ -226,6 +235,13 @@ class Store:
             raise InputError(
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
+        # What the caller passed, not the file: a wrong argument must not look like lost data.
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
+            raise InputError(f"{folder}: {error}; nothing was changed: pass texts and whole numbers") from error
+        except OverflowError as error:
+            if "SQLite" not in str(error):
+                raise
+            raise InputError(f"{folder}: {error}; nothing was changed: pass numbers below 2^63") from error
         except sqlite3.DatabaseError as error:
             raise FormatError(
                 f"{folder}: {STORE_FILE} is damaged ({error}); restore it from a copy or index anew"
@@ -447,6 +463,13 @@ class Reader:
         if not rows:
             self._require_fields(query.fields)
         return [FacetCount(bool(value) if kind == "bool" else value, documents) for value, kind, documents in rows]
+
+    def fields(self) -> list[FieldSummary]:
+        """Summarize the metadata of the first and the last documents, `SAMPLE` in all."""
+        query = "SELECT number, metadata FROM documents ORDER BY number {} LIMIT ?"
+        ends = [self._connection.execute(query.format(order), (SAMPLE // 2,)).fetchall() for order in ("ASC", "DESC")]
+        rows = dict(ends[0] + ends[1][::-1])
+        return summarize_fields(json.loads(metadata) for metadata in rows.values())
 
     def _require_fields(self, fields: Iterable[str]) -> None:
         """Refuse fields that no document has; where there are no documents, any field will do."""

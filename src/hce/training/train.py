@@ -6,7 +6,7 @@ The pairs and the held-out queries come from `hce.training.pairs`, the algorithm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.data.judgments import Labels
 from hce.data.terms import warn_of_language
 from hce.data.text import WORD_OR_MARK, hash64
 from hce.encoding.encoder import Encoder, fast_dtype
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.files import delete_whole, require_free, unfinished
 from hce.processes import (
     is_first_process,
@@ -46,7 +47,7 @@ SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to 
 
 
 def train(
-    corpus: Corpus,
+    corpus: Corpus | Iterable[Document],
     encoder: str | Encoder = "static",
     *,
     pairs: Labels | None = None,
@@ -82,6 +83,12 @@ def train(
     """
     if output is not None:
         require_free(output, resume)
+    corpus = corpus if isinstance(corpus, Corpus) else Corpus.from_documents(corpus)
+    for name, labels in (("pairs", pairs), ("generated", generated), ("dev", dev)):
+        if not isinstance(labels, Labels | None):
+            raise wrong_type(labels, f"{name}: give hce.Labels(queries, qrels)")
+    if not isinstance(recipe, Recipe | None):
+        raise wrong_type(recipe, "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made again
     recipe = _settled(recipe, corpus, given, pairs or generated)

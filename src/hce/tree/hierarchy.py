@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
 from hce.contained import is_file, plain_path, read_json_value
-from hce.errors import FormatError, InputError, OutsideError
+from hce.errors import FormatError, InputError, OutsideError, wrong_type
 from hce.files import new_folder, read_json, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
@@ -132,6 +132,10 @@ class Hierarchy:
 
         if method not in METHODS:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
+        if not isinstance(vectors, np.ndarray):
+            raise wrong_type(vectors, "vectors: give an array of shape (documents, dimensions)")
+        if branching != "auto" and not isinstance(branching, int | np.integer):
+            raise wrong_type(branching, f"branching {branching!r}: give a whole number or 'auto'")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
         rounds = EXPECTED_ROUNDS * (1 if method == "agglomerative" else len(level_sizes(len(vectors), b)))

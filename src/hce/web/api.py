@@ -40,6 +40,7 @@ from hce.web.schemas import (
     DocumentAnswer,
     ErrorAnswer,
     Facet,
+    FieldsAnswer,
     HealthAnswer,
     Json,
     Listed,
@@ -166,6 +167,12 @@ async def search(
             continue
 
 
+@router.get("/api/fields", response_model=FieldsAnswer)
+async def fields_of_metadata(site: Served) -> Json:
+    """Name the fields of the metadata, and what values they have."""
+    return answer(FieldsAnswer(await site.looks.run(site.index.fields)))
+
+
 @router.post("/api/documents", response_model=Written, status_code=201)
 async def add_documents(site: Served, new: NewDocuments) -> Json:
     """Add documents, all or none; with `update`, in place of those that have their ids."""
@@ -234,6 +241,14 @@ async def status(
 async def health(site: Served) -> Json:
     """Say whether the server and its store answer."""
     return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
+
+
+@router.get("/ready", response_model=HealthAnswer)
+async def ready(site: Served) -> Json:
+    """Say whether a search is answered now: 503 while too many wait, or while what keeps the vectors is away."""
+    anywhere = np.eye(1, site.index.state.manifest.dim, dtype=np.float32)
+    await site.searches.run(site.index.search_vectors, anywhere, 1)
+    return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
 
 
 def answer(value: Any) -> Json:

@@ -13,6 +13,7 @@ from hce.data.documents import Document
 from hce.data.snippets import Mark
 from hce.index.before import Readiness
 from hce.index.browse import Node, Way
+from hce.index.filters import FieldSummary
 from hce.index.numbered_tree import PathNode
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
@@ -108,6 +109,13 @@ class Facet:
 
     value: str | float | bool
     documents: int
+
+
+@dataclass(frozen=True)
+class FieldsAnswer:
+    """The fields of the metadata, as the first and the last documents have them."""
+
+    fields: list[FieldSummary]
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,8 @@ class Bench:
         def run(work: Path) -> dict[str, Any]:
             if place is not None:
                 require_new(place)
-            built = system.build(replace(task, folder=work))
+            # A model that is kept is written, with its tree, by a training of its own.
+            built = system.build(replace(task, folder=work, built=task.built if place is None else {}))
             measured = {split: asdict(self._measure(built, split, name, seed)) for split in self.tested}
             model = _model_of(built)
             if place is not None and model is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +55,7 @@ class Task:
         language_model: the spec of what writes n-grams, see `hce_lab.generation.generator.Generator.load`.
         defaults: what `hce train` does with the same settings and seed, companions included; ours train by it. None
             is the same as `recipe`.
+        built: what was built before by `built_once`, by what it depends on.
     """
 
     corpus: Corpus
@@ -67,6 +68,7 @@ class Task:
     progress: bool = False
     language_model: str = BUNDLED
     defaults: Recipe | None = None
+    built: dict[Any, Built] = field(default_factory=dict)
 
     def load_encoder(self) -> Encoder:
         """Load the encoder as it was given, untouched by other systems."""
