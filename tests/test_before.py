@@ -50,7 +50,7 @@ def index(tmp_path, planted_corpus, static_encoder):
     corpus = {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
     known = {"encoder": str(tmp_path / "start"), "fingerprint": static_encoder.fingerprint, "corpus": corpus}
     measured = {"metric": "NDCG@10", "before": {"titles": 0.5}, "after": {"titles": 0.6}, "mix": 1.0}
-    facts = {"format": 1, "hce": "0.1.0", "static": True, "recipe": {"mode": "unsupervised"}, **known, **measured}
+    facts = {"format": 1, "hce": "0.2.0", "static": True, "recipe": {"mode": "unsupervised"}, **known, **measured}
     (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
     with Index.create(tmp_path / "index", planted_corpus, tmp_path / "model") as made:
         yield made
@@ -110,7 +110,7 @@ def test_what_is_encoded_by_the_end_is_kept(index, monkeypatch):
     untrained.stop()
     assert calls == [10, 10, 10]
     monkeypatch.undo()
-    kept = VectorsByNumber.read(index.path / before.UNTRAINED_FILE, Encoder.load(index.manifest.base_encoder))
+    kept = VectorsByNumber.read(index.path / before.UNTRAINED_FILE, Encoder.load(index.state.manifest.base_encoder))
     assert kept.numbers.tolist() == list(range(1, 31))
     untrained.start()  # it was stopped, and stays so
     assert untrained.readiness().state == "preparing"
@@ -142,7 +142,7 @@ def test_vectors_of_documents_whose_removal_a_rebuild_forgot_are_left_out(index)
     index.remove(["x"])
     index.add([Document("y", "w3")])
     index.rebuild()
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         numbers, contents = reader.contents()
         assert numbers.tolist() == [*range(1, 241), 242]
         known = VectorsByNumber(
@@ -170,7 +170,7 @@ def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):
         again.start()
         until_ready(again)
         again.stop()
-        start = Encoder.load(index.manifest.base_encoder)
+        start = Encoder.load(index.state.manifest.base_encoder)
         assert again._known.numbers.tolist() == list(range(1, 244))
         expected = start.encode(["w3", "cell", "law"])
         np.testing.assert_allclose(again._known.vectors[240:], expected, atol=1e-6)

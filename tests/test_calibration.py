@@ -222,8 +222,8 @@ def test_usual_shares_by_kind_of_encoder(static_encoder, bert_folder):
 
 def test_an_index_calibrates_an_untrained_encoder_and_shows_it(concept_corpus, static_encoder, tmp_path):
     index = Index.create(tmp_path / "index", concept_corpus, static_encoder)
-    kept = Calibration.read(index.manifest.shares)
-    assert kept.shares.words == index.manifest.words_share
+    kept = Calibration.read(index.state.manifest.shares)
+    assert kept.shares.words == index.state.manifest.words_share
     expected = calibrate_unlabeled(
         concept_corpus, static_encoder, static_encoder.encode(list(concept_corpus.texts())), "english"
     )
@@ -234,7 +234,7 @@ def test_an_index_of_the_trained_corpus_takes_the_models_shares(concept_corpus, 
     recipe = Recipe.for_encoder(static=True, epochs=1, batch_size=32, span_lengths=(4,), fit_static=False)
     result = train(concept_corpus, static_encoder, recipe=recipe, output=tmp_path / "model")
     index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
-    assert index.manifest.words_share == result.calibration.shares.words
+    assert index.state.manifest.words_share == result.calibration.shares.words
 
 
 @pytest.mark.parametrize("shares", [{"words": 2.0}, {"word": 0.5}, {"words": 0.5, "tokens": -1.0}])

@@ -181,7 +181,7 @@ def test_a_write_builds_an_outgrown_engine_again_and_a_search_does_not(tmp_path,
     monkeypatch.setattr(engine_module, "CODED_FROM", 30)
     documents = [Document(f"d{n}", f"w{n % 190} w{(n * 7) % 190}") for n in range(200)]
     with Index.create(tmp_path / "index", documents[:40], module_static_encoder) as index:
-        part = index.derived.engine_part
+        part = index.state.derived.engine_part
         index.add(documents[40:120])  # three times as many
         assert index.search("w3", 5)
         before = part._held

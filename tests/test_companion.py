@@ -201,7 +201,7 @@ def test_an_index_takes_over_what_labels_told(concept_corpus, static_encoder, tm
     (tmp_path / "model" / "checksums.json").unlink()  # the change is meant
     assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").manifest.words_share == 0.7
     index = Index.create(tmp_path / "other", concept_corpus, tmp_path / "model", words_share=0.1)
-    assert index.manifest.words_share == 0.1
+    assert index.state.manifest.words_share == 0.1
 
 
 def test_an_index_takes_over_what_labels_told_0_2_0(concept_corpus, static_encoder, tmp_path):

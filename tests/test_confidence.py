@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import FARTHEST, LEAST, Calibration, HitCloseness
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import CarriedEncoder
 from hce.search.words import Words
 from hce.web.app import create_app
 from hce.web.client import Client
@@ -69,7 +69,7 @@ def test_the_hit_that_is_judged_is_first_by_words_and_meaning(index, planted_cor
 def test_too_few_documents_are_not_judged_by_until_there_are_more(tmp_path, planted_corpus, static_encoder):
     documents = list(planted_corpus)
     with Index.create(tmp_path / "index", documents[: LEAST - 1], static_encoder) as index:
-        assert index.manifest.calibration is None
+        assert index.state.manifest.calibration is None
         assert judged(index, FOREIGN[0]) is None
         index.add(documents[LEAST - 1 :])
         assert judged(index, FOREIGN[0]) is None
@@ -97,8 +97,8 @@ def test_an_index_from_before_opens_and_rebuild_teaches_it(tmp_path, planted_cor
 
 def test_cosines_of_another_encoder_say_nothing(tmp_path, planted_corpus, static_encoder):
     with Index.create(tmp_path / "index", planted_corpus, static_encoder) as index:
-        stale = {**index.manifest.calibration, "fingerprint": "another"}
-        replace(index.manifest, calibration=stale).write(index.path)
+        stale = {**index.state.manifest.calibration, "fingerprint": "another"}
+        replace(index.state.manifest, calibration=stale).write(index.path)
         assert judged(index, FOREIGN[0]) is None
 
 
@@ -118,7 +118,7 @@ def test_the_query_of_a_search_is_not_encoded_again_unless_the_encoder_is_anothe
         assert asked == [FOREIGN[0]]
         assert index.good_match("w1 w2", index.search(["w1 w2", "w3"])[0]) is True
         assert asked[1:] == ["w1 w2", "w3", "w1 w2"]
-        assert index.good_match(FOREIGN[0], hits, vector=np.ones(index.manifest.dim)) is not None
+        assert index.good_match(FOREIGN[0], hits, vector=np.ones(index.state.manifest.dim)) is not None
         index.search(FOREIGN[0])
         index.reindex(Encoder.load("static"))
         index.rebuild(refit=False)

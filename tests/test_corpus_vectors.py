@@ -147,14 +147,6 @@ def test_vectors_that_were_damaged_are_encoded_anew_and_no_others(static_encoder
     assert "vectors after row 10 were damaged, and are encoded anew" in caplog.text
 
 
-def test_work_that_an_earlier_version_left_is_continued(static_encoder, tmp_path, monkeypatch):
-    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", chunk_size=5)
-    manifest = tmp_path / "v" / "manifest.json"
-    manifest.write_text(json.dumps({k: v for k, v in json.loads(manifest.read_text()).items() if k != "blocks"}))
-    monkeypatch.setattr(Encoder, "encode", lambda *a, **o: pytest.fail("all rows were there already"))
-    encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v", chunk_size=5)
-
-
 def test_it_refuses_vectors_of_another_encoder_or_corpus(static_encoder, tmp_path):
     encode_corpus(static_encoder, tiny_corpus(), tmp_path / "v")
     with pytest.raises(InputError, match=r"holds vectors with rows 23, not 22"):

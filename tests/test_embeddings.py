@@ -60,9 +60,9 @@ def test_documents_have_the_vectors_of_the_index(client, app, planted_corpus, en
 def test_a_query_has_the_vector_that_a_search_uses(client, app):
     index = app.state.site.index
     answer = client.embeddings.create(
-        model="any", input="star red w3", dimensions=index.manifest.dim, extra_body={"input_type": "query"}
+        model="any", input="star red w3", dimensions=index.state.manifest.dim, extra_body={"input_type": "query"}
     )
-    np.testing.assert_allclose(answer.data[0].embedding, index.encode_queries(["star red w3"])[0], atol=1e-6)
+    np.testing.assert_allclose(answer.data[0].embedding, index.state.encode_queries(["star red w3"])[0], atol=1e-6)
     best = index.search_vectors(np.array([answer.data[0].embedding], np.float32), 1)[0][0]
     assert best.id == index.search("star red w3", 1, mode="dense")[0].id
 

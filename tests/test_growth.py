@@ -18,7 +18,7 @@ def index(tmp_path, planted_corpus, module_static_encoder):
 
 
 def grown(index):
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         return growth_of(reader, index.tree)
 
 
@@ -71,7 +71,10 @@ def test_a_handful_is_nothing_to_tell_of(index):
 
 
 def test_without_a_tree_there_are_no_regions(tmp_path, planted_corpus, module_static_encoder):
-    with Index.create(tmp_path / "index", planted_corpus, module_static_encoder) as index, index.reading() as reader:
+    with (
+        Index.create(tmp_path / "index", planted_corpus, module_static_encoder) as index,
+        index.state.reading() as reader,
+    ):
         assert growth_of(reader, index.tree) == ()
 
 

@@ -56,7 +56,7 @@ def expected(index: Index, encoder: Encoder, query: str, k: int, allowed=None) -
     found = words.among(query, np.array([place[document.id] for document in documents]))
     score_of = dict(zip(found.numbers.tolist(), found.scores.tolist(), strict=True))
     bm25 = np.array([score_of.get(place[document.id], 0.0) for document in documents])
-    share = index.manifest.words_share
+    share = index.state.manifest.words_share
     score = (1 - share) * (cosine - cosine.min()) / (cosine.max() - cosine.min()) + share * bm25 / bm25.max()
     return [documents[row].id for row in np.lexsort((np.arange(len(score)), -score.round(6)))[:k]]
 
@@ -85,7 +85,7 @@ def test_hybrid_is_the_default_and_explains_itself(index):
         assert hit.score == pytest.approx(hit.from_meaning + hit.from_words)
         assert set(hit.matched) <= {"star", "red", "w3"}
         assert bool(hit.matched) == bool(hit.from_words)
-    assert index.manifest.words_share == 0.5  # the encoder is static
+    assert index.state.manifest.words_share == 0.5  # the encoder is static
 
 
 def test_words_that_stand_in_every_text_are_no_evidence(tmp_path, module_static_encoder):

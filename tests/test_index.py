@@ -41,6 +41,7 @@ from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.store import Writer
+from hce.index.upkeep import build_parts
 from hce.tree.hierarchy import Hierarchy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -271,12 +272,12 @@ def test_a_trained_models_tree_and_history_come_along(tmp_path, planted_corpus, 
         "mix": 0.0,
     }
     known = {"encoder": "static, fitted", "fingerprint": encoder.fingerprint, "corpus": corpus}
-    facts = {"format": 1, "hce": "0.1.0", **known, **before, "after": {"titles": 0.5}}
+    facts = {"format": 1, "hce": "0.2.0", **known, **before, "after": {"titles": 0.5}}
     (model / "hce.json").write_text(json.dumps(facts))
     (model / "history.jsonl").write_text('{"epoch": 0}\n')
     with Index.create(tmp_path / "same", planted_corpus, model) as index:
         assert index.tree.hierarchy.facts == {"branching": 4, "method": "agglomerative", "seed": 3}
-        assert index.manifest.base_encoder == "static"
+        assert index.state.manifest.base_encoder == "static"
         assert (tmp_path / "same" / "model" / "history.jsonl").read_text() == '{"epoch": 0}\n'
         assert json.loads((tmp_path / "same" / "model" / "hce.json").read_text()) == facts
     with Index.create(tmp_path / "part", planted_corpus[:100], model) as index:
@@ -346,7 +347,7 @@ def test_what_was_done_is_kept_when_the_engine_fails(tmp_path, planted_corpus, e
         assert_same(
             index.search("star red w3", 5, mode="dense"), exact(encoder, list(planted_corpus), "star red w3", 5)
         )
-        index.build_engine()
+        build_parts(index.state)
         assert index.status().pending == 0
 
 
@@ -462,7 +463,7 @@ def test_an_update_encodes_what_changed_and_keeps_the_rest(index, planted_corpus
     )
     assert count == 3
     assert encoded == ["w150 w151", "w152"]
-    entries = {entry.document.id: entry for entry in index.entries()}
+    entries = {entry.document.id: entry for entry in index.state.entries()}
     assert entries[same.id].number == 1
     assert entries[same.id].document.metadata == {"new": "metadata"}
     assert entries[other.id].number == 241
@@ -547,7 +548,7 @@ def test_filters_give_k_hits_if_there_are_k(index, encoder):
 
 def test_another_encoder_is_refused(made, encoder, gtr_folder, tmp_path):
     other = Encoder.load(gtr_folder)
-    with pytest.raises(InputError, match=r"holds vectors of the encoder tiny static .* index anew"):
+    with pytest.raises(InputError, match=r"holds vectors of the encoder tiny static .* index again"):
         Index.open(made, other)
     shutil.copytree(made, tmp_path / "index")
     shutil.rmtree(tmp_path / "index" / "encoder")
@@ -570,8 +571,8 @@ def test_the_encoder_is_loaded_when_needed_and_hashed_when_touched(made, tmp_pat
         index.status()
         index.get("star-red-0")
         index.remove(["star-red-0"])
-        assert index._opened.for_queries._encoder is None
-        assert index._opened.for_documents._encoder is None
+        assert index.state.for_queries._encoder is None
+        assert index.state.for_documents._encoder is None
         index.search("star")
         index.add([Document("x", "star")])
     assert hashed == []
@@ -657,9 +658,9 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     (second,) = (index.path / "engine").iterdir()
     assert second.name > first.name
     assert index.status().pending == 0
-    with index._opened.store.writing() as writer:  # somebody writes: the search goes on without a new snapshot
+    with index.state.store.writing() as writer:  # somebody writes: the search goes on without a new snapshot
         writer.delete([1])
-        index.derived.engine_part._behind = 1000
+        index.state.derived.engine_part._behind = 1000
         assert len(index.search("star", 300)) == 270
     assert (index.path / "engine").iterdir().__next__() == second
 
@@ -682,14 +683,14 @@ def test_an_index_of_an_engine_that_is_no_more(index, encoder, caplog, engine):
         opened.rebuild()
         assert (opened.status().engine, opened.status().pending) == (chosen, 0)
     with Index.open(index.path, encoder) as opened:
-        assert opened.manifest.engine == chosen
+        assert opened.state.manifest.engine == chosen
         assert [hit.id for hit in opened.search("star red w3", 5)] == expected
     assert len(caplog.messages) == 1
 
 
 def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corpus):
     index.rebuild()
-    assert index.manifest.hierarchy == "hierarchy"  # nothing has changed, and the trained tree is kept
+    assert index.state.manifest.hierarchy == "hierarchy"  # nothing has changed, and the trained tree is kept
     index.remove([document.id for document in planted_corpus[:100]])
     index.add([Document(f"x{i}", f"w{i} w{i + 1}") for i in range(50)])
     assert len(index.tree.numbers) == 240  # as it was, until someone rebuilds
@@ -704,14 +705,14 @@ def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corp
     numbers = index.vectors()[0]
     np.testing.assert_array_equal(index.tree.numbers, numbers)
     assert numbers.tolist() == [*range(101, 241), *range(241, 291)]
-    assert [path.name for path in index.path.glob("hierarchy*")] == [index.manifest.hierarchy]
+    assert [path.name for path in index.path.glob("hierarchy*")] == [index.state.manifest.hierarchy]
     with Index.open(index.path, encoder) as again:
-        assert again.manifest == index.manifest
-        assert again.manifest.engine == "exact"
+        assert again.state.manifest == index.state.manifest
+        assert again.state.manifest.engine == "exact"
         np.testing.assert_allclose(
             [hit.score for hit in again.search("w7 star", 12, mode="dense")], [hit.score for hit in expected], atol=2e-3
         )
-        assert again.manifest.documents == 240  # who was there at creation is still known
+        assert again.state.manifest.documents == 240  # who was there at creation is still known
         assert (again.status().added, again.status().removed) == (50, 100)
     with pytest.raises(InputError, match="choose one of codes"):
         index.rebuild(engine="quantum")
@@ -751,7 +752,7 @@ with Index.open(sys.argv[1]) as index:
 
 def test_a_second_writer_gets_a_clear_line(index, encoder, monkeypatch):
     monkeypatch.setattr("hce.index.store.SECONDS_TO_WAIT", 0.1)
-    with Index.open(index.path, encoder) as other, index._opened.store.writing():
+    with Index.open(index.path, encoder) as other, index.state.store.writing():
         for work in (lambda: other.add([Document("x", "t")]), lambda: other.remove(["star-red-0"]), other.rebuild):
             with pytest.raises(InputError, match="another process is writing to this index"):
                 work()
@@ -828,7 +829,7 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
         os.read(go, 1)
         count = index.add([Document("child's", "w180 w181")])
         found = [ids_of(index.search(text, 1, mode="words")) for text in ("w180 w181", "w170 w171")]
-        del index.derived.words_part._held
+        del index.state.derived.words_part._held
         return [count, *found]
 
     child, listen = forked(work)
@@ -848,9 +849,9 @@ def test_a_forked_process_adds_and_searches_on_its_own(index, encoder):
 def test_a_process_forked_while_others_search_does_not_wait_for_them(index):
     index.search("star", 1)
     with (
-        index.derived.words_part._lock.alone(),
-        index.derived.engine_part._lock.alone(),
-        index._opened.for_queries._lock,
+        index.state.derived.words_part._lock.alone(),
+        index.state.derived.engine_part._lock.alone(),
+        index.state.for_queries._lock,
     ):
         child, listen = forked(lambda: ids_of(index.search("star red", 3)))
         found = answer_of(child, listen)
@@ -996,7 +997,7 @@ def test_a_rebuild_forgets_what_nobody_needs(index, encoder):
         assert len(other.search("star", 300)) == 237  # though nobody says any more what was removed since
         index.remove(["star-red-3"])
         assert len(other.search("star", 300)) == 236
-        with other.reading() as reader:
+        with other.state.reading() as reader:
             places = Places.now(tree, reader)
             assert sorted(places.numbers.tolist()) == reader.numbers().tolist() == other.vectors()[0].tolist()
     queries = ("SELECT count(*) FROM changes", "SELECT count(*) FROM removed")

@@ -43,7 +43,7 @@ def test_k_that_is_no_number_of_hits(index, k, mode):
     with pytest.raises(InputError, match="k = "):
         index.search("star", k, mode=mode)
     with pytest.raises(InputError, match="k = "):
-        index.search_vectors(index.encode_queries(["star"]), k)
+        index.search_vectors(index.state.encode_queries(["star"]), k)
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "words"])
@@ -79,7 +79,7 @@ def test_vectors_that_are_none(index, vectors, complaint):
 
 
 def test_vectors_of_any_number_type_are_taken(index):
-    encoded = index.encode_queries(["star w1", "star w2"])
+    encoded = index.state.encode_queries(["star w1", "star w2"])
     expected = [[hit.id for hit in row] for row in index.search_vectors(encoded)]
     for vectors in (encoded.astype(np.float64), encoded.tolist(), np.asfortranarray(encoded)):
         assert [[hit.id for hit in row] for row in index.search_vectors(vectors)] == expected

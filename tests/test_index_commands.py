@@ -315,7 +315,7 @@ def test_each_command_explains_itself(run):
 
 def test_a_second_writer_on_the_command_line(run, index, monkeypatch):
     monkeypatch.setattr("hce.index.store.SECONDS_TO_WAIT", 0.1)
-    with Index.open(index) as opened, opened._opened.store.writing():
+    with Index.open(index) as opened, opened.state.store.writing():
         line = only_error(run("remove", index, "star-red-0"))
     assert "another process is writing to this index; try again when it is done" in line
 
@@ -385,7 +385,7 @@ def test_a_table_that_was_fitted_to_few_documents_is_told_and_fitted_to_all(run,
     assert sorted(path.stat().st_mtime_ns for path in few.rglob("*.safetensors")) == before
     with Index.open(few) as old, Index.open(all_of_them) as new:
         assert list(new) == list(old)
-        assert new.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
+        assert new.state.manifest.fingerprint == Encoder.for_corpus("static", planted_corpus).fingerprint
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

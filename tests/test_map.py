@@ -130,7 +130,7 @@ def ready(drawing: DocumentMap) -> MapReadiness:
 
 
 def now(drawing: DocumentMap) -> MapNow:
-    with drawing.live.index.reading() as reader:
+    with drawing.live.index.state.reading() as reader:
         return drawing.at(reader)
 
 
@@ -162,12 +162,12 @@ def test_documents_come_and_go_and_nothing_else_moves(index, drawing):
     stayed = np.intersect1d(before.numbers, drawn.numbers)
     assert len(stayed) == len(before.numbers) - 1
     assert np.array_equal(before.places[np.isin(before.numbers, stayed)], drawn.places[np.isin(drawn.numbers, stayed)])
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         numbers = np.array([reader.present([each])[each][0] for each in ("later", twin.id)])
         place, like = later.places_of(reader, numbers)
         cell = np.sqrt(1 / len(later.cells.polygons))
         assert np.linalg.norm(place - like) < cell  # equal texts are neighbours
-        vector = index.encode_queries([twin.full_text])[0]
+        vector = index.state.encode_queries([twin.full_text])[0]
         assert np.linalg.norm(later.place_of_query(reader, vector) - like) < cell
 
 
@@ -260,7 +260,7 @@ def test_more_documents_than_are_drawn(index, drawing, monkeypatch):
     ready(drawing)
     drawn = now(drawing).drawn
     assert len(drawn.numbers) == 50
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         left_out = np.setdiff1d(reader.numbers(), drawn.numbers)[:7]
         places = now(drawing).places_of(reader, left_out)
     assert np.isfinite(places).all()

@@ -142,7 +142,7 @@ def test_representatives_are_near_the_middle_of_different_children(client, index
     centroid = hierarchy.levels[-1].centroids[int(leaf.split(":")[1])]
     assert int(leaf.split(":")[0]) == last
     listed = [each["id"] for each in client("browse", node=leaf)["listed"]]
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         numbers = np.array([reader.present([doc_id])[doc_id][0] for doc_id in listed])
         closeness = reader.vectors_at(numbers) @ centroid
     expected = [listed[place] for place in np.argsort(-closeness, kind="stable")[:3]]
@@ -159,7 +159,7 @@ def test_a_long_text_comes_in_parts(client):
 
 
 def test_similar_documents_are_the_closest(client, index):
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         vector = reader.vectors_at(np.array([1]))
     first = next(iter(index)).id
     expected = [hit.id for hit in index.search_vectors(vector, 6)[0] if hit.id != first][:5]

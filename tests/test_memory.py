@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hce import files, memory
 from hce.errors import InputError
-from hce.index import mapped
+from hce.index import numbered_tree
 from hce.index.create import create_index, keep_within
 from hce.index.index import Index
 from hce.memory import index_needs, parse_size, require_memory, train_needs
@@ -116,7 +116,7 @@ def test_vectors_from_a_file_give_the_hits_that_vectors_in_memory_give(
 
     held = found("held")
     assert found("bounded", memory=64 * GB) == held
-    monkeypatch.setattr(mapped, "HELD", 0)
+    monkeypatch.setattr(numbered_tree, "HELD", 0)
     assert found("mapped") == held
     assert not list(tmp_path.rglob(".vectors-*"))
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, MissingPackageError
 from hce.index.index import Index
+from hce.index.state import IndexState
 from hce.web.app import create_app
 from hce.web.background import BusyError, DriftState, DriftWatch
 from hce.web.guard import rules_for
@@ -124,7 +125,7 @@ def test_a_damaged_store_is_told_and_requests_still_show(client, monkeypatch):
     def damaged(index):
         raise FormatError("damaged")
 
-    monkeypatch.setattr(Index, "reading", damaged)
+    monkeypatch.setattr(IndexState, "reading", damaged)
     found = numbers(client)
     assert found["hce_up",] == 0 and ("hce_documents",) not in found
     assert found["hce_requests_total", "/health", "200"] == 1

@@ -29,13 +29,13 @@ from typer.testing import CliRunner
 from hce.cli import app as hce_command
 from hce.data.documents import Document
 from hce.errors import AwayError, FormatError, HceError, InputError
-from hce.index import mirror, replica
 from hce.index.index import Index
-from hce.index.milvus_rows import pieces_of
-from hce.index.mirror import POINTER_FILE, Pointer
-from hce.search import milvus
+from hce.milvus import engine as milvus
+from hce.milvus import mirror, replica
+from hce.milvus.engine import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
+from hce.milvus.mirror import POINTER_FILE, Pointer
+from hce.milvus.rows import pieces_of
 from hce.search.engine import Found
-from hce.search.milvus import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
 from hce.web.app import create_app
 from hce.web.guard import rules_for
 
@@ -332,7 +332,7 @@ def test_a_reader_takes_up_another_encoder(tmp_path, documents, static_encoder, 
         index.reindex(static_encoder)
         assert shown(index.search(QUERIES[0], 5, mode="dense")) != shown(first)  # and tells the collection
         assert shown(reader.search(QUERIES[0], 5, mode="dense")) == shown(index.search(QUERIES[0], 5, mode="dense"))
-        assert reader.manifest.fingerprint == index.manifest.fingerprint
+        assert reader.state.manifest.fingerprint == index.state.manifest.fingerprint
 
 
 # ----------------------------------------------------------------------------------------- interruptions
@@ -393,12 +393,12 @@ def test_a_lost_answer_writes_nothing_twice(tmp_path, documents, module_static_e
     with index_at(tmp_path / "there", documents[:20], module_static_encoder, embedded, "lost") as index:
         monkeypatch.undo()
         assert lost and len({hit.id for hit in index.search("star", 100, mode="dense")}) == 20
-        collection = index.derived.mirror.at(next(iter_reader(index)))
+        collection = index.state.derived.mirror.at(next(iter_reader(index)))
         assert len(list(collection.rows_between(milvus.DOCUMENTS, 1, 100))) == 20
 
 
 def iter_reader(index: Index):
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         yield reader
 
 
@@ -504,8 +504,6 @@ def test_wrong_addresses_change_nothing(tmp_path, documents, module_static_encod
             assert "\n" not in str(raised.value)
         with pytest.raises(InputError, match="only the engine milvus has an address"):
             index.rebuild("codes", at=nobody)
-        with pytest.raises(InputError, match="Milvus keeps vectors in float32"):
-            index.rebuild("milvus", "int8", at=nobody)
         assert (index.path / "manifest.json").read_bytes() == manifest and index.search("star", 1)
     with pytest.raises(AwayError):
         index_at(tmp_path / "new", documents[:5], module_static_encoder, nobody, "x")

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,13 +26,12 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import UNLIMITED_WINDOW
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
-from hce.index.cutting import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.index.index import Index
-from hce.index.ranking import NearestToOne
+from hce.index.ranking import NearestToOne, SearchRequest, searched_at
+from hce.index.writing import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.search.engine import ENGINES, Found, new_engine
 from hce.search.passages import PassageEngine
 
-FORMATS = Path(__file__).parent / "data" / "formats-0.1.0"
 ODD = f"ship blue {' '.join(f'w{i}' for i in range(175, 193))}."  # sentences of words that nothing else has
 OTHER = f"cell red {' '.join(f'w{i}' for i in range(155, 173))}."
 
@@ -342,14 +340,15 @@ def test_words_name_the_passage_that_has_them(tmp_path, encoder, book):
 
 def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_path, encoder, book):
     with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
-        hit, query = index.search(ODD, 1, mode="dense")[0], index.encode_queries([ODD])[0]
-        with index.reading() as reader:
-            engine, nothing = index.derived.engine_part, np.empty(0)
-            nearest = NearestToOne(reader, engine, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
-            cosines, passages = nearest.cosines_of(np.array([4, hit.number, 2]))
+        hit, query = index.search(ODD, 1, mode="dense")[0], index.state.encode_queries([ODD])[0]
+        with index.state.reading() as reader:
+            nothing, request = np.empty(0), SearchRequest([ODD], query[None], 3, None, "dense", 0.5)
+            with searched_at(reader, index.state.derived, request) as searched:
+                nearest = NearestToOne(searched, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
+                cosines = nearest.cosines_of(np.array([4, hit.number, 2]))
             np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
             assert cosines[1] == pytest.approx(hit.score, abs=1e-5)
-            ((number, passage),) = passages.items()
+            ((number, passage),) = nearest.nearest_passages.items()
             assert number == hit.number
             assert ODD in book.full_text[slice(*reader.extents([passage])[passage])]
 
@@ -396,7 +395,7 @@ def test_what_is_not_committed_leaves_no_passage(tmp_path, encoder, book, monkey
             index.add([book], [Document("book", "star")])
         assert len(index) == 30
         assert not (tmp_path / "index" / "passages").exists()
-        with index.reading() as reader:
+        with index.state.reading() as reader:
             assert not reader.has_passages()
 
 
@@ -406,30 +405,6 @@ def passage_rows(index):
 
 
 # ------------------------------------------------------------------------------------------------- earlier formats
-
-
-def test_an_index_of_format_1_reads_passages_after_a_rebuild(tmp_path):
-    folder = Path(shutil.copytree(FORMATS / "index", tmp_path / "index"))
-    with Index.open(folder) as index:
-        sentence = index.get("bread-0").text
-        text = " ".join(each.full_text for each in index if "bread" not in each.id) * 8
-        half = text.index(" ", len(text) // 2)
-        index.add([Document("long", f"{text[:half]}. {sentence} {text[half:]}")])
-        with index.reading() as reader:
-            assert not reader.has_passages()  # the version that wrote it could still open it
-        assert index.status().format == 1
-        assert all(hit.passage is None for hit in index.search(sentence, 50))
-        index.rebuild()
-        assert index.status().format == 2
-    with Index.open(folder) as index:
-        hit = next(hit for hit in index.search(sentence, 50, mode="dense") if hit.id == "long")
-        assert hit.passage is not None
-        assert sentence in hit.text[slice(*hit.passage)]
-        index.add([Document("longer", f"{text} {text}")])
-        assert next(hit for hit in index.search(text[:300], 50) if hit.id == "longer").passage is not None
-        rows = passage_rows(index)
-        index.rebuild()
-        assert passage_rows(index) == rows
 
 
 def test_a_corpus_is_the_same_by_rows(static_encoder, book):

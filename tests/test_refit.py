@@ -12,8 +12,9 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
 from hce.index import reindex
 from hce.index.check import check
-from hce.index.index import Index, ReindexedError
+from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import ReindexedError
 
 TOPICS = ("ships and harbours at sea", "stars and planets by night", "bread and cheese for supper", "laws of the court")
 
@@ -51,14 +52,14 @@ def fresh_hits(tmp_path_factory):
 
 def test_a_rebuild_fits_the_table_to_all_documents(grown, fresh_hits):
     with Index.open(grown) as index, Index.open(grown) as other, Index.open(grown) as idle:
-        before, old = hits_of(other), other.encode_queries(QUERIES)
+        before, old = hits_of(other), other.state.encode_queries(QUERIES)
         assert before != fresh_hits["dense"]
         assert index.status().has_outgrown_its_table
         index.rebuild()
         assert index.status().fitted_documents == 61
         assert not index.status().has_outgrown_its_table
         with pytest.raises(ReindexedError, match="another encoder by now"):
-            other.search_encoded(QUERIES, old, 5, None, "dense")
+            other.state.search(QUERIES, old, 5, None, "dense")
         with Index.open(grown) as reopened:
             for each in (index, other, idle, reopened):
                 for mode, expected in fresh_hits.items():
@@ -84,10 +85,10 @@ def test_what_is_not_refitted(grown, tmp_path):
         assert index.status().fitted_documents is None
     assert Manifest.read(tmp_path / "given").encoder_folder == "encoder"
     with Index.create(tmp_path / "few", documents(20), "static") as index:
-        fingerprint = index.manifest.fingerprint
+        fingerprint = index.state.manifest.fingerprint
         index.add(documents(50, 20))
         index.rebuild()
-        assert index.manifest.fingerprint == fingerprint
+        assert index.state.manifest.fingerprint == fingerprint
 
 
 def test_a_manifest_names_no_encoder_outside_of_its_folder(grown):

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,9 @@ from hce.errors import FormatError, InputError
 from hce.files import held_alone
 from hce.index import reindex as module
 from hce.index.check import check
-from hce.index.index import Index, ReindexedError
-from hce.index.manifest import FORMAT, Manifest
+from hce.index.index import Index
+from hce.index.manifest import Manifest
+from hce.index.state import ReindexedError
 from hce.index.store import Store, Writer
 from hce.web.app import create_app
 
@@ -91,13 +91,13 @@ def fresh(tmp_path_factory, new):
 
 def test_all_that_have_the_index_open_take_the_new_encoder_up(made, new, fresh):
     with Index.open(made) as index, Index.open(made) as other, Index.open(made) as idle:
-        before, vectors = hits_of(other), other.encode_queries(QUERIES)
-        fingerprint = other.fingerprint
+        before, vectors = hits_of(other), other.state.encode_queries(QUERIES)
+        fingerprint = other.state.present_encoder().fingerprint
         assert before != fresh
         assert index.reindex(new)
         assert not index.reindex(new)  # it has it already
         with pytest.raises(ReindexedError, match="another encoder by now"):
-            other.search_encoded(QUERIES, vectors, 5, None, "dense", fingerprint)
+            other.state.search(QUERIES, vectors, 5, None, "dense", fingerprint)
         with Index.open(made) as reopened:
             for each in (index, other, idle, reopened):
                 assert hits_of(each) == fresh
@@ -114,19 +114,19 @@ def test_all_that_have_the_index_open_take_the_new_encoder_up(made, new, fresh):
 
 def test_it_can_be_undone_until_a_rebuild(made, new, fresh):
     with Index.open(made) as index, Index.open(made) as other:
-        before, kept = hits_of(index), index.manifest
+        before, kept = hits_of(index), index.state.manifest
         index.reindex(new)
         other.add(documents(5, 100))
         other.remove(["d3"])
         index.undo_reindex()
-        assert index.manifest.fingerprint == kept.fingerprint
+        assert index.state.manifest.fingerprint == kept.fingerprint
         assert other.vectors()[1].shape == (45, 16)  # the later ones were encoded, the removed one stays away
         other.remove([f"d{i}" for i in range(100, 105)])
         other.add(documents(1, 3))
         assert by_meaning(other) == before["dense"]
         index.undo_reindex()  # which takes the new one up again
         assert by_meaning(other) == fresh["dense"]
-        assert other.manifest.dim == 24
+        assert other.state.manifest.dim == 24
         index.rebuild()
         with pytest.raises(InputError, match="no earlier encoder is kept here"):
             index.undo_reindex()
@@ -191,7 +191,7 @@ def test_what_is_written_meanwhile_is_there_afterwards(made, new, monkeypatch):
     with Index.open(made) as index:
         there = {document.id for document in index}
         assert there == ({f"d{i}" for i in range(40)} | {"book"} | set(others.added)) - set(others.removed)
-        texts = [entry.document.full_text for entry in index.entries()]
+        texts = [entry.document.full_text for entry in index.state.entries()]
         np.testing.assert_allclose(index.vectors()[1], index.encoder.encode(texts), atol=1e-5)
         assert index.search("bread and cheese number 39 anew", 1, mode="dense")[0].id == "d39"
     assert check(made).findings == ()
@@ -326,7 +326,7 @@ def test_a_rebuild_does_not_take_away_what_another_process_is_taking_up(made, ne
         with held_alone(made, "held"), pytest.raises(InputError, match="another process is reindexing it"):
             index.rebuild()
         index.undo_reindex()
-        assert index.manifest.dim == 16
+        assert index.state.manifest.dim == 16
 
 
 @pytest.mark.parametrize("dim", [16, 24])
@@ -348,20 +348,3 @@ def test_documents_from_before_a_reindexing_beside_a_later_manifest_are_refused(
     monkeypatch.setattr(Store, "reading", counted)
     with pytest.raises(FormatError, match=r"documents\.sqlite.* restore"), Index.open(made) as index:
         index.search("sea")
-
-
-def test_an_index_of_an_earlier_version(tmp_path, new):
-    """It has neither checksums nor passages, and reads the beginnings of texts; the new encoder reads all of them."""
-    shutil.copytree(Path(__file__).parent / "data" / "formats-0.1.0" / "index", tmp_path / "index")
-    with Index.open(tmp_path / "index") as index:
-        ids, before = [document.id for document in index], by_meaning(index)
-        index.reindex(new)
-        assert (index.manifest.format, index.manifest.window) == (FORMAT, index.encoder.window)
-        index.add([BOOK])
-        assert index.search("harbours", 50, mode="dense")[0].passage is not None
-        index.remove(["book"])
-        assert [document.id for document in index] == ids
-        index.undo_reindex()
-        assert by_meaning(index) == before
-        assert index.manifest.window is None
-    assert check(tmp_path / "index").is_sound

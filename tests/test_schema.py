@@ -11,7 +11,7 @@ import pytest
 from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.errors import FormatError
-from hce.index.schema import has_checksums, row_checksum, vector_checksum
+from hce.index.connections import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, CutPassages, Store
 
 DIM = 4
@@ -82,19 +82,3 @@ def test_each_row_has_a_checksum_that_nothing_else_fits(store):
     assert before[1:3] == after[1:3]
     assert vector_checksum(1, b"abcd") != vector_checksum(2, b"abcd")
     assert row_checksum("ab", "c") != row_checksum("a", "bc")
-
-
-def test_a_file_of_an_earlier_version_gets_checksums_when_asked(store):
-    expected = checksums(store)
-    for table in ("documents", "vectors", "passages", "changes"):
-        run(store, f"ALTER TABLE {table} DROP COLUMN checksum")
-    with store.writing() as writer:
-        writer.insert([Document("c", "new")], np.ones((1, DIM)), {0: CutPassages([Passage(0, 1)], np.ones((1, DIM)))})
-        writer.delete([3])
-        assert not has_checksums(writer._connection)  # an earlier version may still write to it
-    with store.writing() as writer:
-        writer.add_checksums()
-        writer.add_checksums()
-    found = checksums(store)
-    assert found[:3] == expected[:3]
-    assert set(expected[3]) < set(found[3])

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-MOST = {"train": 45, "index": 49, "add": 25, "search": 33}
+MOST = {"train": 44, "index": 45, "add": 23, "search": 32}
 
 # Imports all modules first, so that only calls count; then runs each command and prints the files that it enters.
 TRACE = """

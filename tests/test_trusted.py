@@ -10,7 +10,7 @@ import pytest
 from hce.errors import InputError
 from hce.index import trusted
 from hce.index.index import Index
-from hce.index.trusted import require_trusted, trust, trust_address_of, trusted_file
+from hce.milvus.trusted import require_trusted, trust, trust_address_of, trusted_file
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.index.drift import Drift
 from hce.index.index import Index
+from hce.index.state import IndexState
 from hce.index.store import Store
 from hce.training.recipe import Recipe
 from hce.web import schemas as answers
@@ -225,7 +226,7 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
     with TestClient(create_app(index), base_url=HOME) as client:
         assert "240 documents are more than the 239" in until_off(client)
     monkeypatch.undo()
-    index._opened.manifest = replace(index.manifest, base_encoder="/nowhere/at-all")
+    index.state.manifest = replace(index.state.manifest, base_encoder="/nowhere/at-all")
     with TestClient(create_app(index), base_url=HOME) as client:
         reason = until_off(client)
         assert reason.startswith("at-all is not on this machine")
@@ -237,12 +238,12 @@ def test_no_answer_tells_where_things_are_on_this_machine(index, monkeypatch):
     here = str(index.path.absolute())
     index.status()  # reads the manifest, which is then taken as it is until it changes on disk
     named = {"encoder": f"table of {here}/a b/model", "base_encoder": f"{here}/a b/start"}
-    index._opened.manifest = replace(index.manifest, **named)
+    index.state.manifest = replace(index.state.manifest, **named)
 
     def damaged(*arguments, **options):
         raise FormatError(f"{here}/words/meta.json: damaged; /var/lib/x y; see https://a.example/b/c")
 
-    monkeypatch.setattr(Index, "search_encoded", damaged)
+    monkeypatch.setattr(IndexState, "search", damaged)
     monkeypatch.setattr(Index, "drift", damaged, raising=False)
     client = TestClient(create_app(index), base_url=HOME)
     said = error_of(client.get("/api/search", params={"q": "x"}), 500)
@@ -828,7 +829,7 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(Index, "search_encoded", broken)
+    monkeypatch.setattr(IndexState, "search", broken)
     client = TestClient(create_app(index), base_url=HOME, raise_server_exceptions=False)
     response = client.get("/api/search", params={"q": "x"})
     assert "secret" not in error_of(response, 500)
@@ -837,7 +838,7 @@ def test_a_bug_shows_nothing_of_itself(index, monkeypatch):
 
 def test_another_writer_is_a_reason_to_try_again(client, index, monkeypatch):
     monkeypatch.setattr(Store.writing.__wrapped__, "__defaults__", (0.05,))  # seconds to wait
-    with Index.open(index.path) as other, other._opened.store.writing():
+    with Index.open(index.path) as other, other.state.store.writing():
         answers = [client.post("/api/documents", json={"documents": [{"id": "x", "text": "y"}]})]
         answers.append(client.delete("/api/documents/d0"))
     for answer in answers:
@@ -959,9 +960,9 @@ def test_a_long_write_and_a_full_queue(served, index, monkeypatch):
 class Search:
     """A search that goes on until nobody waits for it any more, and looks in between."""
 
-    def __init__(self, monkeypatch, name="search_encoded"):
+    def __init__(self, monkeypatch):
         self.begun, self.ended = threading.Event(), threading.Event()
-        monkeypatch.setattr(Index, name, self)
+        monkeypatch.setattr(IndexState, "search", self)
 
     def __call__(self, *arguments, **options):
         self.begun.set()
@@ -985,7 +986,7 @@ def test_an_answer_that_takes_too_long_is_given_up(served, monkeypatch):
 def test_a_search_that_does_not_look_is_not_waited_for_and_keeps_its_thread(index, monkeypatch):
     monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 1.0)
     release, begun = threading.Event(), []
-    monkeypatch.setattr(Index, "search_encoded", lambda *arguments, **options: begun.append(1) or release.wait(20))
+    monkeypatch.setattr(IndexState, "search", lambda *arguments, **options: begun.append(1) or release.wait(20))
     with serving(index) as (url, server), httpx.Client(base_url=url, timeout=30) as http:
         lane = server.config.app.state.site.searches
         with ThreadPoolExecutor(8) as pool:
@@ -1117,12 +1118,12 @@ def test_connections_that_say_nothing_lock_nobody_out(index, monkeypatch):
 @pytest.mark.parametrize("limit", ["CONNECTIONS_OF_AN_ADDRESS", "CONNECTIONS"])
 def test_requests_under_way_are_not_given_up_for_new_ones(index, monkeypatch, limit):
     monkeypatch.setattr(hce.web.connection, limit, 2)
-    release, search = threading.Event(), Index.search_encoded
+    release, search = threading.Event(), IndexState.search
 
     def waits(*arguments, **options):
         return release.wait(20) and search(*arguments, **options)
 
-    monkeypatch.setattr(Index, "search_encoded", waits)
+    monkeypatch.setattr(IndexState, "search", waits)
     with serving(index) as (url, server), ThreadPoolExecutor(2) as pool:
         busy = [pool.submit(httpx.get, f"{url}/api/search", params={"q": "w1"}, timeout=30) for _ in range(2)]
         becomes(lambda: sum(each.waiting_since is None for each in list(server.server_state.connections)) == 2)
@@ -1219,7 +1220,7 @@ def test_connections_are_counted_by_address_or_network():
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
     monkeypatch.setattr("hce.web.app.SECONDS_TO_END", 0.2)
     release = threading.Event()
-    monkeypatch.setattr(Index, "search_encoded", lambda *arguments, **options: release.wait(20))
+    monkeypatch.setattr(IndexState, "search", lambda *arguments, **options: release.wait(20))
     listener, listens = listen("127.0.0.1", 0), threading.Event()
     url, server = url_of("127.0.0.1", listener), Server(create_app(index), listener, listens.set)
     thread = threading.Thread(target=server.serve_until_stopped)

@@ -22,7 +22,7 @@ def index(tmp_path_factory, module_static_encoder):
 
 
 @pytest.mark.parametrize("after", WRONG, ids=repr)
-@pytest.mark.parametrize("method", ["vectors", "entries"])
+@pytest.mark.parametrize("method", ["vectors"])
 def test_reading_after_what_is_no_number_names_the_argument(index, method, after):
     with pytest.raises(InputError, match=r"after = |pass numbers"):
         list(getattr(index, method)(after))
@@ -31,13 +31,13 @@ def test_reading_after_what_is_no_number_names_the_argument(index, method, after
 
 @pytest.mark.parametrize("value", [["a"], {"a": 1}, object(), 10**30], ids=repr)
 def test_what_sqlite_cannot_bind_is_no_damage(index, value):
-    with pytest.raises(InputError, match="nothing was changed"), index.reading() as reader:
+    with pytest.raises(InputError, match="nothing was changed"), index.state.reading() as reader:
         reader.find(value)
     assert index.get("d1") == DOCUMENTS[1]
 
 
 def test_an_overflow_of_the_callers_own_stays_what_it_is(index):
-    with pytest.raises(OverflowError, match="mine"), index.reading():
+    with pytest.raises(OverflowError, match="mine"), index.state.reading():
         raise OverflowError("mine")
 
 

@@ -152,7 +152,7 @@ def test_models_are_kept_for_an_index(kept, concept_corpus, tmp_path):
     models = kept[0] / "models"
     assert sorted(path.name for path in models.iterdir()) == ["hce-0", "no-tree-0"]
     with Index.create(tmp_path / "index", concept_corpus, models / "hce-0") as index:
-        assert index.manifest.fingerprint == ModelFacts.read(models / "hce-0").fingerprint
+        assert index.state.manifest.fingerprint == ModelFacts.read(models / "hce-0").fingerprint
 
 
 def test_a_system_without_its_model_is_run_again(kept, folder, tmp_path, monkeypatch):

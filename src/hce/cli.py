@@ -22,8 +22,7 @@ from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import evaluate
 from hce.commands.export import export, push
 from hce.commands.index import add, index, remove, search, status
-from hce.commands.mcp import mcp
-from hce.commands.serve import serve
+from hce.commands.serve import mcp, serve
 from hce.commands.train import demo, report, train
 from hce.commands.tree import tree
 from hce.commands.upkeep import check, rebuild, reindex

@@ -2,9 +2,9 @@
 
     python tests/data/make_formats.py NEW_FOLDER
 
-The folders in `formats-0.1.0` were written by version 0.1.0 (and an earlier state of this script) and must not be made
-anew: they stand for what people have on their disks, and every later version has to open them. Where a format grows,
-write another set beside the others, `formats-VERSION`; the test opens all that there are.
+The folders in `formats-0.2.0` were written by version 0.2.0. Never write them again: they are what people have on their
+disks, and every later version has to open them. If a format grows, add another set, `formats-VERSION`; the test opens
+all sets.
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ def index(
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
     """
     from hce.index.index import Index
+    from hce.index.upkeep import build_parts
 
     require_parent(output)
     _refuse_without_engine(output)
@@ -134,7 +135,7 @@ def index(
     if not first:
         return
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
-        made.build_engine()
+        build_parts(made.state)
         found = made.status()
     line = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
     line = f"search: {found.search}\n{line}"
@@ -163,7 +164,7 @@ def add(
     from hce.index.index import Index
 
     with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
-        alike = reading.remembering(index.manifest.fields)
+        alike = reading.remembering(index.state.manifest.fields)
         batches = [Corpus.load(file, alike) for file in files]
         before = len(index)
         written = (index.update if update else index.add)(*batches, progress=True)
@@ -256,10 +257,10 @@ def search(
       hce search milvus.db "how do plants make sugar"
     """
     from hce.data.records import STDIN, read_lines
+    from hce.data.text import is_url
+    from hce.index.elsewhere import trust_address_of
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
-    from hce.index.trusted import trust_address_of
-    from hce.web.client import Client, is_url
 
     if text == STDIN:
         text = "\n".join(line.text for line in read_lines(STDIN))
@@ -268,6 +269,8 @@ def search(
     if is_url(address):
         if rerank or facet:
             raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
+        from hce.web.client import Client
+
         hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
     else:
         if trust_address:
@@ -308,8 +311,8 @@ def status(
       hce status my-index
       hce status my-index --no-drift --json
     """
+    from hce.index.elsewhere import trust_address_of
     from hce.index.index import Index
-    from hce.index.trusted import trust_address_of
 
     if trust_address:
         trust_address_of(path)
@@ -317,7 +320,7 @@ def status(
         from hce.training.model_folder import IN_AN_INDEX, read_training
 
         found = index.status()
-        training = read_training(index.path / f"{IN_AN_INDEX}{index.manifest.suffix}")
+        training = read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}")
         verdict = index.drift(seed) if drift else None
     if as_json:
         known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
@@ -334,10 +337,10 @@ def _refuse_without_engine(path: Path) -> None:
     Raises:
         InputError: the index lacks its engine.
     """
-    from hce.index.manifest import is_index
-    from hce.index.mirror import POINTER_FILE
+    from hce.index.manifest import Manifest, is_index
+    from hce.search.engine import ELSEWHERE
 
-    if is_index(path) and not any(path.glob("engine*")) and not (path / POINTER_FILE).is_file():
+    if is_index(path) and not any(path.glob("engine*")) and Manifest.read(path).engine not in ELSEWHERE:
         raise InputError(
             f"{path} is an index, whole but for its engine; 'hce rebuild {path}' builds that, as would the first search"
         )
@@ -353,7 +356,7 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
         return shared_corpus(path, reading, output)
     with Index.open(path) as index:
         corpus = Corpus.from_documents(index, name=path.absolute().name)
-        corpus.reading = USUAL.remembering(index.manifest.fields)
+        corpus.reading = USUAL.remembering(index.state.manifest.fields)
         return corpus
 
 

@@ -77,7 +77,7 @@ def _ids(path: Path, saved: Path) -> list[str | None] | None:
     if not is_index(path):
         return None
     numbers = NumberedHierarchy.load(saved).numbers.tolist()
-    with Index.open(path) as opened, opened.reading() as reader:
+    with Index.open(path) as opened, opened.state.reading() as reader:
         documents = reader.documents(numbers)
     return [documents[number].id if number in documents else None for number in numbers]
 

@@ -60,7 +60,8 @@ def rebuild(
             from hce.index.create import keep_within  # with torch, which takes seconds to import
 
         if bound is not None:
-            keep_within(bound, len(index), index.manifest.dim, engine or index.derived.engine_name)
+            state = index.state
+            keep_within(bound, len(index), state.manifest.dim, engine or state.derived.engine_name)
         index.rebuild(engine, at=at, refit=refit, tokens=tokens, progress=True)
         found = index.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
@@ -134,8 +135,8 @@ def check(
     """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
 
     Engine, words and tree can be made anew from the documents, and vectors from their texts: --repair does that. Texts
-    and the encoder are nowhere else, and have to come from a copy. What an earlier version wrote has no checksums: that
-    is said, and --repair adds them, for things as they are then.
+    and the encoder are nowhere else, and have to come from a copy. A model
+    without checksums is unknown; --repair adds them.
 
     Examples:
       hce check my-index

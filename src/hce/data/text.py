@@ -81,3 +81,8 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_url(text: str) -> bool:
+    """Tell whether a text is the address of a server, and not a path."""
+    return text.lower().startswith(("http://", "https://"))

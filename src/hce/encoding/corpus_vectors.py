@@ -283,11 +283,11 @@ class VectorFile:
 
         Args:
             path: the file.
-            state: what is said of it; an earlier version said nothing of blocks, and its rows are taken as they are.
+            state: what `progress.json` says of it.
             claimed: how many rows are said to be done.
         """
         try:
-            known = [Block(*map(int, each)) for each in state.get("blocks", [(claimed, -1)])]
+            known = [Block(*map(int, each)) for each in state.get("blocks", [])]
             sound = self._read_through(path, known)
         except (OSError, TypeError, ValueError):
             sound = []
@@ -308,7 +308,7 @@ class VectorFile:
                 if not start < block.stop <= self.rows or path.stat().st_size < self._size(block.stop):
                     break
                 found = self._checksum(file, start, block.stop)
-                if block.checksum not in (found, -1):
+                if block.checksum != found:
                     break
                 sound.append(Block(block.stop, found))
         return sound

@@ -82,7 +82,7 @@ class Untrained:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self.spec = index.manifest.base_encoder
+        self.spec = index.state.manifest.base_encoder
         self._encoder: Encoder | None = None
         self._encoding = Lock()
         self._known: VectorsByNumber | None = None
@@ -102,10 +102,10 @@ class Untrained:
 
     def readiness(self) -> Readiness:
         """Return whether there is a ranking now; asking makes it catch up with what was added since."""
-        if self.spec != self.index.manifest.base_encoder:  # the index was reindexed
+        if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
             self._begin_anew()
         if self._readiness.state == "ready":
-            with self.index.reading() as reader:
+            with self.index.state.reading() as reader:
                 is_behind = self._moment != reader.moment()
             if is_behind:
                 self._prepare()
@@ -119,14 +119,14 @@ class Untrained:
         with self._encoding:
             vector = encoder.encode([query], "query")[0]
         if conditions is not None:
-            with self.index.reading() as reader:
+            with self.index.state.reading() as reader:
                 known = known.only(np.isin(known.numbers, reader.numbers_where(conditions)))
         scores = known.vectors @ vector
         return Ranking(known.numbers, scores, np.argsort(-scores, kind="stable"))
 
     def _begin_anew(self) -> None:
         """Have nothing of the encoder that was compared with, and prepare another one where there is one."""
-        self.spec = self.index.manifest.base_encoder
+        self.spec = self.index.state.manifest.base_encoder
         self._readiness = NOT_TRAINED
         self._known = self._moment = self._encoder = None
         if self._worker.ident is None:
@@ -155,7 +155,7 @@ class Untrained:
             return
         encoder = self._encoder = self._encoder or _load_local(str(self.spec))
         known = self._known or VectorsByNumber.read(self.index.path / UNTRAINED_FILE, encoder)
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             known, total = _still_there(known, reader), reader.moment().documents
         blocks = [known, *self._fresh(known, total, encoder)]
         known = VectorsByNumber.joined(blocks)
@@ -171,7 +171,7 @@ class Untrained:
         done, last = len(known.numbers), int(known.numbers.max(initial=0))
         while not self._worker.is_stopping():
             self._readiness = Readiness("preparing", self.spec, done=min(done, total), total=total)
-            entries = list(islice(self.index.entries(after=last), DOCUMENTS_AT_ONCE))
+            entries = list(islice(self.index.state.entries(after=last), DOCUMENTS_AT_ONCE))
             if not entries:
                 return
             with self._encoding:
@@ -183,7 +183,7 @@ class Untrained:
 
     def _publish(self, known: VectorsByNumber) -> None:
         """Rank by these vectors from now on, and go on where more documents came meanwhile."""
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             moment = reader.moment()
             self._known, self._moment = _still_there(known, reader), moment
         if len(self._known.numbers) == moment.documents:

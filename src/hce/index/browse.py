@@ -240,7 +240,7 @@ class LiveTree:
         Raises:
             NotThereError: no such node, or no tree.
         """
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(places.tree.hierarchy.depth - 1, node)
             numbers = places.documents_of(node)[offset : offset + most].tolist()
@@ -253,7 +253,7 @@ class LiveTree:
         Raises:
             NotThereError: no such node, or no tree.
         """
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(level, node)
             numbers = places.central(reader, level, node, count)
@@ -273,7 +273,7 @@ class LiveTree:
         Raises:
             NotThereError: no such document, or no tree.
         """
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             places = self.places_at(reader)
             present = reader.present([doc_id])
             if doc_id not in present:
@@ -287,7 +287,7 @@ class LiveTree:
         return Way(places.steps(vector, path.tolist()), position, number not in places.tree.numbers)
 
     def _now(self) -> Places:
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             return self.places_at(reader)
 
     def places_at(self, reader: Reader) -> Places:

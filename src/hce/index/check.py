@@ -1,8 +1,8 @@
 """Check: whether all that an index or a model is made of is as it was written, and what of it can be healed.
 
 What is derived (engine, words, tree) can be made anew, a vector be encoded anew from its text. A text, and the weights
-of an encoder, are nowhere else: of these a check tells which ones they are. What an earlier version wrote has no
-checksums; of that it is said that nothing is known, which is no damage.
+of an encoder, are nowhere else: of these a check tells which ones they are. A folder without
+`checksums.json`, as of an encoder that hce did not write, is unknown, which is no damage.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from hce.contained import check_tree, delete_file, is_file, is_folder
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
-from hce.index.carried_encoder import file_stamps
-from hce.index.cutting import Cutter
+from hce.index.connections import row_checksum, vector_checksum
 from hce.index.index import Index
-from hce.index.manifest import MANIFEST_FILE, Manifest
+from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamps
 from hce.index.map import MAP_FILE, is_damaged_map
 from hce.index.numbered_tree import NumberedHierarchy
-from hce.index.schema import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, Reader, content_key
 from hce.index.token_codes import TokenCodes, token_folder
-from hce.index.writing import chunks_of, insert_documents
+from hce.index.writing import Cutter, chunks_of, insert_documents
 from hce.progress import Advance, progress_bar
 from hce.training.model_folder import FACTS, IN_AN_INDEX, ModelFolder
 
@@ -182,7 +180,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         findings.append(Finding("map", f"{MAP_FILE} is not as it was written", can_heal=True))
     documents = 0
     try:
-        with Index.open(path) as index, index.reading() as reader:
+        with Index.open(path) as index, index.state.reading() as reader:
             in_store = list(_store_findings(reader, manifest, progress))
             documents = reader.row_count("documents")
             findings += in_store
@@ -208,7 +206,7 @@ def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
     """Read the snapshots; what is missing is made when it is needed, and no damage."""
     findings = []
-    for live in index.derived.parts(reader):
+    for live in index.state.derived.parts(reader):
         ahead = live.ahead()
         if ahead is not None:
             line = f"{ahead.relative_to(index.path)} knows of a later write than {STORE_FILE}: writes were lost"
@@ -247,15 +245,14 @@ class _Numbers(NamedTuple):
 
 
 def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, None, _Numbers]:
-    """Compare each document with its checksum, or at least its text with the key that is kept of it."""
-    numbers, unknown = _Numbers(set(), set()), 0
+    """Compare each document with its checksum, and its text with the key that is kept of it."""
+    numbers = _Numbers(set(), set())
     for *row, checksum in reader.raw_rows("documents"):
         advance(1)
         number, doc_id, content, _, title, text = row
         numbers.there.add(number)
-        unknown += checksum is None
         is_text_sound = _text_key(title, text) == content
-        if is_text_sound and checksum in (None, row_checksum(*row)):
+        if is_text_sound and checksum == row_checksum(*row):
             numbers.sound.add(number)
             continue
         name = doc_id.decode(errors="backslashreplace") if isinstance(doc_id, bytes) else repr(doc_id)
@@ -264,13 +261,11 @@ def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, N
         yield Finding(
             "documents", f"document {name!r} (number {number}): {what} as written", remedy=remedy, number=number
         )
-    if unknown:
-        yield _unknown("documents", unknown, "of their metadata; their texts are as they were")
     return numbers
 
 
 def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    left, unknown = set(numbers.there), 0
+    left = set(numbers.there)
     for number, vector, checksum in reader.raw_rows("vectors"):
         advance(1)
         if number not in numbers.there:
@@ -278,39 +273,31 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
             yield Finding("vectors", line, remedy="put the document in again", number=number)
             continue
         left.discard(number)
-        unknown += checksum is None
-        if not _is_vector(vector, reader.dim) or checksum not in (None, vector_checksum(number, vector)):
+        if not _is_vector(vector, reader.dim) or checksum != vector_checksum(number, vector):
             yield _unsound("vectors", number, f"the vector of document number {number} is not as it was", numbers)
     for number in sorted(left):
         yield _unsound("vectors", number, f"document number {number} has no vector", numbers)
-    if unknown:
-        yield _unknown("vectors", unknown)
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
     """Compare each passage with its checksum; whose it is may be what was damaged, so that neighbours heal too."""
-    unknown, before, is_damaged = 0, None, False
+    before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)
         document, start, stop, vector = row
-        unknown += checksum is None
         is_sound = document in numbers.there and _is_vector(vector, reader.dim) and 0 <= start < stop
-        is_sound = is_sound and checksum in (None, row_checksum(*row))
+        is_sound = is_sound and checksum == row_checksum(*row)
         for number in {before, document} if not is_sound else {document} if is_damaged else set():
             if number in numbers.there:
                 yield _unsound("passages", number, f"a passage of document number {number} is not as it was", numbers)
         before, is_damaged = document, not is_sound
-    if unknown:
-        yield _unknown("passages", unknown)
 
 
 def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
     """Compare what is written down of changes with its checksum, and with the documents that there are."""
-    unknown = 0
     for *row, checksum in reader.raw_rows("changes"):
         advance(1)
-        unknown += checksum is None
-        if checksum not in (None, reader.change_checksum(row)):
+        if checksum != reader.change_checksum(row):
             yield Finding("changes", f"change {row[0]} is not as it was written", can_heal=True)
     moment, removed = reader.moment(), reader.removed_numbers()
     if moment.documents != len(numbers.there):
@@ -321,8 +308,6 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
     known = set(removed.tolist())
     if known & numbers.there or gone != {number for number in known if number <= manifest.documents}:
         yield Finding("changes", "what is written down of removed documents is not as it was", can_heal=True)
-    if unknown:
-        yield _unknown("changes", unknown)
 
 
 def _text_key(title: Any, text: Any) -> int | None:
@@ -347,10 +332,6 @@ def _unsound(part: str, number: int, line: str, numbers: _Numbers) -> Finding:
     return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)
 
 
-def _unknown(part: str, count: int, of: str = "of them") -> Finding:
-    return Finding(part, f"{count:,} {part} have no checksum: nothing is known {of}", "unknown", can_heal=True)
-
-
 # ------------------------------------------------------------------------------------------------- healing
 
 
@@ -368,11 +349,11 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
         delete_file(path / MAP_FILE)  # it is made anew when somebody asks for it
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
-            with index.writing() as writer:
+            with index.state.store.writing() as writer:
                 writer.reindex()
         if any(each.part == "changes" and each.state == "damaged" for each in findings):
-            with index.writing() as writer:
-                writer.recount(index.manifest.documents)
+            with index.state.store.writing() as writer:
+                writer.recount(index.state.manifest.documents)
         unsound = {each.number for each in findings if each.can_heal and each.number is not None}
         if unsound:
             _encode_anew(index, sorted(unsound), progress)
@@ -388,10 +369,9 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
 
 def _encode_anew(index: Index, numbers: list[int], progress: bool) -> None:
     """Put documents in again, under new numbers, with vectors made anew of their texts; all or none."""
-    with index.writing() as writer:
+    with index.state.store.writing() as writer:
         encoder = index.encoder
-        cutter = Cutter(encoder) if index.manifest.window is not None else None
         documents = list(writer.documents(numbers).values())
         writer.delete(numbers)
         with progress_bar("encoding anew", len(documents), "documents", show=progress) as advance:
-            insert_documents(writer, chunks_of([documents]), encoder.encode, cutter, advance)
+            insert_documents(writer, chunks_of([documents]), encoder.encode, Cutter(encoder), advance)

@@ -21,7 +21,6 @@ from hce.data.text import cut_span
 from hce.index.derived import Derived
 from hce.index.ranking import SAME_MEANING, Hit, SearchRequest, find_hits
 from hce.index.store import MomentPassedError, Reader
-from hce.search.words import Words
 
 BETWEEN_SPACES = re.compile(r"\S+")
 SPANS = 240  # that are searched for
@@ -75,15 +74,12 @@ def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, 
     Raises:
         MomentPassedError: the words have gone on to a later moment.
     """
-    return derived.words_part.use(reader, lambda words: _closeness(reader, words, query, vector, hit))
-
-
-def _closeness(reader: Reader, words: Words, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
     vectors = reader.vectors_at(np.array([hit.number], np.int64))
     if reader.has_passages():
         vectors = np.concatenate([vectors, reader.passages_of([hit.number]).vectors])
-    rarity = words.rarity(query)
-    (matched,) = [hit.matched] if hit.matched else words.matched(query, [hit.number])
+    with derived.words_part.lend(reader) as words:
+        rarity = words.rarity(query)
+        (matched,) = [hit.matched] if hit.matched else words.matched(query, [hit.number])
     whole = sum(rarity.values())
     shared = sum(rarity[word] for word in matched)
     return HitCloseness(float((vectors @ vector).max()), shared / whole if whole else 0.0)

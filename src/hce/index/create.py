@@ -28,16 +28,13 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
-from hce.index.carried_encoder import ENCODER_FOLDER, file_stamps
-from hce.index.cutting import Cutter, LongDocuments
-from hce.index.manifest import Manifest
-from hce.index.mirror import check_place
+from hce.index.elsewhere import home_of
+from hce.index.manifest import ENCODER_FOLDER, Manifest, file_stamps
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
 from hce.index.store import STORE_FILE, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
-from hce.index.trusted import trust
-from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
+from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, shared_vectors
 from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
@@ -206,8 +203,7 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
     """
     check_engine(engine, at)
     if at is not None:
-        trust(at)
-        check_place(at, path)
+        home_of(engine).claim_place(at, path, named_by_user=True)
     if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
         raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
 

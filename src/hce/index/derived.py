@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Condition
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -22,21 +23,18 @@ from hce.checksums import sealed, unsealed
 from hce.contained import check_tree, delete_folder, is_folder, names_in
 from hce.errors import FormatError, HceError
 from hce.files import delete_leftovers, new_folder, read_json, write_json
-from hce.index.cutting import passage_texts
+from hce.index.connections import heed_forks
+from hce.index.elsewhere import Mirror, Part, home_of
 from hce.index.manifest import Manifest
-from hce.index.mapped import all_vectors
-from hce.index.mirror import Mirror, MirroredPart, document_engine, passage_engine
-from hce.index.numbered_tree import load_tree
+from hce.index.numbered_tree import all_vectors, load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
-from hce.index.threads import SharedLock, heed_forks
+from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, load_engine, new_engine, wants_tree
-from hce.search.milvus import MilvusEngine
 from hce.search.passages import PassageEngine
-from hce.search.words import Words
+from hce.search.words import PassageText, Words
 
 Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a live part holds
-Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +111,9 @@ class Live(Generic[Held]):
         """The folder of the snapshots."""
         return self.store.path.parent / f"{self.builder.folder_name}{self._suffix}"
 
-    def use(self, reader: Reader, work: Callable[[Held], Result]) -> Result:
-        """Call `work` on what is held, brought to the moment that `reader` sees.
+    @contextmanager
+    def lend(self, reader: Reader) -> Iterator[Held]:
+        """Lend what is held, brought to the moment that `reader` sees; nobody changes it meanwhile.
 
         Raises:
             MomentPassedError: another thread has brought what is held to a later moment.
@@ -123,7 +122,8 @@ class Live(Generic[Held]):
         while True:
             with self._lock.shared():
                 if self._held is not None and self._moment == moment:
-                    return work(self._held)
+                    yield self._held
+                    return
             with self._lock.alone():
                 if moment.change < max(self._since, self._moment.change if self._moment else 0):
                     raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
@@ -499,14 +499,21 @@ class WordsBuilder:
             return held.add(counted(reader.texts(after), advance), passage_texts(reader, after))
 
 
-# --------------------------------------------------------------------------------------- the parts of an index
+def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
+    """Read the passages of the documents above `after` as words are indexed: the title stands before each, if short."""
+    for number, extents in reader.all_extents(after):
+        for document in reader.documents([number]).values():
+            text, title = document.full_text, document.title.strip()
+            for passage_number, (start, stop) in extents.items():
+                before = f"{title} " if start and title and TITLE_SHARE * len(title) <= stop - start else ""
+                yield PassageText(number, passage_number, before + text[start:stop])
 
-EnginePart = Live[Engine] | MirroredPart[MilvusEngine]
-PassagesPart = Live[PassageEngine] | MirroredPart[PassageEngine]
+
+# --------------------------------------------------------------------------------------- the parts of an index
 
 
 class Derived:
-    """The parts that are derived from a store; each lends what it holds by `use`, as of a reader's moment.
+    """The parts that are derived from a store; each lends what it holds, as of a reader's moment.
 
     Attributes:
         engine_part: lends the engine of the vectors of all documents.
@@ -520,12 +527,11 @@ class Derived:
         self._index_folder = store.path.parent
         self.engine_name = _engine_in_use(manifest)
         engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
-        self.mirror = mirror or (Mirror(store) if manifest.engine in ELSEWHERE else None)
-        self.engine_part: EnginePart
-        self.passages_part: PassagesPart
+        self.mirror = mirror or (home_of(manifest.engine).new_mirror(store) if manifest.engine in ELSEWHERE else None)
+        self.engine_part: Part[Engine]
+        self.passages_part: Part[PassageEngine]
         if self.mirror is not None:
-            self.engine_part = MirroredPart(self.mirror, document_engine)
-            self.passages_part = MirroredPart(self.mirror, passage_engine)
+            self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
         else:
             self.engine_part = Live(store, engine_builder, manifest.suffix)
             self.passages_part = Live(store, passages_builder, manifest.suffix)
@@ -544,7 +550,7 @@ class Derived:
                     *(snapshot, store.path, store.path.name),
                 )
 
-    def parts(self, reader: Reader) -> list[Live[Any] | MirroredPart[Any]]:
+    def parts(self, reader: Reader) -> list[Part[Any]]:
         """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
@@ -601,3 +607,43 @@ def _builders(
         PassagesBuilder(engine_name, manifest.dim),
         WordsBuilder(manifest.language),
     )
+
+
+class SharedLock:
+    """A lock shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._sharing = 0
+        self._alone = False
+        self._waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with others."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._alone and not self._waiting)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._sharing -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock with no one else."""
+        with self._condition:
+            self._waiting += 1
+            try:
+                self._condition.wait_for(lambda: not self._alone and not self._sharing)
+                self._alone = True
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._alone = False
+                self._condition.notify_all()

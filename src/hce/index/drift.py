@@ -21,10 +21,9 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Side
-from hce.index.carried_encoder import CarriedEncoder
 from hce.index.manifest import Manifest
-from hce.index.mapped import ROWS_AT_ONCE, StoredVectors, vectors_by_row
-from hce.index.numbered_tree import NumberedHierarchy
+from hce.index.numbered_tree import ROWS_AT_ONCE, NumberedHierarchy, are_few
+from hce.index.state import CarriedEncoder
 from hce.index.store import Reader
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy
@@ -349,3 +348,29 @@ def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tupl
 
     old_texts, new_texts = ([each.full_text for each in documents.values()] for documents in (old, new))
     return tuple(distinguishing_words(old_texts, new_texts, WORDS))
+
+
+class StoredVectors:
+    """The vectors of numbered documents, read from the store when they are asked for, by row.
+
+    Args:
+        reader: of the moment.
+        numbers: the document of each row, rising, of shape (N,).
+    """
+
+    def __init__(self, reader: Reader, numbers: np.ndarray) -> None:
+        self._reader = reader
+        self._numbers = numbers
+        self.shape = (len(numbers), reader.dim)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        return self._reader.vectors_at(self._numbers[rows])
+
+
+def vectors_by_row(reader: Reader) -> tuple[np.ndarray, np.ndarray | StoredVectors]:
+    """Return the numbers of all documents, rising, and their vectors: in memory, or of many those asked for."""
+    numbers = reader.numbers()
+    return reader.vectors() if are_few(reader, numbers) else (numbers, StoredVectors(reader, numbers))

@@ -7,7 +7,7 @@ of words. Adding and removing documents needs no training.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, overload
 
@@ -15,31 +15,24 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.deadline import check_deadline
-from hce.errors import InputError, wrong_type
+from hce.errors import wrong_type
 from hce.files import checked_fields
-from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
-from hce.index.derived import Derived
+from hce.index.elsewhere import replica_at
 from hce.index.filters import FieldSummary, Filter
-from hce.index.manifest import IndexStatus, Manifest
+from hce.index.manifest import MANIFEST_FILE, IndexStatus
 from hce.index.numbered_tree import NumberedHierarchy
-from hce.index.opened import Opened
 from hce.index.ranking import (
     RERANKED,
     Hit,
     SearchMode,
-    SearchRequest,
     check_k,
-    check_mode,
     checked_queries,
     checked_vectors,
-    find_hits,
     reranked,
-    with_matched,
-    with_paths,
 )
-from hce.index.store import Entry, FacetCount, MomentPassedError, Reader, Writer
+from hce.index.state import IndexState, ReindexedError
+from hce.index.store import FacetCount, MomentPassedError, Writer
 from hce.index.upkeep import build_parts, rebuild, status_of
 from hce.index.writing import (
     check_id,
@@ -55,8 +48,6 @@ from hce.index.writing import (
 )
 from hce.progress import Advance, progress_bar
 from hce.search.engine import check_engine
-from hce.search.fusion import TOKENS_FIRST
-from hce.search.milvus import is_address
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
 if TYPE_CHECKING:
@@ -64,10 +55,6 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
-
-
-class ReindexedError(InputError):
-    """Queries were encoded by another encoder than the one that the index has now."""
 
 
 class Index:
@@ -78,16 +65,16 @@ class Index:
 
     Attributes:
         path: the folder.
+        state: what this process has open of the index, for hce's own modules.
         is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
 
     is_replica: ClassVar[bool] = False
+    _last_reranker: Reranker | None = None
 
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
-        self._opened = Opened(self.path, encoder)
-        self._last_reranker: Reranker | None = None
-        self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
+        self.state = IndexState(self.path, encoder)
 
     @classmethod
     def create(
@@ -150,7 +137,7 @@ class Index:
         )
         index = cls(path)
         try:
-            index.build_engine()
+            build_parts(index.state)
         except BaseException:
             index.close()
             raise
@@ -169,15 +156,12 @@ class Index:
             FormatError: there is no index, it is damaged, or a newer version wrote it.
             InputError: `encoder` is another one.
         """
-        if is_address(path):
-            from hce.index.replica import ReplicaIndex
-
-            return ReplicaIndex(path, encoder)
-        return cls(path, encoder)
+        replica = None if (Path(path) / MANIFEST_FILE).exists() else replica_at(path, encoder)
+        return cls(path, encoder) if replica is None else replica
 
     def close(self) -> None:
         """Close the files."""
-        self._opened.close()
+        self.state.close()
 
     def __enter__(self) -> Index:
         return self
@@ -186,8 +170,8 @@ class Index:
         self.close()
 
     def __repr__(self) -> str:
-        engine = self.derived.engine_name
-        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.manifest.encoder}, {engine})"
+        engine = self.state.derived.engine_name
+        return f"Index({str(self.path)!r}, {len(self):,} documents, {self.state.manifest.encoder}, {engine})"
 
     # ------------------------------------------------------------------------------------------------- documents
 
@@ -207,8 +191,8 @@ class Index:
         sound = [checked(batch) for batch in batches]
         with self._writing(sound, progress) as (writer, advance):
             refuse_known(writer, chunks_of(sound), self.path)
-            insert_documents(writer, chunks_of(sound), self._opened.encode_documents, self._opened.cutter(), advance)
-        self.derived.follow_write()
+            insert_documents(writer, chunks_of(sound), self.state.encode_documents, self.state.cutter(), advance)
+        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -223,9 +207,9 @@ class Index:
         sound = [checked(batch) for batch in batches]
         refuse_emptied(sound)
         with self._writing(sound, progress) as (writer, advance):
-            chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.derived.mirror is None)
-            insert_documents(writer, chunks, self._opened.encode_documents, self._opened.cutter(), advance)
-        self.derived.follow_write()
+            chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
+            insert_documents(writer, chunks, self.state.encode_documents, self.state.cutter(), advance)
+        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -238,49 +222,39 @@ class Index:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
         distinct = checked_ids(ids)
-        with self._opened.store.writing() as writer:
-            self._opened.keep_up(writer)
+        with self.state.store.writing() as writer:
+            self.state.keep_up(writer)
             writer.delete(numbers_of(writer, distinct, self.path))
-        self.derived.follow_write()
+        self.state.derived.follow_write()
         return len(distinct)
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
         with (
-            self._opened.store.writing() as writer,
+            self.state.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
         ):
-            self._opened.keep_up(writer)
+            self.state.keep_up(writer)
             yield writer, advance
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
         check_id(doc_id)
-        with self._opened.store.reading() as reader:
+        with self.state.store.reading() as reader:
             return reader.find(doc_id)
 
     def __contains__(self, doc_id: object) -> bool:
         return isinstance(doc_id, str) and self.get(doc_id) is not None
 
     def __len__(self) -> int:
-        with self._opened.store.reading() as reader:
+        with self.state.store.reading() as reader:
             return reader.moment().documents
 
     def __iter__(self) -> Iterator[Document]:
         """Iterate over all documents, in the order in which they came, as they were when the iteration began."""
-        return (entry.document for entry in self.entries())
-
-    def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Iterate over the documents with numbers above `after`, with number and vector, in order of number.
-
-        A number up to `manifest.documents` says that the document was there at creation, with this text.
-
-        Raises:
-            InputError: `after` is not a whole number.
-        """
-        number = checked_after(after)
-        with self.reading() as reader:
-            yield from reader.entries(number)
+        with self.state.reading() as reader:
+            for entry in reader.entries():
+                yield entry.document
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
@@ -289,23 +263,8 @@ class Index:
             InputError: `after` is not a whole number.
         """
         number = checked_after(after)
-        with self.reading() as reader:
+        with self.state.reading() as reader:
             return reader.vectors(number)
-
-    def reading(self) -> AbstractContextManager[Reader]:
-        """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together.
-
-        The index then goes by the manifest of that moment or of a later one with the same encoder.
-        """
-        return self._opened.reading()
-
-    def writing(self) -> AbstractContextManager[Writer]:
-        """Keep others from writing; all that is written meanwhile is committed at the end, or none of it.
-
-        Raises:
-            WriterBusyError: someone else is writing.
-        """
-        return self._opened.store.writing()
 
     # ------------------------------------------------------------------------------------------------- search
 
@@ -376,10 +335,10 @@ class Index:
         reranker = None if rerank is None else self._reranker(rerank)
         wanted = k if reranker is None else max(k, depth)
         while True:
-            fingerprint = self.fingerprint
-            vectors = None if mode == "words" else self.encode_queries(texts)
+            fingerprint = self.state.present_encoder().fingerprint
+            vectors = None if mode == "words" else self.state.encode_queries(texts)
             try:
-                hits = self.search_encoded(texts, vectors, wanted, filter, mode, fingerprint, unique=unique)
+                hits = self.state.search(texts, vectors, wanted, filter, mode, fingerprint, unique=unique)
             except ReindexedError:
                 continue
             if reranker is not None:
@@ -398,30 +357,9 @@ class Index:
             self._last_reranker = Reranker.load(rerank)
         return self._last_reranker
 
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the encoder that the index has now; a reindexing changes it."""
-        return self._opened.present_encoder().fingerprint
-
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode queries to unit vectors of shape (texts, n)."""
-        encoder, tokens = self._opened.present_encoder(), self._opened.tokens
-        codes = tokens.codes(encoder)  # none beside a static encoder
-        vectors = encoder.encode(texts, "query", None if codes is None else tokens.asked(codes).keep)
-        if len(texts) == 1:
-            self._last_query = encoder, texts[0], vectors[0].copy()
-        return vectors
-
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         """Encode texts as documents to unit vectors of shape (texts, n); the index stays unchanged."""
-        return self._opened.for_documents.encode(texts, "document")
-
-    def _encode_query(self, text: str) -> np.ndarray:
-        """Return the vector of a query, of shape (n,); the last query is not encoded again by the same encoder."""
-        last = self._last_query
-        if last is not None and last[:2] == (self._opened.present_encoder(), text):
-            return last[2]
-        return np.asarray(self.encode_queries([text])[0])
+        return self.state.for_documents.encode(texts, "document")
 
     def search_vectors(
         self,
@@ -434,57 +372,8 @@ class Index:
         Raises:
             InputError: the vectors are not of that shape or hold NaN, or k or the filter is not a valid one.
         """
-        rows = checked_vectors(vectors, self.manifest.dim)
-        return self.search_encoded([""] * len(rows), rows, k, filter, "dense")
-
-    def search_encoded(
-        self,
-        texts: Sequence[str],
-        vectors: np.ndarray | None,
-        k: int,
-        filter: Filter | None,  # noqa: A002
-        mode: SearchMode,
-        fingerprint: str | None = None,
-        *,
-        unique: bool = False,
-    ) -> list[list[Hit]]:
-        """Search as `search` does, for texts whose vectors are there already, of shape (texts, n); words need none.
-
-        Args:
-            texts: the queries.
-            vectors: of the queries.
-            k: see `search`, as `filter` and `mode`.
-            filter: see `search`.
-            mode: see `search`.
-            fingerprint: what `fingerprint` was before the queries were encoded; by default, what it last was.
-            unique: see `search`.
-
-        Raises:
-            ReindexedError: the index has another encoder by now; encode the queries again.
-        """
-        check_mode(mode)
-        check_k(k)
-        fingerprint = fingerprint or self._opened.for_queries.fingerprint
-        while True:  # see `hce.index.opened`
-            check_deadline()
-            with self.reading() as reader, suppress(MomentPassedError):
-                if vectors is not None and self.manifest.fingerprint != fingerprint:
-                    raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
-                allowed = None if filter is None else reader.numbers_where(filter)
-                most = max(1, reader.moment().documents)  # who asks for more is not given room for more
-                k_or_all, manifest = min(int(k), most), self.manifest
-                request = SearchRequest(texts, vectors, k_or_all, allowed, mode, manifest.words_share, unique)
-                encoder, tokens, tokens_share = self._opened.for_queries, self._opened.tokens, manifest.tokens_share
-                reorder = mode == "hybrid" and vectors is not None and tokens_share > 0
-                codes = tokens.codes(encoder) if reorder else None
-                if codes is None:
-                    return with_paths(reader, self.tree, find_hits(reader, self.derived, request))
-                deeper = request._replace(k=min(max(k_or_all, TOKENS_FIRST), most), tell_matched=False)
-                hits = with_paths(reader, self.tree, find_hits(reader, self.derived, deeper))
-                break
-        hits = [row[:k_or_all] for row in tokens.in_order(encoder, codes, texts, hits, tokens_share)]
-        with self._opened.store.reading() as reader:
-            return with_matched(reader, self.derived, texts, hits)
+        rows = checked_vectors(vectors, self.state.manifest.dim)
+        return self.state.search([""] * len(rows), rows, k, filter, "dense")
 
     def good_match(
         self,
@@ -509,22 +398,22 @@ class Index:
 
         Returns:
             None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
-            index has few documents or an engine that lives elsewhere; or it was made by an earlier version, or has got
-            another encoder since, which `rebuild` makes up for.
+            index has few documents or an engine that lives elsewhere; or it has got another encoder since, which
+            `rebuild` makes up for.
         """
-        noted = self.manifest.calibration
+        noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
             return None
         calibration = checked_fields(Calibration, noted)
-        if calibration.fingerprint != self.manifest.fingerprint:
+        if calibration.fingerprint != self.state.manifest.fingerprint:
             return None
-        vector = self._encode_query(query) if vector is None else vector
+        vector = self.state.encode_query(query) if vector is None else vector
         first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)  # the calibration knows of nothing else
-        with self.reading() as reader:
-            if calibration.fingerprint != self.manifest.fingerprint or not reader.documents([first.number]):
+        with self.state.reading() as reader:
+            if calibration.fingerprint != self.state.manifest.fingerprint or not reader.documents([first.number]):
                 return None  # it has another encoder by now, or the document is gone
             with suppress(MomentPassedError):
-                return calibration.is_good(closeness(reader, self.derived, query, vector, first))
+                return calibration.is_good(closeness(reader, self.state.derived, query, vector, first))
         return None
 
     def facets(
@@ -553,7 +442,7 @@ class Index:
         check_k(most, "most")
         if not isinstance(fields, list | tuple | set | frozenset):
             raise wrong_type(fields, "facets takes a list of fields; put the single one into a list")
-        with self.reading() as reader:
+        with self.state.reading() as reader:
             return {field: reader.facet(field, filter, most) for field in fields}
 
     def fields(self) -> list[FieldSummary]:
@@ -564,40 +453,30 @@ class Index:
         >>> found.name, found.values, found.least, found.most
         ('year', 3, 2009, 2015)
         """
-        with self.reading() as reader:
+        with self.state.reading() as reader:
             return reader.fields()
 
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""
-        self._opened.present_encoder().encoder()
-        with self.reading() as reader:
-            self.derived.prepare(reader)
+        self.state.present_encoder().encoder()
+        with self.state.reading() as reader:
+            self.state.derived.prepare(reader)
 
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded if it was not; do not train it."""
-        return self._opened.present_encoder().encoder()
+        return self.state.present_encoder().encoder()
 
     # ------------------------------------------------------------------------------------------------- upkeep
 
     @property
-    def manifest(self) -> Manifest:
-        """The manifest in force."""
-        return self._opened.manifest
-
-    @property
-    def derived(self) -> Derived:
-        """Engine, engine of passages and words, all built from the store."""
-        return self._opened.derived
-
-    @property
     def tree(self) -> NumberedHierarchy | None:
         """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
-        return self._opened.tree
+        return self.state.tree
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names; loads neither encoder nor engine."""
-        return status_of(self._opened)
+        return status_of(self.state)
 
     def drift(self, seed: int = 0) -> Drift:
         """Tell whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
@@ -606,16 +485,11 @@ class Index:
         """
         from hce.index.drift import drift_of
 
-        with self.reading() as reader, progress_bar("comparing later documents with earlier ones", None, "documents"):
-            return drift_of(reader, self.manifest, self.tree, self._opened.for_documents, seed)
-
-    def build_engine(self) -> None:
-        """Build engines and words of all documents, and save snapshots, so that opening the index later is fast.
-
-        Raises:
-            WriterBusyError: someone else is writing.
-        """
-        build_parts(self._opened)
+        with (
+            self.state.reading() as reader,
+            progress_bar("comparing later documents with earlier ones", None, "documents"),
+        ):
+            return drift_of(reader, self.state.manifest, self.tree, self.state.for_documents, seed)
 
     def rebuild(
         self,
@@ -630,8 +504,7 @@ class Index:
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
         as they are. So does the encoder, unless it is a table that was fitted to less than a quarter of the documents
-        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. In an index of format 1,
-        whose long documents were read from the beginning only, they are now read in passages. The encoder that was in
+        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. The encoder that was in
         force before the last `reindex` is given up, with its vectors.
 
         Args:
@@ -646,7 +519,7 @@ class Index:
             InputError: no such engine, or (`WriterBusyError`) someone else is writing.
         """
         refit = refit and self.status().has_outgrown_its_table
-        rebuild(self._opened, engine, at, refit=refit, tokens=tokens, progress=progress)
+        rebuild(self.state, engine, at, refit=refit, tokens=tokens, progress=progress)
 
     def reindex(
         self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False
@@ -676,9 +549,9 @@ class Index:
         """
         from hce.index.reindex import reindex
 
-        manifest = reindex(self._opened.store, encoder, words_share, progress=progress)
+        manifest = reindex(self.state.store, encoder, words_share, progress=progress)
         if manifest is not None:
-            self._opened.adopt(manifest)
+            self.state.adopt(manifest)
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
@@ -689,4 +562,4 @@ class Index:
         """
         from hce.index.reindex import undo
 
-        self._opened.adopt(undo(self._opened.store, progress=progress))
+        self.state.adopt(undo(self.state.store, progress=progress))

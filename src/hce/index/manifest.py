@@ -20,8 +20,9 @@ from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.shares import Calibration
 
-FORMAT = 2  # 2: long documents are read in passages
+FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
+ENCODER_FOLDER = "encoder"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
@@ -49,7 +50,7 @@ class StandbyEncoder:
     encoder_folder: str
     base_encoder: str | None
     fitted_documents: int | None
-    window: int | None
+    window: int
     words_share: float
     hierarchy: str | None
     familiar: int | None
@@ -86,8 +87,7 @@ class Manifest:
         tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
         shares: what the shares were chosen by, see `hce.search.shares.Calibration`; None where they were given.
         fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
-        window: how many tokens the encoder reads at once: a longer document is read in passages. None in an index
-            of format 1, which reads the beginning only, until it is rebuilt.
+        window: how many tokens the encoder reads at once: a longer document is read in passages.
         encoder_folder: where the encoder is.
         since: the number of the store's change from which on its vectors are of this encoder.
         familiar: the last number that there was when the index got its encoder, to which later documents are new;
@@ -110,6 +110,7 @@ class Manifest:
     dim: int
     encoder_files: dict[str, list[int]]
     base_encoder: str | None
+    window: int
     engine: str
     hierarchy: str | None
     language: str = "english"
@@ -117,7 +118,6 @@ class Manifest:
     tokens_share: float = 0.4  # of an index that 0.2.0 wrote
     shares: dict[str, Any] | None = None
     fitted_documents: int | None = None
-    window: int | None = None
     engine_at: str | None = None
     encoder_folder: str = "encoder"
     since: int = 0
@@ -237,11 +237,11 @@ class Manifest:
             FormatError: there is one.
         """
         sound = {
-            "format": self.format >= 1,
+            "format": self.format == FORMAT,
             "documents": self.documents >= 0,
             "words_share": 0 <= self.words_share <= 1,
             "tokens_share": 0 <= self.tokens_share < 1,
-            "window": self.window is None or self.window > 0,
+            "window": self.window > 0,
             "fields": set(self.fields or ()) <= {"id", "text", "title"},
             **_soundness(self),
         }
@@ -348,3 +348,8 @@ def file_stamp(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_ino, found.st_mtime_ns
+
+
+def file_stamps(folder: Path) -> dict[str, list[int]]:
+    """Return size and time of last change of each file, by its path below the folder."""
+    return {name: [found.st_size, found.st_mtime_ns] for name, found in check_tree(folder).items()}

@@ -222,7 +222,7 @@ class DocumentMap:
         return _Sheet(tree, kept, cells(kept.sites))
 
     def _lay_out(self, tree: NumberedHierarchy) -> StoredMap:
-        with self.live.index.reading() as reader:
+        with self.live.index.state.reading() as reader:
             there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
             chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
             numbers, (every, vectors) = tree.numbers[chosen], reader.vectors()

@@ -1,4 +1,4 @@
-"""The tree that an index carries: a hierarchy, and the number in the store of each of its documents.
+"""The tree that an index carries: a hierarchy, the number in the store of each of its documents, and their paths.
 
 A tree is derived: it can be grown again from the documents there are. Each has a folder of its own, and the manifest
 says which one counts.
@@ -7,7 +7,10 @@ says which one counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +18,18 @@ import numpy as np
 
 from hce.contained import check_tree, delete_folder, is_file, is_folder, plain_path
 from hce.errors import FormatError, warn_once
+from hce.files import released, write_to_be_mapped
 from hce.index.manifest import Manifest, is_index
-from hce.index.mapped import all_vectors
 from hce.index.store import Reader
+from hce.memory import HELD
+from hce.progress import progress_bar
 from hce.tree.hierarchy import NUMBERS, Hierarchy
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
 MOST_READ = 1 << 20  # documents, from all over, that nodes are named after; of more, the words would take much memory
+ROWS_AT_ONCE = 16_384
 
 
 class NumberedHierarchy(NamedTuple):
@@ -146,3 +152,83 @@ def hierarchy_folder(path: str | Path) -> Path | None:
             raise FormatError(f"{path}: this index carries no tree; index anew to get one")
         candidates = [named]
     return next((path / name for name in candidates if is_file(path / name / "hierarchy.safetensors", path)), None)
+
+
+# ------------------------------------------------------------------------------------------------- paths
+
+
+@dataclass(frozen=True)
+class PathNode:
+    """A node on a document's path.
+
+    Attributes:
+        level: 1 is the level below the root.
+        node: the node's place in its level.
+        name: the words of the node's name; empty if the node has no name.
+    """
+
+    level: int
+    node: int
+    name: list[str]
+
+
+TreePath = tuple[PathNode, ...]
+
+
+def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) -> dict[int, TreePath]:
+    """Return the path of each document that `reader` sees, from level 1 down to its leaf."""
+    wanted = np.unique(np.fromiter(numbers, np.int64))
+    leaves = _leaves_of(reader, tree, wanted).tolist()
+    path_to = {leaf: _path_to(tree.hierarchy, leaf) for leaf in set(leaves)}
+    return {number: path_to[leaf] for number, leaf in zip(wanted.tolist(), leaves, strict=True) if leaf >= 0}
+
+
+def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> np.ndarray:
+    """Return the leaf of each document; -1 if the tree's centroids are of another encoder's dimension."""
+    place = np.minimum(np.searchsorted(tree.numbers, wanted), len(tree.numbers) - 1)
+    leaves = tree.hierarchy.document_parent[place].astype(np.int64)
+    later = tree.numbers[place] != wanted
+    if later.any():
+        vectors = reader.vectors_at(wanted[later])
+        fits = vectors.shape[1] == tree.hierarchy.levels[0].centroids.shape[1]
+        leaves[later] = tree.hierarchy.walk(vectors)[-1][:, 0] if fits else -1
+    return leaves
+
+
+def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
+    if leaf < 0:
+        return ()
+    nodes = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0].tolist()
+    return tuple(PathNode(level, node, hierarchy.name(level, node)) for level, node in enumerate(nodes) if level)
+
+
+# ------------------------------------------------------------------------------------------------- vectors
+
+
+@contextmanager
+def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
+
+    Args:
+        reader: of the moment.
+        folder: where there is room for a temporary file; a kill leaves nothing of it.
+    """
+    numbers = reader.numbers()
+    if are_few(reader, numbers):
+        yield reader.vectors()
+        return
+    with tempfile.TemporaryFile(dir=folder, prefix=".vectors-") as file:
+        with progress_bar("fetching vectors", len(numbers), "vectors") as advance:
+            for start in range(0, len(numbers), ROWS_AT_ONCE):
+                some = numbers[start : start + ROWS_AT_ONCE]
+                write_to_be_mapped(file, reader.vectors_at(some))
+                advance(len(some))
+        file.flush()
+        vectors = np.memmap(file, dtype=np.float32, mode="r", shape=(len(numbers), reader.dim))
+        with released(vectors):
+            yield numbers, vectors
+
+
+def are_few(reader: Reader, numbers: np.ndarray) -> bool:
+    """Tell whether the vectors of these documents fit into memory."""
+    return 4 * reader.dim * len(numbers) <= HELD

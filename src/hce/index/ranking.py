@@ -6,8 +6,9 @@ with the query. A hybrid search fuses both. Documents are ranked by their number
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,12 +19,12 @@ from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_o
 from hce.data.text import ANY_WORD, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
-from hce.index.derived import Derived, EnginePart
-from hce.index.numbered_tree import NumberedHierarchy
-from hce.index.paths import TreePath, paths_of
+from hce.index.derived import Derived
+from hce.index.numbered_tree import NumberedHierarchy, TreePath, paths_of
 from hce.index.store import MomentPassedError, Reader
+from hce.search.engine import Engine
 from hce.search.fusion import Ranked, candidate_count_for, search_both
-from hce.search.passages import Nearest
+from hce.search.passages import Nearest, PassageEngine
 from hce.search.words import FoundByWords, Words
 
 if TYPE_CHECKING:
@@ -193,24 +194,62 @@ def check_mode(mode: str) -> None:
         raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
 
 
+class Searched(NamedTuple):
+    """What a search reads: the parts of an index at one moment.
+
+    Attributes:
+        reader: the documents.
+        engine: the vectors of the documents; None in a search by words alone.
+        passages: the vectors of the passages of long documents; None where there are none, or no `engine`.
+        words: the words of the documents; None in a search by meaning alone.
+    """
+
+    reader: Reader
+    engine: Engine | None
+    passages: PassageEngine | None
+    words: Words | None
+
+
+@contextmanager
+def searched_at(reader: Reader, derived: Derived, request: SearchRequest) -> Iterator[Searched]:
+    """Lend what a search needs, always in the same order, so that two searches never wait for each other.
+
+    Raises:
+        MomentPassedError: a derived part has gone on to a later moment.
+    """
+    by_meaning = request.vectors is not None and request.mode != "words"
+    with ExitStack() as stack:
+        engine = stack.enter_context(derived.engine_part.lend(reader)) if by_meaning else None
+        has_passages = by_meaning and reader.has_passages()
+        passages = stack.enter_context(derived.passages_part.lend(reader)) if has_passages else None
+        by_words = not by_meaning or request.mode == "hybrid"
+        words = stack.enter_context(derived.words_part.lend(reader)) if by_words else None
+        yield Searched(reader, engine, passages, words)
+
+
 def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
     """Find the best documents for each query, best first.
 
     Raises:
         MomentPassedError: a derived part has gone on to a later moment.
     """
-    if request.unique:
-        return _find_unique(reader, derived, request)
-    hits = _hits(reader, _rankings(reader, derived, request))
-    if request.mode == "dense" or not request.tell_matched:
+    with searched_at(reader, derived, request) as searched:
+        if request.unique:
+            return _find_unique(searched, request)
+        return _find(searched, request)
+
+
+def _find(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
+    hits = _hits(searched.reader, _rankings(searched, request))
+    if searched.words is None or not request.tell_matched:
         return hits
-    return with_matched(reader, derived, request.queries, hits)
+    return _with_matched(searched.words, request.queries, hits)
 
 
 def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Fill in `Hit.matched`; where the words have gone on to a later moment, return the hits as they are."""
-    with suppress(MomentPassedError):
-        return derived.words_part.use(reader, lambda words: _with_matched(words, queries, hits))
+    with suppress(MomentPassedError), derived.words_part.lend(reader) as words:
+        return _with_matched(words, queries, hits)
     return hits
 
 
@@ -245,20 +284,19 @@ class RankedWithPassages(NamedTuple):
         return found
 
 
-class NearestToOne(NamedTuple):
+@dataclass
+class NearestToOne:
     """The documents nearest to one query by meaning.
 
     Attributes:
-        reader: the moment that is searched.
-        engine_part: the live part that lends the engine of documents, see `hce.index.derived.Live`.
+        searched: what is searched, with an engine.
         query_vector: of shape (n,).
         numbers: the documents found, best first, of shape (m,).
         cosines: the documents' cosines to the query, of shape (m,).
         nearest_passages: by document, the number of its nearest passage; 0 is the document's own vector.
     """
 
-    reader: Reader
-    engine_part: EnginePart
+    searched: Searched
     query_vector: np.ndarray
     numbers: np.ndarray
     cosines: np.ndarray
@@ -267,8 +305,7 @@ class NearestToOne(NamedTuple):
     @classmethod
     def of(
         cls,
-        reader: Reader,
-        engine_part: EnginePart,
+        searched: Searched,
         query_vector: np.ndarray,
         numbers: np.ndarray,
         scores: np.ndarray,
@@ -277,7 +314,7 @@ class NearestToOne(NamedTuple):
         """Take the row of one query from what was found, without the empty places."""
         there = numbers >= 0
         nearest_passages = dict(zip(numbers[there].tolist(), passage_numbers[there].tolist(), strict=True))
-        return cls(reader, engine_part, query_vector, numbers[there], scores[there], nearest_passages)
+        return cls(searched, query_vector, numbers[there], scores[there], nearest_passages)
 
     def alone(self) -> RankedWithPassages:
         """Rank the documents by meaning alone."""
@@ -287,76 +324,62 @@ class NearestToOne(NamedTuple):
 
     def with_words(self, words: Words, query: str, request: SearchRequest) -> RankedWithPassages:
         """Rank the documents together with those that share a word with the query."""
-        nearest_passages = dict(self.nearest_passages)
-
-        def cosines_at(numbers: np.ndarray) -> np.ndarray:
-            cosines, passage_of = self.cosines_of(numbers)
-            nearest_passages.update(passage_of)
-            return cosines
-
         ranked = search_both(
             *(words, query),
             numbers=self.numbers,
             cosines=self.cosines,
-            cosines_at=cosines_at,
+            cosines_at=self.cosines_of,
             candidate_count=candidate_count_for(request.k),
             words_share=request.words_share,
             allowed=request.allowed,
             k=request.k,
         )
-        return RankedWithPassages(ranked, nearest_passages)
+        return RankedWithPassages(ranked, self.nearest_passages)
 
-    def cosines_of(self, numbers: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-        """Compute the cosines of other documents, that of a long one by its nearest passage.
+    def cosines_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Compute the cosines of other documents, of shape (m,), and note where a passage is nearer than the document.
 
-        Returns:
-            The cosines, of shape (m,); and by document the passage's number, where a passage is nearer than the whole.
+        The cosine of a long document is that of its nearest passage.
         """
-        try:
-            cosines = self.engine_part.use(self.reader, lambda engine: engine.scores(self.query_vector, numbers))
-        except MomentPassedError:  # the store still has this moment
-            cosines = self.reader.vectors_at(numbers) @ self.query_vector
-        if not len(numbers) or not self.reader.has_passages():
-            return cosines, {}
-        passage_of: dict[int, int] = {}
-        further = self.reader.passages_of(numbers.tolist())
+        reader, engine = self.searched.reader, self.searched.engine
+        if not len(numbers) or engine is None:
+            return np.zeros(0, np.float32)
+        cosines = engine.scores(self.query_vector, numbers)
+        if self.searched.passages is None:
+            return cosines
+        further = reader.passages_of(numbers.tolist())
         nearer = further.vectors @ self.query_vector
         places = {number: place for place, number in enumerate(numbers.tolist())}
         for row in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
             document = int(further.documents[row])
             if nearer[row] > cosines[places[document]]:
                 cosines[places[document]] = nearer[row]
-                passage_of[document] = int(further.numbers[row])
-        return cosines, passage_of
+                self.nearest_passages[document] = int(further.numbers[row])
+        return cosines
 
 
-def _rankings(reader: Reader, derived: Derived, request: SearchRequest) -> list[RankedWithPassages]:
+def _rankings(searched: Searched, request: SearchRequest) -> list[RankedWithPassages]:
     """Rank documents for each query."""
     queries, vectors, k, allowed, mode, *_ = request
-    if vectors is None or mode == "words":
-        return derived.words_part.use(
-            reader, lambda words: [_by_words(words.search(query, k, allowed)) for query in queries]
-        )
-    found = _nearest(reader, derived, vectors, k if mode == "dense" else candidate_count_for(k), allowed)
-    nearest = [
-        NearestToOne.of(reader, derived.engine_part, vector, *row) for vector, *row in zip(vectors, *found, strict=True)
-    ]
-    if mode == "dense":
+    words, engine = searched.words, searched.engine
+    if vectors is None or engine is None:
+        return [_by_words(words.search(query, k, allowed)) for query in queries] if words else []
+    count = k if mode == "dense" else candidate_count_for(k)
+    found = _nearest(engine, searched.passages, vectors, count, allowed)
+    nearest = [NearestToOne.of(searched, vector, *row) for vector, *row in zip(vectors, *found, strict=True)]
+    if words is None:
         return [each.alone() for each in nearest]
-    return derived.words_part.use(
-        reader,
-        lambda words: [each.with_words(words, query, request) for query, each in zip(queries, nearest, strict=True)],
-    )
+    return [each.with_words(words, query, request) for query, each in zip(queries, nearest, strict=True)]
 
 
-def _nearest(reader: Reader, derived: Derived, vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> Nearest:
+def _nearest(
+    engine: Engine, passages: PassageEngine | None, vectors: np.ndarray, k: int, allowed: np.ndarray | None
+) -> Nearest:
     """Find the k nearest documents by meaning."""
-    whole = derived.engine_part.use(reader, lambda engine: engine.search(vectors, k, allowed))
-    if not reader.has_passages():
+    whole = engine.search(vectors, k, allowed)
+    if passages is None:
         return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
-    return derived.passages_part.use(
-        reader, lambda passage_engine: passage_engine.merged_with(whole, vectors, k, allowed)
-    )
+    return passages.merged_with(whole, vectors, k, allowed)
 
 
 def _by_words(found: FoundByWords) -> RankedWithPassages:
@@ -420,13 +443,14 @@ def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -
 # ------------------------------------------------------------------------------------------------- near-equal ones
 
 
-def _find_unique(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
+def _find_unique(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
     """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
+    reader = searched.reader
     most, depth = max(1, reader.moment().documents), 2 * request.k
     while True:
         check_deadline()
         depth = min(depth, most)
-        hits = find_hits(reader, derived, request._replace(k=depth, unique=False))
+        hits = _find(searched, request._replace(k=depth))
         folded = [fold_near_equal(reader, row) for row in hits]
         if depth == most or all(
             len(kept) >= request.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)

@@ -28,15 +28,14 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import InputError, WriterBusyError
 from hce.files import held_alone
-from hce.index.carried_encoder import ENCODER_FOLDER, CarriedEncoder, file_stamps
 from hce.index.create import Start, checked_share, start_from
-from hce.index.cutting import Cutter
 from hce.index.derived import Derived
-from hce.index.manifest import FORMAT, Manifest, StandbyEncoder, delete_other_folders
+from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_tree
+from hce.index.state import CarriedEncoder
 from hce.index.store import CutPassages, Reader, Store, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folder
-from hce.index.writing import Encode, read_passages, shared_vectors
+from hce.index.writing import Cutter, Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE
 from hce.search.shares import Shares
@@ -118,10 +117,9 @@ def _make_room(store: Store) -> str:
     """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
     index_folder = store.path.parent
     with _writing(store) as writer:
-        manifest = replace(Manifest.settled(index_folder, writer), beside=None, format=FORMAT)
+        manifest = replace(Manifest.settled(index_folder, writer), beside=None)
         manifest.write(index_folder)  # before the tables that it told of are gone
         delete_other_folders(index_folder, manifest)
-        writer.add_checksums()
         writer.make_beside()
         number = writer.next.change
         while (index_folder / f"{ENCODER_FOLDER}-{number}").exists():
@@ -179,7 +177,7 @@ def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
     """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
     index_folder = store.path.parent
     carried = CarriedEncoder(index_folder, other)
-    cutter = Cutter(carried.encoder()) if other.window is not None else None
+    cutter = Cutter(carried.encoder())
     codes = TokenCodes.find(token_folder(index_folder, other.suffix))
     catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)
@@ -203,7 +201,7 @@ class _Encoded(NamedTuple):
 class _CatchUp:
     """Encodes the documents that have no vector beside those in force yet."""
 
-    def __init__(self, store: Store, encode: Encode, cutter: Cutter | None) -> None:
+    def __init__(self, store: Store, encode: Encode, cutter: Cutter) -> None:
         self.store = store
         self._encode, self._cutter = encode, cutter
 

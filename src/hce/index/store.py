@@ -26,7 +26,22 @@ from hce.data.documents import Document
 from hce.data.passages import Passage
 from hce.data.text import hash64
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
+from hce.index.connections import (
+    COLUMNS,
+    SCHEMA,
+    SECONDS_TO_WAIT,
+    Connection,
+    Connections,
+    change_checksum,
+    drop_beside,
+    has_table,
+    heeding_deadlines,
+    make_beside,
+    make_passages,
+    row_checksum,
+    swap_beside,
+    vector_checksum,
+)
 from hce.index.filters import (
     SAMPLE,
     FieldSummary,
@@ -36,20 +51,6 @@ from hce.index.filters import (
     field_exists,
     field_names,
     summarize_fields,
-)
-from hce.index.schema import (
-    COLUMNS,
-    SCHEMA,
-    add_checksums,
-    change_checksum,
-    drop_beside,
-    has_checksums,
-    has_table,
-    make_beside,
-    make_passages,
-    row_checksum,
-    swap_beside,
-    vector_checksum,
 )
 
 LONGEST_REMEMBERED = 2000  # characters of a text whose key is remembered; thousands of long texts would fill the memory
@@ -399,11 +400,10 @@ class Reader:
         return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """Read the rows of a table as they are, whatever is in them, texts as bytes, and last the checksum or None."""
-        checksum = "checksum" if has_checksums(self._connection, table) else "NULL"
+        """Read the rows of a table as they are, whatever is in them, texts as bytes, and last the checksum."""
         self._connection.text_factory = bytes
         try:
-            query = f"SELECT {', '.join(COLUMNS[table])}, {checksum} FROM {table}"  # noqa: S608  all are from here
+            query = f"SELECT {', '.join(COLUMNS[table])}, checksum FROM {table}"  # noqa: S608  all are from here
             yield from self._connection.execute(query)
         finally:
             self._connection.text_factory = str
@@ -525,7 +525,6 @@ class Writer(Reader):
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
         self.next = WriteMark(self._before.change + 1, secrets.token_hex(8))  # of this write, once it is done
-        self._has_checksums = has_checksums(connection)  # of an earlier version's file, not before it is rebuilt
 
     def insert(
         self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, CutPassages] | None = None
@@ -574,7 +573,7 @@ class Writer(Reader):
         self._documents -= len(numbers)
         self._touched |= bool(numbers)
 
-    # The three below make a store a copy of another one, without vectors: see `hce.index.replica`.
+    # The three below make a store a copy of another one, without vectors: see `hce.milvus.replica`.
 
     def start_over(self, dim: int) -> None:
         """Take everything out, and expect vectors of another length."""
@@ -604,9 +603,8 @@ class Writer(Reader):
         rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
         query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE number = ?"
         self._connection.executemany(query, ((*rest, number) for number, _, *rest in rows))
-        if self._has_checksums:
-            query = "UPDATE documents SET checksum = ? WHERE number = ?"
-            self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
+        query = "UPDATE documents SET checksum = ? WHERE number = ?"
+        self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
 
     # The four below change nothing that can be found, and are no change of the store, until `swap_beside`.
@@ -654,16 +652,9 @@ class Writer(Reader):
         self._connection.execute("DELETE FROM changes")
         self._touched = True
 
-    def add_checksums(self) -> None:
-        """Give a checksum to every row that has none: of an earlier version, which from then on cannot write here."""
-        add_checksums(self._connection)
-        self._has_checksums = True
-
     def _insert(self, table: str, rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]) -> None:
-        """Put rows into a table, each with its checksum where the table has these."""
-        columns = COLUMNS[table]
-        if self._has_checksums:
-            columns, rows = (*columns, "checksum"), ((*row, checksum(*row)) for row in rows)
+        """Put rows into a table, each with its checksum."""
+        columns, rows = (*COLUMNS[table], "checksum"), ((*row, checksum(*row)) for row in rows)
         marks = ", ".join("?" * len(columns))
         query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  all three are from here
         self._connection.executemany(query, rows)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from hce.encoding.encoder import Encoder, OnTokens
     from hce.encoding.tokens import QueryTokens, TokenSpace
-    from hce.index.carried_encoder import CarriedEncoder
+    from hce.index.state import CarriedEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Upkeep: telling how an index is, and making anew what is derived from its documents; no document is changed."""
+"""Upkeep: the status of an index, and rebuilding what is derived from its documents. No document is changed."""
 
 from __future__ import annotations
 
@@ -8,37 +8,34 @@ from functools import partial
 from hce.contained import delete_folder
 from hce.files import held_alone
 from hce.index.confidence import calibrate
-from hce.index.cutting import Cutter
-from hce.index.manifest import FORMAT, SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
-from hce.index.mirror import check_place, withdraw
+from hce.index.elsewhere import home_of
+from hce.index.manifest import SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
 from hce.index.numbered_tree import regrow_tree
-from hce.index.opened import Opened
+from hce.index.state import IndexState
 from hce.index.store import Writer
 from hce.index.token_codes import TokenCodes, is_token_folder, read_all_tokens, token_folder
-from hce.index.trusted import require_trusted, trust
-from hce.index.writing import cut_documents
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 
 
-def status_of(opened: Opened) -> IndexStatus:
+def status_of(state: IndexState) -> IndexStatus:
     """Return counts, sizes and names; loads neither encoder nor engine."""
-    with opened.reading() as reader:
-        manifest, tree, other = opened.manifest, opened.tree, opened.manifest.other()
+    with state.reading() as reader:
+        manifest, tree, other = state.manifest, state.tree, state.manifest.other()
         moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
-        pending, facts = opened.derived.engine_part.pending(reader), opened.derived.engine_part.facts(reader)
+        pending, facts = state.derived.engine_part.pending(reader), state.derived.engine_part.facts(reader)
     return IndexStatus(
-        path=str(opened.path),
+        path=str(state.path),
         documents=moment.documents,
         added=moment.documents - (manifest.documents - removed),
         removed=removed,
         changed=moment.at,
-        engine=opened.derived.engine_name,
+        engine=state.derived.engine_name,
         pending=pending,
         tree_levels=tree.hierarchy.depth if tree else 0,
-        bytes=size_on_disk(opened.path),
+        bytes=size_on_disk(state.path),
         reindexing=other.encoder if other and not other.was_in_force else None,
         earlier=other.encoder if other and other.was_in_force else None,
-        tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(opened.path, manifest.suffix)),
+        tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(state.path, manifest.suffix)),
         recall=facts.get("recall"),
         rescored=facts.get("rescored"),
         search=manifest.search,
@@ -46,21 +43,21 @@ def status_of(opened: Opened) -> IndexStatus:
     )
 
 
-def build_parts(opened: Opened) -> None:
+def build_parts(state: IndexState) -> None:
     """Build engines and words of the documents there are, and keep snapshots of them.
 
     Raises:
         WriterBusyError: someone else is writing.
     """
-    with opened.store.writing() as writer:  # nothing is written to it; it keeps others from writing
-        opened.keep_up(writer)
-        derived = opened.derived
-        derived.rebuild(writer, replace(opened.manifest, engine=derived.engine_name))
-        _calibrate(opened, writer)
+    with state.store.writing() as writer:  # nothing is written to it; it keeps others from writing
+        state.keep_up(writer)
+        derived = state.derived
+        derived.rebuild(writer, replace(state.manifest, engine=derived.engine_name))
+        _calibrate(state, writer)
 
 
 def rebuild(
-    opened: Opened,
+    state: IndexState,
     engine: str | None,
     at: str | None,
     *,
@@ -68,86 +65,67 @@ def rebuild(
     tokens: bool | None,
     progress: bool,
 ) -> None:
-    """Make all that is derived anew from the documents there are now; see `hce.index.index.Index.rebuild`.
+    """Rebuild all that is derived from the documents there are now; see `Index.rebuild`.
 
     Args:
-        opened: the index.
+        state: of the index.
         engine: another engine from now on.
         at: the address of Milvus.
-        refit: fit the table anew to all documents, unless another encoder is about to take its place.
-        tokens: whether tokens are kept from now on; None as it was.
+        refit: fit the table to all documents again, unless another encoder is about to take its place.
+        tokens: whether tokens are kept from now on; None leaves that unchanged.
         progress: show bars.
     """
-    path, before = opened.path, opened.manifest
+    path, before = state.path, state.manifest
+    named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
+    check_engine(engine or state.derived.engine_name, at)
     if at is not None:
-        trust(at)
-    at = at or (before.engine_at if engine in (None, before.engine) else None)
-    check_engine(engine or opened.derived.engine_name, at)
-    if at is not None:
-        require_trusted(at, path)
-        check_place(at, path)
-    window = _read_in_passages(opened)
+        home_of(engine or before.engine).claim_place(at, path, named_by_user=named)
     if refit:
-        _refit_table(opened, progress)
-    _give_up_earlier(opened)
-    opened.store.compact()
-    with opened.store.writing() as writer:  # no document is written; it keeps others from writing
-        writer.add_checksums()
+        _refit_table(state, progress)
+    _give_up_earlier(state)
+    state.store.compact()
+    with state.store.writing() as writer:  # no document is written; it keeps others from writing
         known = Manifest.settled(path, writer)  # which another process may have changed
-        opened.adopt(known)
+        state.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
-        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else opened.derived.engine_name)
+        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else state.derived.engine_name)
         manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
-        manifest = replace(manifest, window=window, format=FORMAT)
-        _rebuild_tokens(opened, writer, tokens and engine not in ELSEWHERE, progress)
+        _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed
-        opened.adopt(manifest)
-        opened.derived.rebuild(writer, manifest)
-        _calibrate(opened, writer)
+        state.adopt(manifest)
+        state.derived.rebuild(writer, manifest)
+        _calibrate(state, writer)
         writer.forget(manifest.documents)
         delete_other_folders(path, manifest)
-    if before.engine_at not in (None, at):
-        withdraw(before.engine_at, path)
+    if before.engine_at is not None and before.engine_at != at:
+        home_of(before.engine).withdraw(before.engine_at, path)
 
 
-def _refit_table(opened: Opened, progress: bool) -> None:
-    """Fit the table that encodes anew to all documents, unless a reindexing to another encoder was begun."""
+def _refit_table(state: IndexState, progress: bool) -> None:
+    """Fit the table that encodes to all documents again, unless a reindexing to another encoder was begun."""
     from hce.index.reindex import reindex  # which needs torch
 
-    other = Manifest.read(opened.path).other()
+    other = Manifest.read(state.path).other()
     if other is not None and other.spec not in ("", "static"):
         return
-    manifest = reindex(opened.store, "static", None, progress=progress)
+    manifest = reindex(state.store, "static", None, progress=progress)
     if manifest is not None:
-        opened.adopt(manifest)
+        state.adopt(manifest)
 
 
-def _read_in_passages(opened: Opened) -> int:
-    """Have long documents read in passages where they are not yet; return the window."""
-    known = Manifest.read(opened.path)
-    if known.window is not None:
-        return known.window
-    cutter = Cutter(opened.for_documents.encoder())
-    with opened.store.writing() as writer:
-        # From here on an earlier version, which knows nothing of passages, does not open the index.
-        replace(Manifest.read(opened.path), format=FORMAT).write(opened.path)
-        cut_documents(writer, opened.encode_documents, cutter)
-    return cutter.window
-
-
-def _give_up_earlier(opened: Opened) -> None:
-    """Drop the vectors of the encoder that was in force before the last reindexing.
+def _give_up_earlier(state: IndexState) -> None:
+    """Drop the vectors of the encoder that the last reindexing replaced.
 
     Raises:
         InputError: another process is taking it up again.
     """
-    path = opened.path
+    path = state.path
     other = Manifest.read(path).other()
     if other is None or not other.was_in_force:
         return
     refusal = f"{path}: another process is reindexing it; wait until it is done"
-    with held_alone(path, refusal), opened.store.writing() as writer:
+    with held_alone(path, refusal), state.store.writing() as writer:
         known = Manifest.settled(path, writer)
         other = known.other()
         if other is not None and other.was_in_force:
@@ -155,27 +133,27 @@ def _give_up_earlier(opened: Opened) -> None:
             writer.drop_beside()
 
 
-def _rebuild_tokens(opened: Opened, writer: Writer, wanted: bool | None, progress: bool) -> None:
-    """Keep tokens, or no more, where that is said; else forget those of texts that are gone."""
-    folder = token_folder(opened.path, opened.manifest.suffix)
+def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
+    """Keep tokens or drop them, if that is asked for; else drop those of texts that are gone."""
+    folder = token_folder(state.path, state.manifest.suffix)
     if wanted is None:
         if (codes := TokenCodes.find(folder)) is not None:
             codes.keep_only(writer)
         return
-    delete_folder(folder, opened.path)
+    delete_folder(folder, state.path)
     if wanted:
-        read_all_tokens(folder, opened.for_documents.encoder(), writer, progress=progress)
+        read_all_tokens(folder, state.for_documents.encoder(), writer, progress=progress)
 
 
-def _calibrate(opened: Opened, writer: Writer) -> None:
-    """Find out from where on a hit is a good match, and note it in the manifest."""
-    known = Manifest.settled(opened.path, writer)
+def _calibrate(state: IndexState, writer: Writer) -> None:
+    """Find the thresholds of a good match, and write them into the manifest."""
+    known = Manifest.settled(state.path, writer)
     found = None
-    if opened.derived.mirror is None:
-        encode = partial(opened.for_queries.encode, side="query")
-        found = calibrate(writer, opened.derived, encode, known.fingerprint, known.words_share)
+    if state.derived.mirror is None:
+        encode = partial(state.for_queries.encode, side="query")
+        found = calibrate(writer, state.derived, encode, known.fingerprint, known.words_share)
     calibration = None if found is None else asdict(found)
     if calibration != known.calibration:
         manifest = replace(known, calibration=calibration)
-        manifest.write(opened.path)
-        opened.adopt(manifest)
+        manifest.write(state.path)
+        state.adopt(manifest)

@@ -142,7 +142,7 @@ def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
         InputError: the folder is not empty.
         NotThereError: the index has no tree.
     """
-    with new_folder(folder) as new, index.reading() as reader:
+    with new_folder(folder) as new, index.state.reading() as reader:
         return Skills(index, reader, levels).write(new)
 
 

@@ -35,7 +35,7 @@ from hce.tree.hierarchy import Hierarchy
 ENGINES = ("codes", "exact")
 
 ELSEWHERE = ("milvus",)
-"""Engines that are no part of this process, and have an address: see `hce.search.milvus`."""
+"""Engines that are no part of this process, and have an address: see `hce.milvus.engine`."""
 
 CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
 ROUTED_FROM = 2_000_000  # vectors; the codes of fewer are all scanned

@@ -22,9 +22,10 @@ from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
 from hce.index.filters import Filter, parse_clauses
-from hce.index.index import Index, ReindexedError
+from hce.index.index import Index
 from hce.index.map import DocumentMap
 from hce.index.ranking import Hit, SearchMode
+from hce.index.state import ReindexedError
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
 from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules
@@ -102,7 +103,7 @@ class ServedIndex:
         self.map = DocumentMap(self.tree)
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
-        self.queries = QueryBatcher(index.encode_queries, SEARCHES_WAITING)
+        self.queries = QueryBatcher(index.state.encode_queries, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
         self.embeddings = Lane(1, WRITES_WAITING)
@@ -111,7 +112,7 @@ class ServedIndex:
     @property
     def training(self) -> Training | None:
         """What is known of the training of the encoder that the index has now."""
-        return read_training(self.index.path / f"{IN_AN_INDEX}{self.index.manifest.suffix}")
+        return read_training(self.index.path / f"{IN_AN_INDEX}{self.index.state.manifest.suffix}")
 
     def start(self) -> None:
         """Begin what is done in the background."""
@@ -131,7 +132,7 @@ class ServedIndex:
 
     def shown(self, text: str) -> str:
         """Return a text without the folders of this machine: of each path in it, the last name is left."""
-        specs = (self.index.path.absolute(), Path(self.index.manifest.base_encoder or ""))
+        specs = (self.index.path.absolute(), Path(self.index.state.manifest.base_encoder or ""))
         known = [str(spec.parent) for spec in specs if spec.is_absolute()]
         for folder in sorted(known, key=len, reverse=True):  # these may have blanks in them
             text = text.replace(f"{folder}{os.sep}", os.sep)
@@ -161,7 +162,7 @@ async def search(
 ) -> Json:
     """Find documents by words and meaning, or one of them; with `compare`, also as the untrained encoder ranks them."""
     while True:
-        fingerprint = site.index.fingerprint
+        fingerprint = site.index.state.present_encoder().fingerprint
         vector = await site.queries.encode(q)
         asked = _Asked(q, vector, fingerprint, k, where, mode, unique, facet)
         try:
@@ -249,7 +250,7 @@ async def health(site: Served) -> Json:
 @router.get("/ready", response_model=HealthAnswer)
 async def ready(site: Served) -> Json:
     """Say whether a search is answered now: 503 while too many wait, or while what keeps the vectors is away."""
-    anywhere = np.eye(1, site.index.manifest.dim, dtype=np.float32)
+    anywhere = np.eye(1, site.index.state.manifest.dim, dtype=np.float32)
     await site.searches.run(site.index.search_vectors, anywhere, 1)
     return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
 
@@ -298,7 +299,7 @@ def _search_answer(site: ServedIndex, asked: _Asked, compare: bool) -> SearchAns
     start = time.perf_counter()
     query, vector, fingerprint, k, where, mode, unique, counted_fields = asked
     conditions = parse_clauses(where) if where else None
-    (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode, fingerprint, unique=unique)
+    (found,) = site.index.state.search([query], vector[None], k, conditions, mode, fingerprint, unique=unique)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = QueryWords(query, k)
     facets = _facets(site.index, counted_fields, conditions)
@@ -349,7 +350,7 @@ def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
 def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
     """Return the untrained encoder's first k hits."""
     best = ranking.first(k)
-    with index.reading() as reader:
+    with index.state.reading() as reader:
         documents = reader.documents(number for number, _ in best)
     return [
         Hit.of(rank, number, documents[number], score)

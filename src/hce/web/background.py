@@ -156,7 +156,7 @@ class DriftWatch:
         Args:
             pause: seconds that have to have passed since the last measurement began.
         """
-        with self.index.reading() as reader:
+        with self.index.state.reading() as reader:
             change = reader.moment().change
         with self._lock:
             outdated = self._measured_at != change

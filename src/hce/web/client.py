@@ -10,18 +10,14 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from hce.data.passages import Passage
+from hce.data.text import is_url
 from hce.errors import FormatError, InputError, one_line
 from hce.files import checked_fields
-from hce.index.paths import PathNode
+from hce.index.numbered_tree import PathNode
 from hce.index.ranking import Hit
 
 SECONDS = 40.0  # to wait for an answer, which the server gives or calls off after 30
 MOST_BYTES = 1 << 28  # of an answer
-
-
-def is_url(text: str) -> bool:
-    """Tell whether a text is the address of a server, and not a path."""
-    return text.lower().startswith(("http://", "https://"))
 
 
 class Client:
@@ -120,7 +116,7 @@ class Answer(NamedTuple):
 class _Judgment(NamedTuple):
     """What the API says of all hits together."""
 
-    good_match: bool | None = None  # an earlier version does not tell
+    good_match: bool | None = None
 
 
 class _Found(NamedTuple):
@@ -133,9 +129,9 @@ class _Found(NamedTuple):
     from_words: float
     matched: list[str]
     passage: list[int] | None
-    folded: list[str] | None = None  # an earlier version does not tell
-    path: list[dict[str, Any]] | None = None  # nor this
-    from_tokens: float = 0.0
+    folded: list[str]
+    path: list[dict[str, Any]]
+    from_tokens: float
 
 
 class _Text(NamedTuple):
@@ -149,6 +145,6 @@ class _Text(NamedTuple):
 
 def _hit(found: _Found, document: _Text) -> Hit:
     passage = Passage(*found.passage) if found.passage else None
-    path = tuple(checked_fields(PathNode, each) for each in found.path or ())
-    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded or ()), "path": path}
+    path = tuple(checked_fields(PathNode, each) for each in found.path)
+    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded), "path": path}
     return Hit(**{**document._asdict(), **found._asdict(), **lists})

@@ -60,7 +60,7 @@ async def embeddings(site: Served, request: Request) -> Json:
     try:
         asked = EmbeddingsRequest.model_validate_json(await request.body())
         texts = asked.texts()
-        dim = site.index.manifest.dim
+        dim = site.index.state.manifest.dim
         if asked.dimensions not in (None, dim):
             raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}, and cannot be cut")
         vectors = await site.embeddings.run(_encode, site, texts, asked.input_type)
@@ -76,7 +76,7 @@ async def embeddings(site: Served, request: Request) -> Json:
 
 
 def _encode(site: ServedIndex, texts: list[str], side: str) -> np.ndarray:
-    encode = site.index.encode_queries if side == "query" else site.index.encode_documents
+    encode = site.index.state.encode_queries if side == "query" else site.index.encode_documents
     parts = []
     for start in range(0, len(texts), AT_ONCE):
         check_deadline()
@@ -89,7 +89,7 @@ def _answer(site: ServedIndex, vectors: np.ndarray, encoding: str, texts: list[s
     words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
     return {
         "object": "list",
-        "model": site.shown(site.index.manifest.encoder),
+        "model": site.shown(site.index.state.manifest.encoder),
         "data": [{"object": "embedding", "index": row, "embedding": spell(each)} for row, each in enumerate(vectors)],
         "usage": {"prompt_tokens": words, "total_tokens": words},
     }

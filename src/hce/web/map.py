@@ -127,7 +127,7 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
     if readiness.state != "ready":
         return MapAnswer(readiness)
     try:
-        with drawing.live.index.reading() as reader:
+        with drawing.live.index.state.reading() as reader:
             now = drawing.at(reader)
     except NotThereError:  # another tree was grown since
         return MapAnswer(MapReadiness("preparing"))
@@ -152,14 +152,14 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
 
 def _points(drawing: DocumentMap) -> bytes:
     drawing.readiness()  # asking has the map made
-    with drawing.live.index.reading() as reader:
+    with drawing.live.index.state.reading() as reader:
         drawn = drawing.at(reader).drawn
     steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
     return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.nodes.astype("<u2").tobytes()
 
 
 def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
-    with live.index.reading() as reader:
+    with live.index.state.reading() as reader:
         found = reader.documents(numbers)
     there = ((number, found[number]) for number in numbers if number in found)
     return [
@@ -169,7 +169,7 @@ def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
     drawing.readiness()  # asking has the map made
-    with drawing.live.index.reading() as reader:
+    with drawing.live.index.state.reading() as reader:
         now, there = drawing.at(reader), reader.present(ids)
         query = None if vector is None else now.place_of_query(reader, vector).tolist()
         numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}

@@ -197,7 +197,7 @@ class Tools:
         return here, self._tree.above(level, node), central, listed
 
     def _neighbors(self, doc_id: str, k: int) -> list[Any]:
-        with self._index.reading() as reader:
+        with self._index.state.reading() as reader:
             there = reader.present([doc_id])
             if doc_id not in there:
                 raise NotThereError(f"no document {doc_id!r} is there")

@@ -65,8 +65,8 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _of_index(self) -> dict[str, tuple[str, float]]:
-        part = self._site.index.derived.engine_part
-        with self._site.index.reading() as reader:
+        part = self._site.index.state.derived.engine_part
+        with self._site.index.state.reading() as reader:
             found = {
                 "documents": ("Documents in the index.", float(reader.moment().documents)),
                 "pending_changes": ("Changes that are not in the engine's snapshot.", float(part.pending(reader))),

@@ -14,7 +14,7 @@ from hce.data.snippets import Mark
 from hce.index.before import Readiness
 from hce.index.browse import Node, Way
 from hce.index.filters import FieldSummary
-from hce.index.paths import PathNode
+from hce.index.numbered_tree import PathNode
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
 

@@ -50,9 +50,9 @@ from hce.data.judgments import Qrels, find_queries, find_split, read_queries
 from hce.errors import AwayError, HceError, InputError
 from hce.index.index import Index
 from hce.index.manifest import size_on_disk
-from hce.index.mirror import Pointer
 from hce.index.ranking import Hit, SearchMode
-from hce.search.milvus import Address, Milvus
+from hce.milvus.engine import Address, Milvus
+from hce.milvus.mirror import Pointer
 
 K = 10
 CHANGED = 1000  # documents that are added, and removed
@@ -168,7 +168,7 @@ def telling(task: Task, data: Path | None) -> None:
     show(task, "rebuild, s", there.clock, here.clock)
     show(task, "rebuild, s of this process's processor", there.processor, here.processor)
     with Index.open(task.flat) as index:
-        folder = index.path / index.manifest.encoder_folder
+        folder = index.path / index.state.manifest.encoder_folder
     written = None if data is None else (size_on_disk(data) - before) / task.documents
     show(task, "bytes on disk a document, with the encoder", written, size_on_disk(task.flat) / task.documents)
     show(task, "of them the encoder, as it is in a folder", None, size_on_disk(folder) / task.documents)
@@ -177,7 +177,7 @@ def telling(task: Task, data: Path | None) -> None:
 # ------------------------------------------------------------------------------------------------- opening
 
 
-class Opened(NamedTuple):
+class IndexState(NamedTuple):
     """What opening took.
 
     Attributes:
@@ -202,14 +202,14 @@ def memory(name: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def open_alone(place: str, query: str) -> Opened:
+def open_alone(place: str, query: str) -> IndexState:
     """Open an index, and ask it one query."""
     before, start = memory("VmRSS"), time.perf_counter()
     with Index.open(place) as index:
         opened = time.perf_counter() - start
         index.search(query, K)
         answered = time.perf_counter() - start
-        return Opened(opened, answered, before, memory("VmRSS"), memory("VmHWM"))
+        return IndexState(opened, answered, before, memory("VmRSS"), memory("VmHWM"))
 
 
 def opening(task: Task) -> None:

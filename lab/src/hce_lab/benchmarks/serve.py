@@ -132,7 +132,7 @@ def main() -> None:
     with Index.open(arguments.index) as index:
         queries = queries_of(index, arguments.clients * arguments.searches)
         expected = [index.search(query, 1)[0].id for query in queries]
-        print(f"{len(index):,} documents, {index.manifest.encoder}, {len(queries):,} queries")
+        print(f"{len(index):,} documents, {index.state.manifest.encoder}, {len(queries):,} queries")
         alone = bare(index, queries)
         with server(arguments.index) as url:
             asyncio.run(clients(url, queries[:50], expected[:50], 1))  # warm up

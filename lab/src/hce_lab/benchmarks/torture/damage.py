@@ -139,7 +139,7 @@ def _asked(path: Path, answers: Callable[[Path], dict[str, Any]]) -> dict[str, A
 def _ask_index(path: Path) -> dict[str, Any]:
     def answers(path: Path) -> dict[str, Any]:
         with Index.open(path) as index:
-            entries = list(index.entries())
+            entries = list(index.state.entries())
             return {
                 "documents": [[e.document.id, e.document.text, e.document.title, e.document.metadata] for e in entries],
                 "vectors": [float(np.round(entry.vector @ np.arange(1, 17), 4)) for entry in entries],

@@ -51,7 +51,7 @@ def _documents(index: Index, allowed: list[Contents]) -> tuple[list[tuple[str, s
 
 def _vectors(index: Index, encoder: Encoder) -> list[tuple[str, str]]:
     """Compare vectors with their texts, and searching with looking at all of them."""
-    entries = list(index.entries())
+    entries = list(index.state.entries())
     if not entries:
         return []
     wrong = []

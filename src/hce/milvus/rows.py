@@ -1,4 +1,4 @@
-"""Rows: what an index is in a collection of Milvus, written by `hce.index.mirror` and read by `hce.index.replica`.
+"""Rows: what an index is in a collection of Milvus, written by `hce.milvus.mirror` and read by `hce.milvus.replica`.
 
 A document is a row with its vector, and further rows where its text is longer than a row; a passage is a row with its
 vector and its place; a file of the encoder is rows of text. The log says what the collection is made of, and then,
@@ -24,7 +24,7 @@ from hce.errors import FormatError
 from hce.files import checked_fields
 from hce.index.manifest import Manifest
 from hce.index.store import Entry, Moment, Reader
-from hce.search.milvus import DOCUMENTS, FILES, LOG, PASSAGES, PIECE, PIECES, Collection, MilvusRow
+from hce.milvus.engine import DOCUMENTS, FILES, LOG, PASSAGES, PIECE, PIECES, Collection, MilvusRow
 
 FORMAT = 1  # of a collection
 FACTS = 1  # the number of the row of the log that says what the collection is made of

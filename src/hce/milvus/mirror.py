@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -26,23 +27,10 @@ from hce.checksums import sealed, unsealed
 from hce.contained import delete_file, is_file
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
+from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
-from hce.index.milvus_rows import (
-    Facts,
-    LogEntry,
-    document_rows,
-    facts_rows,
-    file_rows,
-    log_rows,
-    passage_rows,
-    read_writer,
-)
 from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
-from hce.index.threads import heed_forks
-from hce.index.trusted import UntrustedError, require_trusted
-from hce.progress import progress_bar
-from hce.search.engine import Engine
-from hce.search.milvus import (
+from hce.milvus.engine import (
     DOCUMENTS,
     FILES,
     LOG,
@@ -54,6 +42,19 @@ from hce.search.milvus import (
     Milvus,
     MilvusEngine,
 )
+from hce.milvus.rows import (
+    Facts,
+    LogEntry,
+    document_rows,
+    facts_rows,
+    file_rows,
+    log_rows,
+    passage_rows,
+    read_writer,
+)
+from hce.milvus.trusted import UntrustedError, require_trusted
+from hce.progress import progress_bar
+from hce.search.engine import Engine
 from hce.search.passages import PassageEngine
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,7 @@ POINTER_FILE = "milvus.json"
 DOCUMENTS_AT_ONCE = 2000
 MANY = 10_000  # documents that take long enough to show how far they are
 
-Searched = TypeVar("Searched", MilvusEngine, PassageEngine)
-Result = TypeVar("Result")
+Searched = TypeVar("Searched", Engine, PassageEngine)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,14 @@ class Pointer:
 
 
 class Mirror:
-    """The collection of an index, told of the store's changes before it is searched."""
+    """The collection of an index, told of the store's changes before it is searched.
+
+    Attributes:
+        store: the documents.
+        index_folder: the folder of the index.
+        documents: the engine of all documents there.
+        passages: the engine of the passages of long documents there.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -133,6 +140,8 @@ class Mirror:
         self._lock = Lock()
         self._server: Milvus | None = None
         self._known: tuple[Collection, int] | None = None  # and the change up to which it is told
+        self.documents: MirroredPart[Engine] = MirroredPart(self, document_engine)
+        self.passages: MirroredPart[PassageEngine] = MirroredPart(self, passage_engine)
         heed_forks(self)
 
     def after_fork(self) -> None:
@@ -392,8 +401,9 @@ class MirroredPart(Generic[Searched]):
         self._make: Callable[[Collection, Reader], Searched] = make
         self._made: tuple[Collection, int, Searched] | None = None
 
-    def use(self, reader: Reader, work: Callable[[Searched], Result]) -> Result:
-        """Call `work` on the engine, as of the moment that `reader` sees.
+    @contextmanager
+    def lend(self, reader: Reader) -> Iterator[Searched]:
+        """Lend the engine, as of the moment that `reader` sees.
 
         Raises:
             MomentPassedError: the collection is at a later moment.
@@ -405,7 +415,7 @@ class MirroredPart(Generic[Searched]):
         if made is None or made[:2] != (collection, moment.change):
             made = self._made = (collection, moment.change, self._make(collection, reader))
         try:
-            return work(made[2])
+            yield made[2]
         except GoneOnError as error:
             self.mirror.check_later(moment)
             raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error
@@ -449,10 +459,11 @@ class MirroredPart(Generic[Searched]):
         return iter(())
 
 
-def document_engine(collection: Collection, reader: Reader) -> MilvusEngine:
+def document_engine(collection: Collection, reader: Reader) -> Engine:
     """Return the engine of all documents."""
     moment = reader.moment()
-    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
+    engine = MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
+    return cast(Engine, engine)  # which is only searched here
 
 
 def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:

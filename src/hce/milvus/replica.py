@@ -24,11 +24,13 @@ from hce.index.connections import heeding_deadlines
 from hce.index.derived import Derived
 from hce.index.index import Index
 from hce.index.manifest import IndexStatus
-from hce.index.milvus_rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
-from hce.index.mirror import Mirror
+from hce.index.ranking import Hit
+from hce.index.state import IndexState
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer
+from hce.milvus.engine import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
+from hce.milvus.mirror import Mirror
+from hce.milvus.rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
 from hce.progress import progress_bar
-from hce.search.milvus import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
@@ -238,6 +240,38 @@ class ReplicaMirror(Mirror):
         self.store.server.close()
 
 
+class ReplicaState(IndexState):
+    """A replica as this process has it open: the store is a copy of what the collection holds.
+
+    Args:
+        folder: where the encoder and the texts of the collection are.
+        encoder: see `Index.open`.
+        store: the documents.
+    """
+
+    store: ReplicaStore
+
+    def __init__(self, folder: Path, encoder: Encoder | None, store: ReplicaStore) -> None:
+        super().__init__(folder, encoder)
+        self.store.close()
+        self.store = store
+        self.derived = Derived(store, self.manifest, ReplicaMirror(store))
+
+    def search(self, *args: Any, **options: Any) -> list[list[Hit]]:
+        """Search as any index does, in the collection that there is now."""
+        attempts = ATTEMPTS
+        while True:
+            collection, change = self.store.collection, self.store.known().change
+            try:
+                return super().search(*args, **options)
+            except GoneOnError:
+                attempts -= 1
+                self.store.look(now=True)
+                is_as_before = self.store.collection is collection and self.store.known().change == change
+                if is_as_before or not attempts:
+                    raise
+
+
 class ReplicaIndex(Index):
     """An index that is read from a collection of Milvus.
 
@@ -260,28 +294,12 @@ class ReplicaIndex(Index):
         except BaseException:
             server.close()
             raise
-        super().__init__(folder, encoder)
-        self._opened.store.close()
-        self._opened.store = store
-        self._opened.derived = Derived(store, self.manifest, ReplicaMirror(store))
+        self.path = folder
+        self.state = ReplicaState(folder, encoder, store)
 
     def __repr__(self) -> str:
-        return f"Index({str(self.address)!r}, {len(self):,} documents, {self.manifest.encoder}, read from Milvus)"
-
-    def search_encoded(self, *args: Any, **options: Any) -> Any:
-        """Search as any index does, in the collection that there is now."""
-        store = cast(ReplicaStore, self._opened.store)
-        attempts = ATTEMPTS
-        while True:
-            collection, change = store.collection, store.known().change
-            try:
-                return super().search_encoded(*args, **options)
-            except GoneOnError:
-                attempts -= 1
-                store.look(now=True)
-                is_as_before = store.collection is collection and store.known().change == change
-                if is_as_before or not attempts:
-                    raise
+        encoder = self.state.manifest.encoder
+        return f"Index({str(self.address)!r}, {len(self):,} documents, {encoder}, read from Milvus)"
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names."""
@@ -290,7 +308,7 @@ class ReplicaIndex(Index):
     def _refuse(self, *args: Any, **options: Any) -> NoReturn:
         raise InputError(f"{self.address} is only read from here; write to the folder of the index")
 
-    add = update = remove = writing = build_engine = rebuild = reindex = undo_reindex = _refuse
+    add = update = remove = rebuild = reindex = undo_reindex = _refuse
 
 
 def _current(server: Milvus) -> Collection:

@@ -10,8 +10,7 @@ import platformdirs
 
 from hce.errors import FormatError, InputError
 from hce.files import read_json, write_json
-from hce.index.manifest import Manifest
-from hce.search.milvus import Address
+from hce.milvus.engine import Address
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +44,6 @@ def trust(at: str) -> None:
         write_json(path, {"addresses": sorted({*known, address})})
     except (OSError, InputError) as error:
         logger.warning("%s is trusted by this process only (%s); set HCE_CONFIG to a folder to keep it", at, error)
-
-
-def trust_address_of(index_folder: str | Path) -> None:
-    """Remember the address that an index names, where it names one.
-
-    Raises:
-        FormatError: there is no index, or it is damaged.
-    """
-    at = Manifest.read(Path(index_folder)).engine_at
-    if at is not None:
-        trust(at)
 
 
 def require_trusted(at: str, index_folder: Path) -> Address:
