@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 TORCH  := $(shell grep '^torch==' constraints.txt)
 QUIET  := --quiet --disable-pip-version-check
 
-.PHONY: demo test coverage lint docs check-docs package bench torture clean
+.PHONY: demo test coverage lint docs check-docs site package sbom bench torture clean
 
 demo: $(STAMP)   ## the main job, on the docstrings of your own Python
 	$(BIN)/hce demo
@@ -28,6 +28,11 @@ docs: $(STAMP)   ## write the generated pages anew
 check-docs: docs   ## fail when the generated pages were stale
 	git diff --exit-code -- docs || { echo "docs/ is stale: run 'make docs' and commit what changed"; exit 1; }
 
+site:   ## the documentation site, in site/: fails on a link that leads nowhere; once mkdocs is there, without network
+	test -x .venv-site/bin/mkdocs || $(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install $(QUIET) -r docs/site.txt
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+
 package: $(STAMP)   ## what a release uploads, in dist/, and the wheel installed where there is nothing else
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
@@ -37,6 +42,13 @@ package: $(STAMP)   ## what a release uploads, in dist/, and the wheel installed
 	bench-output/clean/bin/python -m pip install $(QUIET) -c constraints.txt dist/hierarchical_corpus_encoder-*.whl
 	cd / && $(CURDIR)/bench-output/clean/bin/hce --version
 	cd / && $(CURDIR)/bench-output/clean/bin/python -c "import hce; [getattr(hce, name) for name in hce.__all__]"
+
+sbom: package   ## what the product's wheel pulls in, as CycloneDX, in the wheel (PEP 770) and next to it
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install $(QUIET) 'cyclonedx-bom>=7,<8' 'wheel>=0.43'
+	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON \
+		--output-file bench-output/hce.cdx.json bench-output/clean/bin/python
+	.venv-release/bin/python .ci/add_sbom.py dist/hierarchical_corpus_encoder-*.whl bench-output/hce.cdx.json
 
 bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEIR folders scifact, squad, wordnet_examples
 	@test -d "$(DATA)/scifact" || { echo "give the folder of the collections: make bench DATA=…"; exit 1; }
@@ -52,7 +64,7 @@ bench: $(STAMP)  ## the performance figures: make bench DATA=folder with the BEI
 	test -d bench-output/demo || $(BIN)/hce demo --output bench-output/demo
 	$(BIN)/python -m hce_lab serve bench-output/demo/index
 
-torture: $(STAMP)  ## kills, failing disks, damage, hostile inputs, requests and crowds; docs/reliability.md has the table
+torture: $(STAMP)  ## kills, loss of power, failing disks, damage, strangers, requests, crowds, a soak of an hour; docs/reliability.md
 	$(BIN)/python -m hce_lab torture
 
 # constraints.txt pins what was tested. torch is installed first and alone, so that where pip
@@ -65,4 +77,4 @@ $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) hce-demo bench-output build dist .coverage*
+	rm -rf $(VENV) .venv-site .venv-release hce-demo bench-output build dist site .coverage*

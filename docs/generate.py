@@ -32,6 +32,8 @@ COMMANDS = (  # the last two need hce-lab
     "status",
     "serve",
     "mcp",
+    "export",
+    "push",
     "rebuild",
     "reindex",
     "check",

@@ -57,7 +57,7 @@ def test_static_is_made_once_and_cached(monkeypatch, tmp_path):
     second = Encoder.load("static", device="cpu")
     assert len(calls) == 1
     assert first.fingerprint == second.fingerprint
-    assert first.is_static
+    assert first.is_table
     assert len(first.model[0].embedding.weight) == len(WORDS)
 
 

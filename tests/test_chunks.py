@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import hce.training.steps
 from hce.encoding.encoder import Encoder
 from hce.training.losses import bidirectional
-from hce.training.pairs import InverseCloze
+from hce.training.pairs import InverseCloze, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Trainer, _Column
 
 RECIPE = Recipe.for_encoder(static=False, train="encoder", batch_size=12)

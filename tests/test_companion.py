@@ -10,17 +10,17 @@ import pytest
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.judgments import Judgment, Labels, Qrels, Query
+from hce.data.judgments import Judgment, Labels, Qrels, Query, read_log
 from hce.encoding import bundled
 from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.index.index import Index
-from hce.training.companion import accompany, word_table_of
+from hce.training.companion import accompany, log_centers, word_table_of
 from hce.training.heldout import pseudo_devset
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
+from hce.training.pairs import LabelSets, sources_and_devset
 from hce.training.recipe import TRANSFORMER, Recipe
-from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.train import improvement, train
 
 QUICK = Recipe.for_encoder(
@@ -31,7 +31,7 @@ QUICK = Recipe.for_encoder(
 @pytest.fixture
 def tables_are_at_hand(monkeypatch, static_encoder):
     """A transformer's token table is distilled by model2vec, which takes long; here a random one stands in for it."""
-    monkeypatch.setattr("hce.encoding.bundled.load_table_of", lambda model, fingerprint: static_encoder.table)
+    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.table)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_transformer_stays_as_it_is_beside_a_trained_table(concept_corpus, ber
     assert result.recipe.train == "companion"
     first, *companions = result.encoder.parts
     np.testing.assert_allclose(first.encode(texts), plain, atol=1e-6)
-    assert len(companions) == 2 and companions[0].is_static
+    assert len(companions) == 2 and companions[0].is_table
     assert mean_over_kinds(result.after) > mean_over_kinds(result.before)
     index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
     assert index.search(texts[0], 1)[0].id == concept_corpus[0].id
@@ -162,7 +162,7 @@ def test_a_table_is_distilled_once(monkeypatch, tmp_path, bert_folder, static_en
     monkeypatch.setenv("HCE_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled, "_distilled", distilled)
     first, second = (Encoder.load(bert_folder).token_table() for _ in range(2))
-    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_static
+    assert made == [("distill_from_model", "mean")] and first.fingerprint == second.fingerprint and first.is_table
 
 
 def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_folder):
@@ -225,3 +225,57 @@ def test_an_encoder_that_comes_with_companions_is_trained_as_what_it_is(
     assert run.returncode == 0, run.stderr
     facts = json.loads((tmp_path / "model" / "hce.json").read_text(encoding="utf-8"))
     assert facts["recipe"]["learning_rate"] == Recipe.learning_rate
+
+
+LOG = [f"w{number} w{number + 1}" for number in range(60)]
+
+
+@pytest.mark.usefixtures("tables_are_at_hand")
+def test_a_log_of_queries_centers_a_transformer(concept_corpus, bert_folder, tmp_path):
+    """What is saved, loaded and used by sentence-transformers subtracts the same means."""
+    given = Encoder.load(bert_folder)
+    centers = log_centers(LOG, given, given.encode(list(concept_corpus.texts())))
+    result = train(concept_corpus, Encoder.load(bert_folder), recipe=QUICK, log=LOG, output=tmp_path / "model")
+    assert result.encoder.centres == pytest.approx(centers, abs=1e-5)
+    texts = ["w1 w2", "w7"]
+    vectors = result.encoder.encode(texts, "query")
+    again = Encoder.load(tmp_path / "model")
+    np.testing.assert_allclose(again.encode(texts, "query"), vectors, atol=1e-5)
+    alone = accompany(given, [], 0.0, centers)
+    plain = given.encode(texts, "query") - centers[0]
+    np.testing.assert_allclose(
+        alone.encode(texts, "query"), plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-5
+    )
+
+
+def test_a_short_log_moves_queries_less(static_encoder):
+    vectors = static_encoder.encode(["w1", "w2"])
+    same = ["w5 w9"]
+    short, long = (log_centers(same * count, static_encoder, vectors)[0] for count in (5, 500))
+    assert np.linalg.norm(short) < np.linalg.norm(long) < 0.75
+
+
+def test_a_table_is_not_centered(concept_corpus, static_encoder):
+    assert train(concept_corpus, static_encoder, recipe=QUICK, log=LOG).encoder.centres is None
+
+
+def test_no_text_of_a_log_is_kept(concept_corpus, bert_folder, tmp_path, tables_are_at_hand):
+    secret = [f"xyzzy{number}" for number in range(30)]
+    train(concept_corpus, Encoder.load(bert_folder), recipe=QUICK, log=secret, output=tmp_path / "model")
+    for path in (tmp_path / "model").rglob("*"):
+        assert not path.is_file() or b"xyzzy" not in path.read_bytes()
+
+
+JSON_LINES = '{"id": "a", "text": "one query"}\n{"id": "b", "text": "another"}\n'
+
+
+@pytest.mark.parametrize(("name", "content"), [("log.txt", "one query\n\nanother\n"), ("log.jsonl", JSON_LINES)])
+def test_logs_are_read(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert read_log(tmp_path / name) == ["one query", "another"]
+
+
+def test_an_empty_log_is_refused(tmp_path):
+    (tmp_path / "log.txt").write_text("\n")
+    with pytest.raises(InputError, match="no queries in it"):
+        read_log(tmp_path / "log.txt")

@@ -23,6 +23,7 @@ from hce.contained import (
     read_bytes,
 )
 from hce.errors import FormatError, OutsideError
+from hce.index.index import Index
 
 
 @pytest.fixture
@@ -207,3 +208,15 @@ def test_a_link_is_no_folder_to_delete(index, photos):
         delete_folder(index / "words-3", index)
     assert (index / "words-3").is_symlink()
     assert photo_of(photos) == "a photo"
+
+
+def test_what_an_earlier_run_seems_to_have_left_may_hold_no_link(tmp_path, planted_corpus, static_encoder):
+    """Work that goes on there would write through it."""
+    victim = tmp_path / "thesis.txt"
+    victim.write_text("years of work")
+    (tmp_path / "index.unfinished" / "part").mkdir(parents=True)
+    (tmp_path / "index.unfinished" / "part" / "vectors.partial").symlink_to(victim)
+    with pytest.raises(OutsideError, match=r"vectors\.partial is a link"):
+        Index.create(tmp_path / "index", planted_corpus[:5], static_encoder)
+    assert victim.read_text() == "years of work"
+    assert not (tmp_path / "index").exists()

@@ -139,3 +139,8 @@ def test_an_index_is_told_when_strangers_come(planted_corpus, module_static_enco
 def test_no_tree_no_verdict(planted_corpus, module_static_encoder, tmp_path):
     with Index.create(tmp_path / "index", planted_corpus, module_static_encoder) as index:
         assert "no tree" in index.drift().reasons[0]
+
+
+def test_of_a_fresh_index_there_is_nothing_new_yet(grown, module_static_encoder):
+    found = drift_of(grown, "strangers", module_static_encoder, 0)
+    assert (found.verdict, found.reasons) == ("ok", ("nothing new yet",))

@@ -239,7 +239,7 @@ def test_a_table_with_more_behind_it_is_trained_as_a_table_and_not_fitted(static
     dense = Dense(32, 8, bias=False, activation_function=torch.nn.Identity())
     model = SentenceTransformer(modules=[static_encoder.model[0], dense, Normalize()], device="cpu")
     encoder = Encoder(model, "with a projection", device=torch.device("cpu"), dtype=torch.float32)
-    assert static_encoder.is_static and not encoder.is_static
+    assert static_encoder.table is not None and encoder.table is None
     assert encoder.is_table
     with encoder.remembering_tokens():
         assert encoder.encode(["w1 w2"]).shape == (1, 8)

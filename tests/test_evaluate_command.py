@@ -20,8 +20,6 @@ from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import read_run
 from hce.evaluation.significance import compare_paired, holm
 from hce.index.index import Index
-from hce.training.recipe import Recipe
-from hce.training.train import train
 
 
 class Outcome(NamedTuple):
@@ -173,7 +171,6 @@ def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
     answer = run(folder, "-m", tmp_path / "index", "--mode", "dense", "--against", encoder_folder, "--json")
     assert json.loads(answer.out)["measures"] == pytest.approx(model["measures"], abs=1e-6)
     assert "are not there" not in answer.err
-    assert run(folder, "-m", tmp_path / "index", "--by-level").code == 1
     judged = next(iter(Dataset.load(folder).qrels.positives("q1")))
     index.remove([judged])
     fewer = run(folder, "-m", tmp_path / "index", "--json")
@@ -190,22 +187,6 @@ def test_an_index_of_another_collection_is_refused(run, folder, encoder_folder, 
     outcome = run(folder, "-m", tmp_path / "index")
     assert (outcome.code, outcome.out) == (1, "")
     assert said in outcome.err
-
-
-def test_by_level_grows_a_tree_or_takes_the_models_own(run, folder, encoder_folder, tmp_path):
-    grown = run(folder, "-m", encoder_folder, "--by-level")
-    assert "holds no tree of this corpus; growing one" in grown.err
-    assert "3, document" in grown.out
-    assert "paper supposes" in grown.out
-    recipe = Recipe(epochs=1, batch_size=32, branching=4)
-    tree = train(Corpus.load(folder), str(encoder_folder), recipe=recipe, output=tmp_path / "model").hierarchy
-    own = run(folder, "-m", tmp_path / "model", "--by-level", "--json")
-    assert "growing" not in own.err
-    answer = json.loads(own.out)["by_level"]
-    assert len(answer["steps"]) == tree.depth == 4
-    assert answer["steps"][0]["choices"] == tree.node_count(1)
-    assert set(answer["left_at"].values()) <= {None, 1, 2, 3, 4}
-    assert len(answer["left_at"]) == 49
 
 
 def test_documents_with_fields_of_their_own(run, folder, encoder_folder, tmp_path):
@@ -267,7 +248,6 @@ def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_fo
         (("-m", "static", "--measures", "goodness@3"), "unknown measure 'goodness@3'; known are nDCG@10"),
         ((), "give either --model, or --run-file"),
         (("-m", "static", "--run-file", "{tmp}/r"), "give either --model, or --run-file"),
-        (("--run-file", "{tmp}/r", "--by-level"), "--by-level needs a model"),
         (("--run-file", "{tmp}/nowhere"), "nowhere: cannot be read"),
         (("--run-file", "{tmp}/empty"), "an empty run"),
         (("--run-file", "{tmp}/short"), "short, line 1: 3 columns; a line of a TREC run has 6"),

@@ -13,6 +13,7 @@ import pytest
 from safetensors import SafetensorError
 
 from hce import files
+from hce.contained import read_json_value
 from hce.errors import FormatError, InputError
 from hce.files import (
     checked_fields,
@@ -22,7 +23,6 @@ from hce.files import (
     open_text,
     other_identity,
     read_json,
-    read_json_value,
     sync_folder,
     unfinished,
     write_json,

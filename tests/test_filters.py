@@ -13,10 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hce.errors import InputError
-from hce.index.filters import MOST_FIELDS, compile_filter, parse_clauses
+from hce.index.filters import MOST_FIELDS, compile_filter, parse_clauses, summarize_fields
 
 # The grammar as one pattern, of which each part may be tried at each place: three nested loops over blanks.
 GRAMMAR = re.compile(r"\s*(?P<field>[^<>=!]*?)\s*(?P<sign>[<>=!]+|\sin\s)\s*(?P<value>.*?)\s*", re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "clause", ["lang=en OR lang=fr", "a=b and year>=2000", "lang=en || lang=fr", "x in a or x in b", "a!=b && c=d"]
+)
+def test_conditions_that_are_joined_are_refused_with_what_to_write(clause):
+    with pytest.raises(InputError, match=r"one condition at a time.* in a,b' holds for either value"):
+        parse_clauses([clause])
+
+
+@pytest.mark.parametrize("value", ["war and peace", "this or that", "love and war in vietnam", "OR", "a or " * 9])
+def test_a_value_may_have_an_or_in_it(value):
+    assert parse_clauses([f"title={value}"]) == {"title": [value.strip()]}
 
 
 def selected(conditions, *rows) -> list[int]:
@@ -153,3 +166,26 @@ def test_an_unknown_sign_is_told_with_the_known_ones(sign):
         InputError, match=r"there is no '.*'; write field=value \(or !=, >=, <=, >, <\), 'field in a,b'"
     ):
         parse_clauses([f"year{sign}2000"])
+
+
+def test_fields_are_summarized_by_kind():
+    rows = [{"n": 1, "t": ["a", "b"], "b": True}, {"n": 2.5, "t": ["a"], "b": 1, "o": {}}, {"n": None, "t": []}]
+    found = {each.name: each for each in summarize_fields(rows)}
+    assert list(found) == ["n", "t", "b"]
+    assert (found["n"].documents, found["n"].least, found["n"].most) == (2, 1, 2.5)
+    assert (found["t"].documents, found["t"].values, found["t"].least) == (2, 2, None)
+    assert (found["b"].values, found["b"].least) == (2, None)  # the truth is no number
+
+
+FIELDS = st.dictionaries(
+    st.sampled_from("abc"), st.none() | st.integers() | st.booleans() | st.lists(st.text(), max_size=3)
+)
+
+
+@given(st.lists(FIELDS))
+def test_summaries_count_no_more_than_there_is(rows):
+    for each in summarize_fields(rows):
+        having = [row[each.name] for row in rows if row.get(each.name) not in (None, [])]
+        assert each.documents == len(having)
+        assert each.example == (having[0][0] if isinstance(having[0], list) else having[0])
+        assert each.least is None or each.least <= each.most

@@ -88,6 +88,15 @@ def test_hybrid_is_the_default_and_explains_itself(index):
     assert index.manifest.words_share == 0.5  # the encoder is static
 
 
+def test_words_that_stand_in_every_text_are_no_evidence(tmp_path, module_static_encoder):
+    documents = [Document("a", "the star from the sky"), Document("b", "the hat from the shop")]
+    with Index.create(tmp_path / "english", documents, module_static_encoder) as index:
+        assert {hit.id: hit.matched for hit in index.search("the star from", 2)} == {"a": ("star",), "b": ()}
+        assert index.search("from the", 1)[0].matched == ("from", "the")
+    with Index.create(tmp_path / "none", documents, module_static_encoder, language="none") as index:
+        assert index.search("the star", 1)[0].matched == ("the", "star")
+
+
 def test_words_alone_and_meaning_alone(index):
     by_words = index.search("w3", 300, mode="words")
     assert by_words

@@ -474,7 +474,7 @@ def test_an_update_encodes_what_changed_and_keeps_the_rest(index, planted_corpus
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ([Document("x", "t"), Document("star-red-0", "t")], "id 'star-red-0' is there already; update replaces"),
+        ([Document("x", "t"), Document("star-red-0", "t")], "id 'star-red-0' is there already; --update"),
         ([Document("x", "t"), Document("y", "t"), Document("x", "u")], "number 3: id 'x' stands already at"),
         ([Document("x", "t"), Document("y", None)], "number 2"),
         ([Document("x", "t"), Document("", "t")], "number 2: no id"),

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from hce.errors import InputError
 from hce.tree import kmeans, kmeans_fast
-from hce.tree import rows as steps
-from hce.tree.kmeans import spherical_kmeans
-from hce.tree.rows import unit_rows
+from hce.tree.kmeans import spherical_kmeans, unit_rows
 
 CPU = torch.device("cpu")
 MODES = ("exact", "fast")
@@ -98,7 +96,7 @@ def test_same_steps_as_the_reference(seed):
         pytest.skip("the paper's algorithm lost a cluster here; refilling it is ours")
     rows = unit_rows(vectors, CPU)
     for rounds, step in enumerate(history, start=1):
-        start = steps.normalised(steps.member_sums(rows, assignment, 5), rows, assignment)
+        start = kmeans.normalized(kmeans.member_sums(rows, assignment, 5), rows, assignment)
         result = kmeans._exact_kmeans(rows, start, rounds, lambda number, mean_cosine: None)
         assert result.assignment.tolist() == step
     np.testing.assert_allclose(result.centroids, expected, atol=1e-6)
@@ -239,10 +237,10 @@ def test_members_that_cancel_out_still_give_a_unit_centroid(mode):
 def test_empty_clusters_take_the_worst_fitting_rows():
     rows = unit_rows(circle(0, 5, 60, 90, 95), CPU)
     centroids = torch.from_numpy(circle(0, 90, 200))
-    assignment, best = steps.assign(rows, centroids)
+    assignment, best = kmeans.assign(rows, centroids)
     assert assignment.tolist() == [0, 0, 1, 1, 1]
     before = best.copy()
-    steps.fill_empty(rows, centroids, assignment, best)
+    kmeans.fill_empty(rows, centroids, assignment, best)
     assert assignment.tolist() == [0, 0, 2, 1, 1]
     np.testing.assert_allclose(centroids[2], circle(60)[0], atol=1e-6)
     assert (best >= before).all()
@@ -251,16 +249,16 @@ def test_empty_clusters_take_the_worst_fitting_rows():
 def test_rows_nearer_to_a_refilled_cluster_follow():
     rows = unit_rows(circle(0, 1, 80, 88), CPU)
     centroids = torch.from_numpy(circle(0, 180))
-    assignment, best = steps.assign(rows, centroids)
-    steps.fill_empty(rows, centroids, assignment, best)
+    assignment, best = kmeans.assign(rows, centroids)
+    kmeans.fill_empty(rows, centroids, assignment, best)
     assert assignment.tolist() == [0, 0, 1, 1]
 
 
 def test_spare_rows_leave_every_cluster_a_member():
     assignment = np.array([0, 0, 1, 2, 2, 2])
     best = np.array([0.1, 0.2, 0.0, 0.5, 0.3, 0.4])
-    assert steps.spare_rows(assignment, best, 3, 10).tolist() == [0, 4, 5]
-    assert steps.spare_rows(assignment, best, 3, 2).tolist() == [0, 4]
+    assert kmeans.spare_rows(assignment, best, 3, 10).tolist() == [0, 4, 5]
+    assert kmeans.spare_rows(assignment, best, 3, 2).tolist() == [0, 4]
 
 
 # --- fast mode ---
@@ -376,8 +374,8 @@ def test_screened_assignment_equals_the_plain_one(noise):
     rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
     centroids = rows.take(np.random.default_rng(0).permutation(len(rows))[:300])
     assignment = np.random.default_rng(1).permutation(truth)
-    assignment[::2] = steps.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
-    plain = steps.assign(rows, centroids, assignment)
+    assignment[::2] = kmeans.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
+    plain = kmeans.assign(rows, centroids, assignment)
     screened = kmeans_fast._assign_screened(rows, heads_of(rows), centroids, assignment)
     assert np.array_equal(plain[0], screened[0])
     np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
@@ -454,9 +452,9 @@ def test_memory_mapped_file_is_read_in_chunks_and_left_alone(length, mode, tmp_p
     np.save(path, vectors)
     before = path.read_bytes()
     expected = spherical_kmeans(vectors, 80, mode=mode)
-    for module in (steps, kmeans_fast):
+    for module in (kmeans, kmeans_fast):
         monkeypatch.setattr(module, "HOLD_BYTES", 0)  # as for a file larger than memory
-    monkeypatch.setattr(steps, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(kmeans, "_BLOCK_BYTES", 1000)
     result = spherical_kmeans(np.load(path, mmap_mode="r"), 80, mode=mode)
     check_promises(vectors, 80, result)
     assert result.mean_cosines[-1] == pytest.approx(expected.mean_cosines[-1], abs=2e-3)

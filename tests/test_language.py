@@ -12,7 +12,7 @@ import pytest
 from hce.data import terms
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.language import MULTILINGUAL_ENCODER, WORDS_OF, Foreign, foreign_language, warn_of_language
+from hce.data.terms import MULTILINGUAL_ENCODER, foreign_language, warn_of_language
 from hce.errors import warn_once
 from hce.index.create import Start, create_index
 from hce.training.train import train
@@ -40,26 +40,34 @@ TEXTS = {
     "الأوراق على مدار العام، كما يخزن في الثمار التي نأكلها في هذا الفصل من السنة مع غيرها.",
 }
 WITHOUT_STEMMER = {
-    "Chinese": "植物通过根部吸收水分，从空气中吸收二氧化碳。在阳光下，它们制造糖分，储存在叶子和果实中。",
-    "Japanese": "植物は根から水を吸い上げ、空気から二酸化炭素を取り込みます。太陽の光で糖を作ります。",
-    "Korean": "식물은 뿌리로 물을 흡수하고 공기에서 이산화탄소를 흡수합니다. 햇빛으로 당을 만듭니다.",
-    "in Devanagari script": "पौधे अपनी जड़ों से पानी और हवा से कार्बन डाइऑक्साइड लेते हैं। सूर्य के प्रकाश से वे शर्करा बनाते हैं।",
-    "in another language than English": "Rośliny pobierają wodę przez korzenie, a dwutlenek węgla z powietrza. Dzięki "
+    "zh": "植物通过根部吸收水分，从空气中吸收二氧化碳。在阳光下，它们制造糖分，储存在叶子和果实中。",
+    "ja": "植物は根から水を吸い上げ、空気から二酸化炭素を取り込みます。太陽の光で糖を作ります。",
+    "ko": "식물은 뿌리로 물을 흡수하고 공기에서 이산화탄소를 흡수합니다. 햇빛으로 당을 만듭니다.",
+    "hi": "पौधे अपनी जड़ों से पानी और हवा से कार्बन डाइऑक्साइड लेते हैं। सूर्य के प्रकाश से वे शर्करा बनाते हैं।",
+    "pl": "Rośliny pobierają wodę przez korzenie, a dwutlenek węgla z powietrza. Dzięki "
     "światłu słonecznemu wytwarzają cukier, który gromadzi się w liściach i owocach każdej rośliny.",
 }
 JAVASCRIPT = "var de = require('x'); for (var i = 0; i < n; i++) { var el = a[i]; if (el.le) { con.log(el); } }"
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "english"])
-def test_languages_are_known_by_their_common_words(name):
-    expected = Foreign(name.capitalize(), name if name in terms.LANGUAGES else None)
-    assert foreign_language([TEXTS[name]]) == expected
-    assert foreign_language([TEXTS[name]] * 6 + [TEXTS["english"]] * 2) == expected
+def test_languages_with_a_stemmer_have_its_name(name):
+    assert foreign_language([TEXTS[name]]) == name
+    assert foreign_language([TEXTS[name]] * 6 + [TEXTS["english"]] * 2) == name
 
 
 @pytest.mark.parametrize("name", WITHOUT_STEMMER)
-def test_others_by_their_letters(name):
-    assert foreign_language([WITHOUT_STEMMER[name]]) == Foreign(name)
+def test_others_have_their_code(name):
+    assert foreign_language([WITHOUT_STEMMER[name]] * 3) == name
+
+
+def test_no_language_of_most_documents_is_none():
+    assert foreign_language([TEXTS["german"], TEXTS["french"], TEXTS["spanish"]]) is None
+    assert foreign_language([TEXTS["german"]] * 2 + [TEXTS["english"]] * 2) is None
+
+
+def test_each_language_with_a_stemmer_has_a_code_that_is_recognized():
+    assert set(terms.CODES.values()) <= set(terms._identifier().labels)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +91,6 @@ def test_english_code_and_numbers_are_not_foreign(text):
     assert foreign_language([]) is None
 
 
-def test_common_words_can_be_met():
-    """They are compared with words of two letters and more, in lower case."""
-    for name, words in WORDS_OF.items():
-        assert {word for word in words if word != word.lower()} == set(), name
-        assert name == "english" or not words & WORDS_OF["english"], name
-
-
 # ------------------------------------------------------------------------------------------------- the line
 
 
@@ -108,8 +109,9 @@ def test_the_line_names_what_to_do_and_comes_once(caplog):
             warn_of_language(corpus_of(TEXTS["german"]), "static, fitted")
     (line,) = caplog.messages
     assert line == (
-        "plants: most documents seem to be German, and static was trained on English: words find them in any language "
-        "(index with --language german); for their meaning take a multilingual encoder, such as " + MULTILINGUAL_ENCODER
+        "plants: most documents seem to be in German, and static was trained on English: words find them in any "
+        "language (index with --language german); for their meaning take a multilingual encoder, such as "
+        + MULTILINGUAL_ENCODER
     )
 
 
@@ -119,8 +121,8 @@ def test_the_line_names_what_to_do_and_comes_once(caplog):
         ("german", "english", "--language german"),
         ("german", "german", None),
         ("german", "none", "--language german"),
-        ("Chinese", "english", "--language none"),
-        ("Chinese", "none", None),
+        ("zh", "english", "--language none"),
+        ("zh", "none", None),
     ],
 )
 def test_suggests_a_language_that_is_not_chosen_yet(name, chosen, said, caplog):
@@ -150,7 +152,7 @@ def test_training_says_so_too(static_encoder, monkeypatch, caplog):
     static_encoder.name = "static"
     with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
         train(corpus_of(TEXTS["french"]), static_encoder)
-    assert any("seem to be French, and static was" in line for line in caplog.messages)
+    assert any("seem to be in French, and static was" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(("base", "said"), [("minilm", True), (MULTILINGUAL_ENCODER, False)])
@@ -165,4 +167,4 @@ def test_indexing_goes_by_what_a_model_was_trained_from(base, said, static_encod
             language="russian",
             progress=False,
         )
-    assert any("seem to be Russian, and minilm was" in line for line in caplog.messages) is said
+    assert any("seem to be in Russian, and minilm was" in line for line in caplog.messages) is said

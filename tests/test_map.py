@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -14,7 +15,7 @@ from hce.data.documents import Document
 from hce.index.browse import LiveTree, NotThereError
 from hce.index.check import check
 from hce.index.index import Index
-from hce.index.map import MAP_FILE, DocumentMap, MapReadiness
+from hce.index.map import MAP_FILE, DocumentMap, MapNow, MapReadiness
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.layout import cells, place_beside, place_documents, place_sites, site_level
 from hce.web.app import create_app
@@ -128,6 +129,11 @@ def ready(drawing: DocumentMap) -> MapReadiness:
     return drawing.readiness()
 
 
+def now(drawing: DocumentMap) -> MapNow:
+    with drawing.live.index.reading() as reader:
+        return drawing.at(reader)
+
+
 @pytest.fixture
 def drawing(index):
     made = DocumentMap(LiveTree(index))
@@ -137,43 +143,44 @@ def drawing(index):
 
 def test_nothing_is_made_before_somebody_asks(index, drawing):
     with pytest.raises(NotThereError, match="not ready"):
-        drawing.drawn()
+        now(drawing)
     assert not (index.path / MAP_FILE).exists()
     assert ready(drawing) == MapReadiness("ready", 1.0)
     assert (index.path / MAP_FILE).exists()
-    assert len(drawing.drawn().numbers) == len(index)
+    assert len(now(drawing).drawn.numbers) == len(index)
 
 
 def test_documents_come_and_go_and_nothing_else_moves(index, drawing):
     ready(drawing)
-    before = drawing.drawn()
+    before = now(drawing).drawn
     first, gone, *_ = list(index)
     twin = first
     index.add([Document("later", twin.text, twin.title)])
     index.remove([gone.id])
-    now = drawing.drawn()
-    stayed = np.intersect1d(before.numbers, now.numbers)
+    later = now(drawing)
+    drawn = later.drawn
+    stayed = np.intersect1d(before.numbers, drawn.numbers)
     assert len(stayed) == len(before.numbers) - 1
-    assert np.array_equal(before.places[np.isin(before.numbers, stayed)], now.places[np.isin(now.numbers, stayed)])
+    assert np.array_equal(before.places[np.isin(before.numbers, stayed)], drawn.places[np.isin(drawn.numbers, stayed)])
     with index.reading() as reader:
         numbers = np.array([reader.present([each])[each][0] for each in ("later", twin.id)])
-    later, like = drawing.places_of(numbers)
-    cell = np.sqrt(1 / len(drawing.cells().polygons))
-    assert np.linalg.norm(later - like) < cell  # equal texts are neighbours
-    vector = index.encode_queries([twin.full_text])[0]
-    assert np.linalg.norm(drawing.place_of_query(vector) - like) < cell
+        place, like = later.places_of(reader, numbers)
+        cell = np.sqrt(1 / len(later.cells.polygons))
+        assert np.linalg.norm(place - like) < cell  # equal texts are neighbours
+        vector = index.encode_queries([twin.full_text])[0]
+        assert np.linalg.norm(later.place_of_query(reader, vector) - like) < cell
 
 
 def test_the_file_is_read_again_and_made_anew_where_it_is_stale_or_damaged(index, drawing):
     ready(drawing)
-    first = drawing.drawn().places
+    first = now(drawing).drawn.places
     path = index.path / MAP_FILE
     stamp = path.stat().st_mtime_ns
 
     def again() -> np.ndarray:
         other = DocumentMap(LiveTree(index))
         ready(other)
-        places = other.drawn().places
+        places = now(other).drawn.places
         other.stop()
         return places
 
@@ -192,7 +199,51 @@ def test_the_file_is_read_again_and_made_anew_where_it_is_stale_or_damaged(index
     index.rebuild()
     assert len(again()) == len(index)
     assert ready(drawing).state == "ready"  # the one that was there follows too
-    assert len(drawing.drawn().numbers) == len(index)
+    assert len(now(drawing).drawn.numbers) == len(index)
+
+
+def test_the_map_of_one_tree_is_never_drawn_with_another(index, drawing):
+    """From a rebuild until somebody asks again there is no map, though the old one is still in memory."""
+    ready(drawing)
+    index.remove([document.id for document in list(index)[:200]])
+    now(drawing)
+    index.rebuild()
+    with pytest.raises(NotThereError, match="not ready"):
+        now(drawing)
+    assert ready(drawing).state == "ready"
+    assert len(now(drawing).drawn.numbers) == 40
+
+
+def test_the_map_over_http_while_the_index_is_rebuilt(index):
+    """Each answer is a map or says that there is none yet; map, tree and documents of an answer fit each other."""
+    numbers = iter(range(1000))
+
+    def change():
+        with Index.open(index.path) as other:
+            for _ in range(4):
+                other.remove([document.id for document in list(other)[:30]])
+                other.add(
+                    [Document(f"new-{number}", "star red w1") for number, _ in zip(numbers, range(10), strict=False)]
+                )
+                other.rebuild()
+
+    changing = threading.Thread(target=change)
+    states, end = set(), time.monotonic() + 60
+    with TestClient(create_app(index), base_url="http://127.0.0.1") as client:
+        changing.start()
+        while (changing.is_alive() or "ready" not in states) and time.monotonic() < end:
+            found = client.get("/api/map")
+            assert found.status_code == 200, found.text
+            answer = found.json()
+            states.add(answer["readiness"]["state"])
+            assert {sum(level["sizes"]) for level in answer["levels"]} <= {answer["documents"]}
+            if answer["levels"]:
+                assert len(answer["polygons"]) == len(answer["levels"][-1]["sizes"])
+            for path in ("points", "places?q=star&id=star-red-19", "documents?number=200"):
+                assert client.get(f"/api/map/{path}").status_code in (200, 404)
+            assert client.get("/api/tree/path?q=star").status_code == 200
+        changing.join()
+    assert states == {"preparing", "ready"}
 
 
 def test_an_index_without_a_tree_has_no_map(tmp_path, planted_corpus, module_static_encoder):
@@ -207,12 +258,13 @@ def test_an_index_without_a_tree_has_no_map(tmp_path, planted_corpus, module_sta
 def test_more_documents_than_are_drawn(index, drawing, monkeypatch):
     monkeypatch.setattr("hce.index.map.MOST_DRAWN", 50)
     ready(drawing)
-    drawn = drawing.drawn()
+    drawn = now(drawing).drawn
     assert len(drawn.numbers) == 50
     with index.reading() as reader:
         left_out = np.setdiff1d(reader.numbers(), drawn.numbers)[:7]
-    assert np.isfinite(drawing.places_of(left_out)).all()
-    assert (drawing.places_of(left_out) > 0).all()
+        places = now(drawing).places_of(reader, left_out)
+    assert np.isfinite(places).all()
+    assert (places > 0).all()
 
 
 def test_the_map_over_http(index):

@@ -71,6 +71,33 @@ def test_what_a_browser_would_show(page, title, text):
     assert markup.parse_html(page) == (title, text)
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (b"<nav>Home<nav>More</nav></nav><p>red", "red"),
+        (b"<div role=navigation><h3>Previous topic</h3><footer>x</footer></div><p>red", "red"),
+        (b"<header>Shop</header><main><article><header>By me</header><p>red</article></main><footer>(c)", "By me\nred"),
+        (
+            b"<h1>Red<a class=headerlink>#</a></h1><p hidden>old</p><div role=search>find</div><button>Copy</button>",
+            "Red",
+        ),
+        (b"<nav><a>one</a> <a>two</a></nav>", "one two"),
+    ],
+)
+def test_navigation_is_no_text_unless_there_is_nothing_else(page, text):
+    assert markup.parse_html(page).text == text
+
+
+TAGS = st.sampled_from(
+    ["<nav>", "</nav>", "<header>", "<p>", "<article>", "<b>x", "<div role=navigation>", "</div>", "x"]
+)
+
+
+@given(st.lists(TAGS, max_size=30))
+def test_nested_navigation_leaves_a_page_that_can_be_read(tags):
+    assert "\n\n" not in markup.parse_html("".join(tags).encode()).text
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1), min_size=1, max_size=5))
 def test_paragraphs_come_back(paragraphs):
     page = "".join(f"<p>{text}</p>" for text in paragraphs).encode()
@@ -122,3 +149,36 @@ def test_without_the_library_they_are_counted(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert Corpus.load(tmp_path).ids == ["a.txt"]
     assert "left out 1 .pdf files; pip install 'hierarchical-corpus-encoder[pdf]' reads them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "is_deep"),
+    [
+        (b"<div>" * 10_001, True),
+        (b"<DIV class='a'><b></x>" * 5_001, True),
+        (b"<div>" * 9_999 + b"</div>" * 9_999 + b"<div>" * 9_999, False),
+        (b"<p>a<br><li>" * 20_000, False),  # which a browser closes
+        (b"<b>a</b>" * 20_000, False),
+    ],
+)
+def test_a_page_that_is_too_deep_is_refused_at_once(tmp_path, monkeypatch, content, is_deep):
+    """The parser's time grows with the square of the depth: a page of 8 MB would take hours."""
+    monkeypatch.setattr(markup, "parse_html", lambda data, encoding: markup.Page("", "read"))
+    (tmp_path / "a.html").write_bytes(content)
+    if is_deep:
+        with pytest.raises(InputError, match=r"a\.html: more than 10,000 elements lie within each other"):
+            markup.read_page(tmp_path / "a.html", "utf-8")
+    else:
+        assert markup.read_page(tmp_path / "a.html", "utf-8").text == "read"
+
+
+def test_what_the_parser_says_is_one_line(tmp_path, monkeypatch):
+    """It raises an error of its own where it gets no memory."""
+
+    def parse(data, encoding):
+        raise RuntimeError("Can't parse HTML.")
+
+    monkeypatch.setattr(markup, "parse_html", parse)
+    (tmp_path / "a.html").write_text("<p>")
+    with pytest.raises(InputError, match=r"a\.html: not a readable page \(Can't parse HTML\.\); save it again$"):
+        markup.read_page(tmp_path / "a.html", "utf-8")

@@ -12,9 +12,9 @@ from hce.data.corpus import Corpus
 from hce.errors import FormatError
 from hce.files import read_json, write_json
 from hce.training.co_training import TrainResult
-from hce.training.history import Epoch
 from hce.training.model_folder import (
     DevQuery,
+    Epoch,
     ModelFacts,
     ModelFolder,
     gains,

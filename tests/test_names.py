@@ -11,8 +11,7 @@ from rich.console import Console
 
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.names import name_nodes
-from hce.tree.outline import nested, outline
+from hce.tree.names import name_nodes, nested, outline
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ TEXTS = [
     "another animal, a creature: a cat, cats",
     "the animal is a creature: a dog that barks",
     "an animal, a creature: a dog, dogs",
-    "a plant is a plant is an oak",
-    "oak leaves of the plant plant",
+    "a plant is a plant is a plant",
+    "an oak of the plant plant",
 ]
 
 
@@ -45,6 +44,23 @@ def test_plural_and_ancestors_words_are_not_repeated(tree):
     assert "cat" in cat
     assert "cats" not in cat
     assert not {"animal", "creature"} & set(cat)
+
+
+def test_a_word_of_one_document_names_no_node_however_often_it_occurs(tree):
+    texts = [f"{TEXTS[0]} {'acmeware ' * 50}", *TEXTS[1:]]
+    assert name_nodes(tree, texts, words=1) == name_nodes(tree, TEXTS, words=1)
+
+
+def test_a_name_sets_a_node_apart_from_its_siblings(tree):
+    """Pets are in every other animal's text too; of the plants, none has the word."""
+    texts = [f"{text} pet" if place in (0, 1, 2) else text for place, text in enumerate(TEXTS)]
+    cat = name_nodes(tree, texts, words=2)[1][0]
+    assert cat[0] == "cat"
+
+
+def test_addresses_are_no_names(tree):
+    texts = [f"{text} https://zoo.example.org/a www.zoo.com me@zoo.org" for text in TEXTS[:4]] + TEXTS[4:]
+    assert name_nodes(tree, texts) == name_nodes(tree, TEXTS)
 
 
 def test_texts_without_words_give_empty_names(tree):

@@ -12,7 +12,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.data.text import WORD_OR_MARK, cut_span, first_words
 from hce.errors import InputError
-from hce.training.pairs import DropoutTwins, InverseCloze, LabelledPairs, batch_count
+from hce.training.pairs import DropoutTwins, InverseCloze, LabeledPairs, batch_count
 
 
 def corpus_of(count: int) -> Corpus:
@@ -142,7 +142,7 @@ def test_simcse_pairs_a_document_with_itself():
 def test_labelled_pairs_with_several_positives_and_grades():
     queries = {"a": Query("a", "first"), "b": Query("b", "second")}
     judged = Qrels([Judgment("a", "d1", 2), Judgment("a", "d3", 1), Judgment("a", "d4", 0), Judgment("b", "d2", 1)])
-    source = LabelledPairs(corpus_of(5), queries, judged)
+    source = LabeledPairs(corpus_of(5), queries, judged)
     assert len(source) == 3
     (batch,) = source.batches(0, 8)
     pairs = {(query, int(position)) for query, position in zip(batch.queries, batch.positions, strict=True)}
@@ -154,8 +154,8 @@ def test_labelled_pairs_with_several_positives_and_grades():
 def test_unknown_ids_and_no_pairs_are_one_line():
     queries = {"a": Query("a", "first")}
     with pytest.raises(InputError, match="document 'nowhere'"):
-        LabelledPairs(corpus_of(3), queries, Qrels([Judgment("a", "nowhere", 1)]))
+        LabeledPairs(corpus_of(3), queries, Qrels([Judgment("a", "nowhere", 1)]))
     with pytest.raises(InputError, match="query 'z'"):
-        LabelledPairs(corpus_of(3), queries, Qrels([Judgment("z", "d1", 1)]))
+        LabeledPairs(corpus_of(3), queries, Qrels([Judgment("z", "d1", 1)]))
     with pytest.raises(InputError, match="no pair to train on"):
-        LabelledPairs(corpus_of(3), queries, Qrels([Judgment("a", "d1", 0)]))
+        LabeledPairs(corpus_of(3), queries, Qrels([Judgment("a", "d1", 0)]))

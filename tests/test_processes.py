@@ -24,13 +24,12 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import _packed, _unpacked, own_rows, share_out, working_together
 from hce.training.co_training import cluster_corpus
-from hce.training.pairs import InverseCloze, LabelledPairs
+from hce.training.pairs import InverseCloze, LabeledPairs, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Counters, Trainer
 from hce.training.train import train
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.rows import run_all
+from hce.tree.kmeans import run_all
 
 CPU = torch.device("cpu")
 RECIPE = Recipe.for_encoder(
@@ -41,7 +40,7 @@ RECIPE = Recipe.for_encoder(
 def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: bool = False) -> dict[str, object]:
     """Losses of two steps and the weights after them; with labels, negatives are chosen as the queries are encoded."""
     vectors = encode_corpus(encoder, corpus)
-    pairs = LabelledPairs(corpus, *labels_of_concepts(60)) if labelled else None
+    pairs = LabeledPairs(corpus, *labels_of_concepts(60)) if labelled else None
     trainer = Trainer(corpus, encoder, Sources(pairs, InverseCloze(corpus, lengths=(4,))), recipe)
     trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
     losses = []

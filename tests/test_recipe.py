@@ -13,11 +13,10 @@ from transformers.optimization import Adafactor
 import hce.training.co_training
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.training.co_training import cluster_corpus
+from hce.training.co_training import cluster_corpus, weights_of
 from hce.training.recipe import PAPER, TRANSFORMER, Recipe, parsed_settings
 from hce.training.steps import Trainer
 from hce.training.train import improvement, train
-from hce.training.weights import weights_of
 from hce.tree.kmeans import spherical_kmeans
 
 

@@ -450,3 +450,14 @@ def test_a_folder_that_is_itself_a_link_is_read(tmp_path):
     (tmp_path / "texts" / "a.txt").write_text("star")
     (tmp_path / "link").symlink_to("texts")
     assert [record.fields["text"] for record in read_text_folder(tmp_path / "link")] == ["star"]
+
+
+def test_a_parquet_row_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    """A small file may hold one long text a thousand times; a row has the limit that a line has."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["star w1 " * 1000]))
+    ids = pa.array([str(number) for number in range(1000)])
+    pq.write_table(pa.table({"id": ids, "text": text}), tmp_path / "bomb.parquet")
+    assert sum(1 for _ in read_records(tmp_path / "bomb.parquet")) == 1000
+    monkeypatch.setattr("hce.data.records.LONGEST_RECORD", 5000)
+    with pytest.raises(InputError, match=r"bomb\.parquet, row 1: longer than"):
+        list(read_records(tmp_path / "bomb.parquet"))

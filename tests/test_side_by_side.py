@@ -88,7 +88,7 @@ def test_only_the_first_part_sees_a_prompt(bert_folder, static_encoder):
 
 def test_a_table_with_companions_is_still_a_table(both, static_encoder):
     assert static_encoder.beside(both.parts[2:], [0.5, 0.5]).is_table
-    assert not both.is_table and not both.is_static
+    assert not both.is_table and both.table is None
 
 
 @pytest.mark.parametrize("shares", [[1.0], [0.5, 0.6], [1.0, 0.0], [1.2, -0.2]])

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-from hce.encoding import spec
+from hce.encoding import bundled
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import Reranker
 from hce.errors import InputError
@@ -42,17 +42,38 @@ def test_a_mistyped_name_is_refused_before_the_hub_is_asked(name, meant, hub):
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("minilm", "'minilm' is an encoder, and no cross-encoder"),
+        ("ms-marco-MiniLM-L6-v2", "did you mean 'cross-encoder/ms-marco-MiniLM-L6-v2'"),
+        ("bge-reranker-bass", "did you mean 'BAAI/bge-reranker-base'"),
+    ],
+)
+def test_a_mistyped_cross_encoder_is_refused_before_the_hub_is_asked(name, said, hub):
+    asked = hub(None)
+    with pytest.raises(InputError, match=said):
+        Reranker.load(name)
+    assert asked == []
+
+
+def test_what_the_hub_does_not_have_may_be_mistyped(hub):
+    hub(answered(RepositoryNotFoundError, 404))
+    with pytest.raises(InputError, match="nor the hub has it; did you mean 'cross-encoder/ms-marco-MiniLM-L6-v2'"):
+        Reranker.load("cross-encodr/ms-marco-MiniLM-L6-v2")
+
+
 @pytest.mark.parametrize("name", ["static", "minilm", "bert-base-uncased", "all-MiniLM-L6-v2", "me/minlm"])
 def test_other_names_are_not_refused(name):
-    spec.refuse_mistyped(name)
+    bundled.refuse_mistyped(name)
 
 
 def test_a_folder_and_a_downloaded_model_may_have_any_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minlm").mkdir()
-    spec.refuse_mistyped("minlm")
+    bundled.refuse_mistyped("minlm")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: "/cache/config.json")
-    spec.refuse_mistyped("statik")
+    bundled.refuse_mistyped("statik")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +89,7 @@ def test_without_a_hub_a_downloaded_copy_will_do(fault, hub, monkeypatch):
         Reranker.load("org/model")
     assert asked == ["org/model"] * 2
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: "/cache/config.json")
-    assert spec.stays_off_the_hub("org/model", "encoder", "")
+    assert bundled.stays_off_the_hub("org/model", "encoder", "")
 
 
 def test_a_model_that_the_hub_does_not_have(hub):
@@ -82,7 +103,13 @@ def test_a_model_that_the_hub_does_not_have(hub):
 def test_a_hub_that_answers_is_used(fault, hub):
     """Whatever else is wrong, loading says it."""
     hub(fault)
-    assert not spec.stays_off_the_hub("org/model", "encoder", "")
+    assert not bundled.stays_off_the_hub("org/model", "encoder", "")
+
+
+def test_a_mistyped_reranker_is_told_before_the_index_is_opened(run_hce):
+    run = run_hce("search", "nowhere", "x", "--rerank", "minilm")
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: 'minilm' is an encoder, and no cross-encoder")
 
 
 def test_a_mistyped_encoder_is_told_before_the_documents_are_read(run_hce, tmp_path):

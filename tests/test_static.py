@@ -19,9 +19,9 @@ from hce.data.docstrings import python_docstrings
 from hce.data.judgments import Dataset
 from hce.data.terms import inverse_document_frequency
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import (
+from hce.encoding.tables import TokenMemo
+from hce.encoding.word_table import (
     PRIOR_DOCUMENTS,
-    TokenMemo,
     document_frequencies,
     expected_frequencies,
     fit_table,
@@ -189,6 +189,14 @@ def test_cuts_where_the_tokenizer_cuts(static: Encoder) -> None:
     for text in ("wing " * 700, "a,b;" * 700, "wing " * 400 + "a,b;" * 700):
         assert memo.ids(text) == tokenizer.encode(text, add_special_tokens=False).ids
         assert len(memo.ids(text)) == 512
+
+
+def test_long_words_are_not_remembered(static: Encoder) -> None:
+    """What strangers write has no spaces, where they wish so."""
+    memo = TokenMemo.of(static.model[0].tokenizer)
+    assert memo is not None
+    memo.ids("heat " + "x" * 100 + " " + "y" * 101)
+    assert sorted(map(len, memo)) == [4, 100]
 
 
 def test_none_where_a_word_depends_on_its_space() -> None:

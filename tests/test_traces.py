@@ -57,7 +57,7 @@ def entered(tmp_path_factory, concept_corpus, module_static_encoder) -> dict[str
     (folder / "more.jsonl").write_text(documents[0].replace('"d0"', '"new"'))
     module_static_encoder.save(folder / "encoder")
     commands = [
-        ["train", "docs.jsonl", "-o", "model", "--encoder", "encoder", "--epochs", "1", "--batch-size", "32"],
+        ["train", "docs.jsonl", "-o", "model", "--encoder", "encoder", "--epochs", "1", "--set", "batch_size=32"],
         ["index", "docs.jsonl", "-m", "model", "-o", "index"],
         ["add", "index", "more.jsonl"],
         ["search", "index", "w1 w2"],

@@ -27,12 +27,12 @@ from hce.data.judgments import Judgment, Labels, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import weights_of
+from hce.training.companion import with_companions
 from hce.training.heldout import DevSet
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
 from hce.training.objective import false_negatives
-from hce.training.pairs import InverseCloze, LabelledPairs
+from hce.training.pairs import InverseCloze, LabeledPairs, LabelSets, Sources, documents_to_learn, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelSets, Sources, learnt_from, sources_and_devset
 from hce.training.steps import Counters, Trainer
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
@@ -162,11 +162,11 @@ def test_an_epoch_is_no_longer_than_the_corpus(concept_corpus, static_encoder, c
         trainer = Trainer(concept_corpus, static_encoder, Sources(None, pairs), recipe)
         assert trainer.steps_per_epoch == expected
         assert trainer.pairs_per_epoch == expected * 32
-    few = LabelledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
+    few = LabeledPairs(concept_corpus, concept_labels.queries, concept_labels.qrels)
     trainer = Trainer(concept_corpus, static_encoder, Sources(few), SMALL)
     assert len(few) == 60
     assert trainer.steps_per_epoch == 7  # four turns; of 20 pairs there would be eight
-    many = LabelledPairs(
+    many = LabeledPairs(
         concept_corpus,
         concept_labels.queries,
         Qrels(Judgment(f"q{q}", f"d{d}", 1) for q in range(60) for d in range(20)),
@@ -181,7 +181,7 @@ def test_a_batch_is_as_large_as_was_asked_for_and_the_bar_ends_where_it_said(
 ):
     """Batches were made a little smaller to be all alike, and the bar could end past its end."""
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    spans, labelled = InverseCloze(concept_corpus), LabelledPairs(concept_corpus, *concept_labels)
+    spans, labelled = InverseCloze(concept_corpus), LabeledPairs(concept_corpus, *concept_labels)
     for sources in (Sources(None, spans), Sources(labelled, spans), Sources(labelled)):
         recipe = replace(SMALL, batch_size=100)
         trainer = Trainer(concept_corpus, copy.deepcopy(static_encoder), sources, recipe)
@@ -225,7 +225,7 @@ def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
 
 def test_a_joint_step_is_the_weighted_sum_of_its_parts(concept_corpus, static_encoder, concept_labels):
     """L_J = L_S + α·L_U (Eq. 7); without labels, L_U alone, whatever α is."""
-    pairs, spans = LabelledPairs(concept_corpus, *concept_labels), InverseCloze(concept_corpus, lengths=(4,))
+    pairs, spans = LabeledPairs(concept_corpus, *concept_labels), InverseCloze(concept_corpus, lengths=(4,))
     vectors = static_encoder.encode(list(concept_corpus.texts()))
 
     def first_loss(alpha: float, *sources) -> float:
@@ -519,10 +519,8 @@ def test_equal_texts_are_never_negatives(concept_corpus, static_encoder):
 def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_labels, caplog, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "hce.training.sources.LabelledPairs",
-        lambda corpus, queries, qrels, seed: (
-            seen.append(set(qrels)) or LabelledPairs(corpus, queries, qrels, seed=seed)
-        ),
+        "hce.training.pairs.LabeledPairs",
+        lambda corpus, queries, qrels, seed: seen.append(set(qrels)) or LabeledPairs(corpus, queries, qrels, seed=seed),
     )
     dev = concept_labels.only([f"q{i}" for i in range(20)])
     train(concept_corpus, static_encoder, pairs=concept_labels, dev=dev, recipe=replace(SMALL, epochs=1))
@@ -556,7 +554,7 @@ def test_nothing_is_learned_of_held_out_documents_from_generated_queries_either(
 
 def test_fewer_pairs_than_a_batch_come_as_often_as_is_said(concept_corpus, static_encoder, concept_labels):
     """Up to eight times an epoch, as long as that is no more than there are documents."""
-    pairs = LabelledPairs(concept_corpus, *concept_labels.only(list(concept_labels.qrels)[:20]))
+    pairs = LabeledPairs(concept_corpus, *concept_labels.only(list(concept_labels.qrels)[:20]))
     recipe = replace(SMALL, batch_size=64)
     trainer = Trainer(concept_corpus, static_encoder, Sources(pairs), recipe)
     turns = min(8, len(concept_corpus) // len(pairs))
@@ -629,7 +627,7 @@ def test_a_batch_of_few_documents_is_a_quarter_of_them_unless_set():
 
 
 def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
-    monkeypatch.setattr("hce.training.sources.process_count", lambda: 3)
+    monkeypatch.setattr("hce.training.pairs.process_count", lambda: 3)
     Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))
     with pytest.raises(InputError, match="2 pairs cannot be shared out to 3 processes"):
         Sources(unsupervised=InverseCloze(concept_corpus, np.arange(2)))
@@ -669,16 +667,32 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_of_many_documents_a_sample_is_learnt_from_and_all_that_labels_name(concept_corpus, concept_labels):
-    assert learnt_from(concept_corpus, Recipe(most_documents=240)) is concept_corpus
-    assert learnt_from(concept_corpus, Recipe(most_documents=0)) is concept_corpus
-    some = learnt_from(concept_corpus, Recipe(most_documents=50))
+    assert documents_to_learn(concept_corpus, Recipe(most_documents=240)) is concept_corpus
+    assert documents_to_learn(concept_corpus, Recipe(most_documents=0)) is concept_corpus
+    some = documents_to_learn(concept_corpus, Recipe(most_documents=50))
     assert len(set(some.ids)) == 50
     assert some.ids == [each for each in concept_corpus.ids if each in set(some.ids)]
     assert some.name == "concepts, 50 of 240 documents"
-    assert some.fingerprint == learnt_from(concept_corpus, Recipe(most_documents=50)).fingerprint
-    assert some.fingerprint != learnt_from(concept_corpus, Recipe(most_documents=50, seed=1)).fingerprint
+    assert some.fingerprint == documents_to_learn(concept_corpus, Recipe(most_documents=50)).fingerprint
+    assert some.fingerprint != documents_to_learn(concept_corpus, Recipe(most_documents=50, seed=1)).fingerprint
     named = {each.document_id for each in concept_labels.qrels.judgments()}
-    with_labels = learnt_from(concept_corpus, Recipe(most_documents=len(named) + 9), [concept_labels, None])
+    with_labels = documents_to_learn(concept_corpus, Recipe(most_documents=len(named) + 9), [concept_labels, None])
     assert named < set(with_labels.ids)
     assert len(with_labels) == len(named) + 9
-    assert set(learnt_from(concept_corpus, Recipe(most_documents=5), [concept_labels]).ids) == named
+    assert set(documents_to_learn(concept_corpus, Recipe(most_documents=5), [concept_labels]).ids) == named
+
+
+@pytest.mark.parametrize("keep", ["mix", "best", "last"])
+def test_companions_are_chosen_by_the_vectors_of_the_training(concept_corpus, static_encoder, monkeypatch, keep):
+    """Alg. 3 hands on the vectors of the weights that it returns, and nobody encodes the corpus again."""
+    handed = []
+
+    def noted(corpus, encoder, fit, *arguments, **options):
+        handed.append((fit.vectors, encoder.encode(list(corpus.texts()))))
+        return with_companions(corpus, encoder, fit, *arguments, **options)
+
+    monkeypatch.setattr("hce.training.train.with_companions", noted)
+    monkeypatch.setattr("hce.training.companion.encode_corpus", lambda *_, **__: pytest.fail("encoded again"))
+    train(concept_corpus, static_encoder, recipe=replace(SMALL, train="both", keep=keep, epochs=2))
+    ((vectors, encoded),) = handed
+    np.testing.assert_allclose(vectors, encoded, atol=1e-6)

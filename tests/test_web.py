@@ -790,6 +790,7 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         "/api/search",
+        "/api/fields",
         "/api/documents",
         "/api/documents/{doc_id}",
         "/api/tree",
@@ -800,10 +801,12 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
         "/api/map/documents",
         "/api/status",
         "/health",
+        "/ready",
         "/v1/embeddings",
     }
     found = {
         answers.SearchAnswer: ready(client),
+        answers.FieldsAnswer: client.get("/api/fields").json(),
         answers.DocumentAnswer: client.get("/api/documents/d0").json(),
         answers.TreeAnswer: client.get("/api/tree", params={"depth": 2}).json(),
         answers.WayAnswer: client.get("/api/tree/path", params={"q": "w0"}).json(),

@@ -164,7 +164,10 @@ def test_conditions_and_nothing_found(site, visit):
     page.fill("#q", "w0")
     page.fill("#where", "year>=2000; year<2020")
     expect(page.locator("#hits .hit")).to_have_count(1)
+    expect(page.locator("#hits .chip")).to_be_hidden()  # folded
+    page.locator("#hits summary").click()
     expect(page.locator("#hits .chip")).to_have_text("year 2010")
+    expect(page.locator("#document")).to_be_hidden()
     page.fill("#where", "year>=2030")
     expect(page.locator("#start")).to_contain_text("No document fulfils the conditions")
     page.fill("#where", "nonsense")
@@ -197,6 +200,67 @@ def test_values_of_metadata_are_counted_and_chosen(site, visit):
     buttons.first.click()
     expect(page.locator("#where")).to_have_value("meta.open=false")
     expect(page.locator("#hits .hit")).to_have_count(2)
+
+
+def test_numbers_have_ranges_and_other_fields_are_behind_more(site, visit):
+    tags = [["red", "new"], ["red"], ["blue"]]
+    rows = [{"size": n, "lang": "en", "tag": tags[n % 3], "kind": "ab"[n % 2]} for n in range(12)]
+    site.index.add([Document(f"m{n}", "w0 w0 w0", metadata=row) for n, row in enumerate(rows)])
+    page = visit(site.url)
+    expect(page.locator("#where")).to_have_attribute("placeholder", "tag=red; size>=0")
+    search(page, "w0")
+    expect(page.locator("#facets > .facet > span")).to_have_text(["tag", "kind", "size"])
+    expect(page.locator("#facets details .facet")).to_have_count(0)
+    page.locator("#facets summary", has_text="more: lang").click()
+    expect(page.locator("#facets details .facet button")).to_have_text(["en12"])
+    page.fill("[aria-label='size from']", "9")
+    page.keyboard.press("Tab")
+    expect(page.locator("#where")).to_have_value("size>=9")
+    expect(page.locator("#hits .hit")).to_have_count(3)
+    page.fill("[aria-label='size to']", "10")
+    page.keyboard.press("Enter")
+    expect(page.locator("#where")).to_have_value("size>=9; size<=10")
+    expect(page.locator("#hits .hit")).to_have_count(2)
+    page.fill("[aria-label='size from']", "")
+    page.keyboard.press("Tab")
+    expect(page.locator("#where")).to_have_value("size<=10")
+
+
+def test_metadata_is_folded_without_nulls_and_with_links_that_tell_nothing(site, visit):
+    row = {"home": "https://example.org/a", "script": "javascript:alert(1)", "none": None, "tags": ["x", "y"], "no": []}
+    site.index.add([Document("same", "w0 w0 w0", title="same", metadata=row)])
+    page = visit(site.url)
+    search(page, "w0")
+    hit = page.locator("#hits .hit[data-id=same]")
+    expect(hit.locator("summary")).to_have_text("3 fields")
+    assert hit.inner_text().count("same") == 1  # the title is the id
+    hit.locator("summary").click()
+    expect(hit.locator(".chip")).to_have_text(["home https://example.org/a", "script javascript:alert(1)", "tags x, y"])
+    link = hit.locator("a")
+    expect(link).to_have_count(1)
+    expect(link).to_have_attribute("href", "https://example.org/a")
+    expect(link).to_have_attribute("rel", "noopener noreferrer")
+    hit.locator("h3").click()
+    expect(page.locator("#document td a")).to_have_count(1)
+    expect(page.locator("#document tr")).to_have_count(3)
+
+
+def test_that_nothing_is_a_good_match_stands_above_the_hits(site, visit):
+    answers = {"good": True}
+
+    def judge(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"good_match": answers["good"]})
+
+    page = visit(site.url)
+    page.route("**/api/search?*", judge)
+    search(page, "star")
+    expect(page.locator("#judged")).to_be_hidden()
+    answers["good"] = False
+    search(page, "star red")
+    expect(page.locator("#judged")).to_be_visible()
+    expect(page.locator("#judged")).to_have_text("Nothing here is a good match. These are the nearest.")
+    assert page.locator("#judged").bounding_box()["y"] < page.locator("#hits").bounding_box()["y"]
 
 
 def test_the_way_follows_query_and_conditions(site, visit):
@@ -572,3 +636,28 @@ def test_writing_with_a_token(site, visit):
         page = visit(url)
         expect(page.locator("#count")).to_have_text("241 documents")
         expect(page.locator("#add")).to_be_hidden()
+
+
+@pytest.mark.parametrize("press", ["#map-in", "+"])
+def test_the_map_is_not_empty_however_close_one_goes(site, visit, press):
+    page = visit(f"{site.url}/#tree?view=map", reduced_motion="reduce")
+    expect(page.locator("#map")).to_have_attribute("data-view", re.compile(r"^\d"))
+    closeness = 0.0
+    for _ in range(8):
+        page.click(press) if press.startswith("#") else page.press("#map-marks", press)
+        expect(page.locator("#map")).not_to_have_attribute("data-view", re.compile(rf"^{closeness:.2f} "))
+        closeness, visible = map(float, page.get_attribute("#map", "data-view").split())
+        assert visible >= 1
+
+
+def test_lit_tiles_of_the_dark_treemap_have_dark_letters(site, visit):
+    page = visit(f"{site.url}/#tree?q=star", color_scheme="dark", reduced_motion="reduce")
+    expect(page.locator("#tree-way .step.lit").last).to_be_visible()
+    inks = "document.querySelector('#treemap').data[0]"
+    page.wait_for_timeout(500)
+    found = page.evaluate(
+        f"(() => {{ const d = {inks}; return d.marker.colors.map((c, i) => [c, d.textfont.color[i]]) }})()"
+    )
+    lit = {ink for tone, ink in found if tone == "#45c1b2"}
+    assert lit == {"#06201d"}
+    assert {ink for tone, ink in found if tone != "#45c1b2"} == {"#e7eaec"}

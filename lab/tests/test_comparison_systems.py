@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
+import hce
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
@@ -21,9 +22,8 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import Scored
-from hce.training.pairs import LabelledPairs, batch_count
+from hce.training.pairs import LabeledPairs, LabelSets, batch_count, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelSets, sources_and_devset
 from hce.training.state import TrainingRun
 from hce_lab.comparison import tsdae
 from hce_lab.comparison.bm25 import K1, B, BM25Searcher, ReciprocalRanks, expanded_texts, fused_by_rank
@@ -229,7 +229,7 @@ def test_an_encoder_that_says_so_is_scored_by_inner_products(concept_corpus, ber
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 30), turn=st.integers(0, 3), seed=st.integers(0, 9))
 def test_topic_batches_are_of_one_topic(concept_corpus, labels, size, turn, seed):
-    pairs = LabelledPairs(concept_corpus, *labels)
+    pairs = LabeledPairs(concept_corpus, *labels)
     topics = np.arange(80) % 4
     source = TopicBatches(pairs, topics, seed=seed)
     batches = list(source.batches(turn, size))
@@ -246,7 +246,7 @@ def test_topic_batches_are_of_one_topic(concept_corpus, labels, size, turn, seed
 
 
 def test_topics_are_clusters_of_queries(concept_corpus, labels, module_static_encoder):
-    source = by_topic(LabelledPairs(concept_corpus, *labels), module_static_encoder, batch_size=20, seed=0)
+    source = by_topic(LabeledPairs(concept_corpus, *labels), module_static_encoder, batch_size=20, seed=0)
     assert set(source.topics.tolist()) == set(range(4))
     orders = [[batch.queries for batch in source.batches(turn, 20)] for turn in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
@@ -426,3 +426,19 @@ def test_what_cannot_be_run_is_refused_at_once(name, message, task):
     if name == "dpr":
         with pytest.raises(InputError, match="needs a static encoder"):
             choose(["fitted"], task, is_static=False)
+
+
+def test_two_systems_of_the_same_training_train_once(task, monkeypatch):
+    trained_with = []
+
+    def counted(*arguments, **options):
+        trained_with.append(options["recipe"].seed)
+        return hce.train(*arguments, **options)
+
+    monkeypatch.setattr("hce_lab.comparison.systems.train", counted)
+    task = replace(task, built={})
+    built = {name: SYSTEMS[name].build(task) for name in ("hce", "hce-hybrid", "no-tree", "no-tree-hybrid")}
+    assert len(trained_with) == 2
+    assert built["hce-hybrid"].training_seconds == built["hce"].training_seconds
+    SYSTEMS["hce-hybrid"].build(task.with_settings(seed=7))
+    assert trained_with[-1] == 7

@@ -18,7 +18,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import read_generated
 from hce.errors import FormatError, InputError
-from hce.training.pairs import LabelledPairs
+from hce.training.pairs import LabeledPairs
 from hce_lab.generation.generator import EXAMPLES, Generator, _first_line, _Sampling
 from hce_lab.generation.querygen import Journal, QueryCounts, drawn_documents, generate_queries, own_ranks
 
@@ -119,7 +119,7 @@ def test_the_file_is_what_training_reads(few_documents, tmp_path):
     assert written == QueryCounts(30, 60, 60)
     queries, qrels = read_generated(tmp_path / "q.jsonl")
     assert len(queries) == 60
-    assert len(LabelledPairs(few_documents, queries, qrels)) == 60
+    assert len(LabeledPairs(few_documents, queries, qrels)) == 60
     first = json.loads((tmp_path / "q.jsonl").read_text().splitlines()[0])
     words = few_documents[0].full_text.split()[:2]
     assert first == {"document": "d0", "query": f"{' '.join(words)} 0"}

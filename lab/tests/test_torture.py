@@ -19,7 +19,7 @@ import pytest
 
 from hce.files import write_json
 from hce.index.index import Index
-from hce_lab.benchmarks.torture import children, damage, inputs, kills, requests
+from hce_lab.benchmarks.torture import children, damage, inputs, kills, requests, soak
 from hce_lab.benchmarks.torture.faults import Fault
 from hce_lab.benchmarks.torture.samples import documents_of, random_contents, tiny_encoder
 from hce_lab.benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
@@ -168,3 +168,16 @@ def test_inputs_that_fail_hang_or_are_taken_for_others_are_told(monkeypatch):
 )
 def test_answers_that_nobody_promised_are_told(answer, fault):
     assert requests._fault_of(answer) == fault
+
+
+@pytest.mark.parametrize(
+    ("memory", "files", "told"),
+    [
+        (lambda n: 400 + min(n, 30), lambda n: 20 + n % 3, 0),  # caches that fill
+        (lambda n: 400 + 2 * n, lambda n: 20, 1),
+        (lambda n: 400, lambda n: 20 + n // 2, 1),
+    ],
+)
+def test_what_grows_without_end_is_told(memory, files, told):
+    held = [soak.Held(memory(n) << 20, files(n)) for n in range(100)]
+    assert len(soak.growth(held)) == told

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from hce._version import __version__
 from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import evaluate
+from hce.commands.export import export, push
 from hce.commands.index import add, index, remove, search, status
 from hce.commands.mcp import mcp
 from hce.commands.serve import serve
@@ -76,7 +77,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 COMMANDS = (
-    *(demo, train, report, tree, index, add, remove, search, status, serve, mcp, rebuild, reindex, check),
+    *(demo, train, report, tree, index, add, remove, search, status, serve, mcp, export, push, rebuild, reindex, check),
     evaluate,
 )
 for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there

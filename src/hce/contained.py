@@ -2,7 +2,9 @@
 
 The folder may come from a stranger. The path that the user gives may be a link; nothing inside may be a link, a pipe or
 a device. Our readers open files by `open_file` or `read_bytes`. A library that opens paths itself gets a `plain_path`,
-or a folder that `check_tree` has passed. Deletions go through `delete_file` or `delete_folder`.
+or a folder that `check_tree` has passed. transformers and sentence-transformers open whatever path a setting names,
+such as `tokenizer_file`, so a model's folder goes through `require_inside` first. Deletions go through `delete_file` or
+`delete_folder`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hce.errors import FormatError, OutsideError
 
@@ -27,6 +29,10 @@ logger = logging.getLogger(__name__)
 MOST_TEXT = 128 << 20  # bytes of JSON or text that is read as a whole
 TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read as a whole
 CHECKSUMS = "checksums.json"
+
+NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", "checksums.json", "hce.json", "labels.json")  # of a model
+NAMES_A_FILE = re.compile(r".*(file|path|folder|dir)s?")
+ONLY_SHOWN = ("_name_or_path", "name_or_path")  # where a model came from; nobody opens that
 
 # O_NONBLOCK: a pipe without a writer is opened at once, and then refused. Windows has none of these flags.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -76,6 +82,21 @@ def read_bytes(path: str | Path, within: str | Path | None = None, *, most: int 
     if len(content) > most:  # it grows while it is read
         raise FormatError(f"{path}: damaged (more than {most:,} bytes)")
     return content
+
+
+def read_json_value(path: str | Path) -> Any:
+    """Read any value that `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
+
+    Raises:
+        FormatError: nothing is there, it is too large, or it is not JSON.
+        OutsideError: it is no regular file.
+    """
+    try:
+        return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
 
 
 def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
@@ -308,3 +329,41 @@ def _listed(path: Path) -> list[str]:
     except (ValueError, RecursionError, FormatError, OSError):
         return []
     return list(known) if isinstance(known, dict) else []
+
+
+def require_inside(folder: Path) -> None:
+    """Refuse a model that holds links, or has a setting that names something else on this machine.
+
+    Raises:
+        OutsideError: there is such a thing.
+        FormatError: a file of settings is damaged.
+    """
+    for name in check_tree(folder):
+        path = folder / name
+        if path.suffix != ".json" or path.name in NOT_SETTINGS:
+            continue
+        for key, value in _named_files(read_json_value(path)):
+            if _leads_out(folder, path.parent, key, value):
+                raise OutsideError(
+                    f"{path}: {key!r} is {value!r}, which is not in {folder}; hce opens nothing else because a model "
+                    "names it: take the setting out, or put a copy of the file there"
+                )
+
+
+def _named_files(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings that name files, at any depth."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _named_files(each, "weight_file" if key == "weight_map" else name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _named_files(each, key)
+    elif isinstance(value, str) and NAMES_A_FILE.fullmatch(key) and key not in ONLY_SHOWN:
+        yield key, value
+
+
+def _leads_out(folder: Path, place: Path, key: str, value: str) -> bool:
+    """Return whether a name leads to something outside of a folder: from the settings' own place, or from here."""
+    bases = (place, Path.cwd()) if key.endswith("_file") else (place,)
+    found = [base / value for base in bases if os.path.lexists(base / value)]
+    return any(not path.resolve().is_relative_to(folder.resolve()) for path in found)

@@ -26,7 +26,7 @@ from hce.training.calibration import as_served
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
-from hce.tree.outline import outline
+from hce.tree.names import outline
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
 EXAMPLES = (
@@ -116,7 +116,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         "untrained and words": HybridSearcher.of(by_untrained, corpus),
         "untrained, as served": as_served(by_untrained, corpus),
     }
-    if untrained.is_static:
+    if untrained.table is not None:
         searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)

@@ -24,6 +24,15 @@ class InputError(HceError):
     """A file, a value or an option is not what it has to be."""
 
 
+def wrong_type(value: object, advice: str) -> InputError:
+    """Return the error for an argument of a wrong type, which would fail later where the message says nothing.
+
+    >>> str(wrong_type(["q1"], "queries: give a mapping of ids to queries"))
+    'queries: give a mapping of ids to queries, not list'
+    """
+    return InputError(f"{advice}, not {type(value).__name__}")
+
+
 class OutsideError(InputError):
     """Something in the folder of an index or a model leads out of it: a link, a pipe, a device."""
 

@@ -3,12 +3,15 @@
 What is written is written beside its place, flushed to disk, then renamed. What is on its way is locked, so that what
 a killed process left of it is known by its open lock, and deleted when the same is written again. Unfinished work is
 kept beside its output, with a mapping of what it belongs to, so that only the same work is ever continued.
+
+At the end: pages of mapped files, which count as memory of the process until they are given back.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import mmap
 import os
 import re
 import reprlib
@@ -21,10 +24,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hce.contained import names_in, read_bytes
+from hce.contained import names_in, read_json_value
 from hce.errors import FormatError, HceError, InputError, one_line, system_reason
+from hce.progress import every
+
+if TYPE_CHECKING:
+    import numpy as np
 
 try:
     import fcntl
@@ -34,6 +41,10 @@ except ImportError:  # Windows
 T = TypeVar("T")
 
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # what a killed write of a name leaves
+
+PIECE = 1 << 16  # bytes of a file that is to be mapped, written at once
+SECONDS_BETWEEN_RELEASES = 0.1  # in which a process reads less than a gigabyte of a mapped file
+_released: list[mmap.mmap] = []  # what is mapped within `released`
 
 
 @contextmanager
@@ -111,21 +122,6 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
     return value
-
-
-def read_json_value(path: str | Path) -> Any:
-    """Read any value that `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
-
-    Raises:
-        FormatError: nothing is there, it is too large, or it is not JSON.
-        OutsideError: it is no regular file.
-    """
-    try:
-        return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
 
 
 def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
@@ -213,12 +209,22 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()  # "." has no name to build a neighbour's from
     require_new(path)
-    with writing_to(path), _neighbour(path, lambda temporary: temporary.mkdir(parents=True)) as temporary:
-        mode = temporary.stat().st_mode
-        yield temporary
-        _sync_tree(temporary, mode)
-        temporary.replace(path)  # replaces an empty folder, refuses a full one
-        sync_folder(path.parent)
+    with writing_to(path):
+        make_folder(path.parent)
+        with _neighbour(path, Path.mkdir) as temporary:
+            mode = temporary.stat().st_mode
+            yield temporary
+            _sync_tree(temporary, mode)
+            temporary.replace(path)  # replaces an empty folder, refuses a full one
+            sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and the missing ones above it; their names are on disk when this returns."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
 
 
 def delete_whole(path: Path) -> None:
@@ -389,3 +395,45 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ----------------------------------------------------------------------------------------- mapped files
+
+
+def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
+    """Write rows that are read later from a mapped file, some here and some there.
+
+    Linux keeps what is written at once as one piece of its cache, of up to 2 MB, and where a row is read it may map the
+    whole piece it lies in, all of which then counts as memory of the process. So the pieces are made small.
+    """
+    data = memoryview(rows.tobytes())
+    for start in range(0, len(data), PIECE):
+        file.write(data[start : start + PIECE])
+
+
+@contextmanager
+def released(vectors: object) -> Iterator[None]:
+    """Let the system drop the pages of an array that is mapped, again and again while inside; it must not be changed.
+
+    Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
+    """
+    mapped = getattr(vectors, "_mmap", None)
+    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
+        yield
+        return
+    _released.append(mapped)
+    try:
+        with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
+            yield
+    finally:
+        _released.remove(mapped)
+
+
+def give_back() -> None:
+    """Let the system drop the pages of the arrays within `released` now: rows from all over were read.
+
+    Around each of them the system maps 64 KB that it has at hand, so that in the time between two releases all of a
+    file may be mapped.
+    """
+    for mapped in list(_released):
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -7,28 +7,17 @@ each document are measured (docs/operating.md, "Sizes"; lab: `large_corpus`).
 
 from __future__ import annotations
 
-import mmap
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Mapping
 
 from hce.errors import InputError
-from hce.progress import every
-
-if TYPE_CHECKING:
-    import numpy as np
 
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 MiB = 1 << 20
 CODED = 4  # dimensions of a vector in a byte of its code
 
 HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
-PIECE = 1 << 16  # bytes of a file that is to be mapped, written at once
-SECONDS_BETWEEN_RELEASES = 0.1  # in which a process reads less than a gigabyte of a mapped file
-
-_released: list[mmap.mmap] = []  # what is mapped within `released`
 
 
 def parse_size(text: str) -> int:
@@ -106,42 +95,3 @@ def shown_size(size: int) -> str:
     ('1.5 GB', '96 MB')
     """
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
-def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
-    """Write rows that are read later from a mapped file, some here and some there.
-
-    Linux keeps what is written at once as one piece of its cache, of up to 2 MB, and where a row is read it may map the
-    whole piece it lies in, all of which then counts as memory of the process. So the pieces are made small.
-    """
-    data = memoryview(rows.tobytes())
-    for start in range(0, len(data), PIECE):
-        file.write(data[start : start + PIECE])
-
-
-@contextmanager
-def released(vectors: object) -> Iterator[None]:
-    """Let the system drop the pages of an array that is mapped, again and again while inside; it must not be changed.
-
-    Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
-    """
-    mapped = getattr(vectors, "_mmap", None)
-    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
-        yield
-        return
-    _released.append(mapped)
-    try:
-        with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
-            yield
-    finally:
-        _released.remove(mapped)
-
-
-def give_back() -> None:
-    """Let the system drop the pages of the arrays within `released` now: rows from all over were read.
-
-    Around each of them the system maps 64 KB that it has at hand, so that in the time between two releases all of a
-    file may be mapped.
-    """
-    for mapped in list(_released):
-        mapped.madvise(mmap.MADV_DONTNEED)

@@ -86,7 +86,7 @@ def require_shared(folder: Path) -> None:
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows one below another; backward adds up what every process found for our rows."""
+    """All processes' rows stacked; backward adds up what every process found for our rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -124,12 +124,12 @@ def with_averaged_gradient(parameter: Tensor) -> Tensor:
 
 
 def is_first_process() -> bool:
-    """Tell whether this process is the one that writes files and speaks to the user."""
+    """Return whether this process is the one that writes files and speaks to the user."""
     return process_rank() == 0
 
 
 def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
-    """Return all processes' rows one below another; all must have the same number."""
+    """Return all processes' rows stacked; all must have the same number."""
     return gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 
 

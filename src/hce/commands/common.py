@@ -17,13 +17,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from hce.data.records import Reading
-from hce.encoding.spec import refuse_mistyped
 from hce.errors import InputError
 from hce.files import unfinished
 from hce.hosts import is_alone
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
+    from hce.encoding.choice import Work
 
 # What a terminal obeys instead of showing it: control characters, and marks that turn the direction of a line. Halves
 # of surrogate pairs, which stand for what is no Unicode in a file's name, no stream can write.
@@ -58,7 +58,18 @@ err = PlainConsole(stderr=True)
 def known_encoder(spec: str | None) -> str | None:
     """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
     if spec is not None:
+        from hce.encoding.bundled import refuse_mistyped
+
         refuse_mistyped(spec)
+    return spec
+
+
+def known_reranker(spec: str | None) -> str | None:
+    """Return the name of a cross-encoder, as an option's callback; a mistyped one is refused before any work."""
+    if spec is not None:
+        from hce.encoding.bundled import refuse_mistyped_reranker
+
+        refuse_mistyped_reranker(spec)
     return spec
 
 
@@ -73,6 +84,16 @@ EncoderOption = Annotated[
         "-e",
         metavar="NAME|DIR|HUB-ID",
         help="static, minilm, a directory or a hub id",
+        callback=known_encoder,
+    ),
+]
+AutoEncoderOption = Annotated[
+    str,
+    typer.Option(
+        "--encoder",
+        "-e",
+        metavar="NAME|DIR|HUB-ID",
+        help="static, minilm, auto (one of these two), a directory or a hub id",
         callback=known_encoder,
     ),
 ]
@@ -191,6 +212,26 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
     require_shared(output.absolute().parent)
     with working_together():
         return Corpus.load(source, reading, share_out=share_out, copies=copies_of_corpus(output))
+
+
+def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
+    """Return the encoder that a name stands for, and say in a line what the other bundled one would cost and bring.
+
+    Raises:
+        InputError: several processes, which may be on different machines, are to find out the same encoder.
+    """
+    from hce.encoding.bundled import AUTO, BUNDLED
+
+    if name not in (AUTO, *BUNDLED):
+        return name
+    from hce.encoding.choice import chosen_encoder
+
+    if name == AUTO and not is_alone():
+        raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")
+    chosen, line = chosen_encoder(name, corpus, work, option)
+    if line and is_alone():
+        err.print(line, soft_wrap=True)
+    return chosen
 
 
 def copies_of_corpus(output: Path) -> Path:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from hce.data.judgments import Qrels, Query
     from hce.encoding.encoder import Encoder
     from hce.encoding.reranker import Reranker
-    from hce.evaluation.diagnostics import Diagnosis
-    from hce.evaluation.evaluate import DenseSearcher, Report, Searcher
+    from hce.evaluation.evaluate import Report, Searcher
     from hce.evaluation.runs import Run, Scored
     from hce.evaluation.significance import Corrected
     from hce.index.index import Index
@@ -132,9 +131,6 @@ def evaluate(
             callback=known_encoder,
         ),
     ] = None,
-    by_level: Annotated[bool, typer.Option("--by-level", help="also show where queries lose their way in the tree")] = (
-        False
-    ),
     run: Annotated[Path | None, typer.Option(help="write the rankings as a TREC run (.gz: compressed)")] = None,
     per_query: Annotated[Path | None, typer.Option(help="write each query's values: a .tsv or .jsonl file")] = None,
     depth: Annotated[
@@ -163,12 +159,13 @@ def evaluate(
       hce evaluate scifact -m my-index --against my-model
       hce evaluate scifact -m my-index --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --against my-index
       hce evaluate scifact -m my-model --against minilm --measures ndcg@10,mrr@10
-      hce evaluate scifact -m my-model --run my.trec --per-query my.tsv --by-level
+      hce evaluate scifact -m my-model --run my.trec --per-query my.tsv
       hce evaluate scifact --run-file my.trec --against bm25.trec
     """
     from hce.data.judgments import find_split
 
-    _check_options(model, run_file, by_level)
+    if bool(model) == bool(run_file):
+        raise InputError("give either --model, or --run-file with a run to measure")
     reading = _reading(fields, model, against)
     against_run = Path(against) if against and Path(against).is_file() else None
     find_split(dataset, split)  # before what takes seconds to import
@@ -189,16 +186,13 @@ def evaluate(
     systems = [_measured(asked, source, is_compared=len(sources) > 1) for source in sources]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
-    diagnosis = _diagnosis(judged, cast("DenseSearcher", systems[0].searcher), seed) if by_level else None
     _write(systems[0], run, per_query)
     if as_json:
-        print_json({"dataset": str(dataset), "split": split, **_as_json(judged, systems, paired, diagnosis)})
+        print_json({"dataset": str(dataset), "split": split, **_as_json(judged, systems, paired)})
         return
     documents = f" · {len(judged.corpus):,} documents" if judged.corpus else ""
     out.print(f"{dataset} · {split} · {len(judged.qrels):,} queries{documents}\n", soft_wrap=True)
     out.print(_table(systems, paired))
-    if diagnosis:
-        out.print(f"\n{diagnosis}", soft_wrap=True)
 
 
 def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
@@ -208,15 +202,6 @@ def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
     named = Reading(**parse_fields(fields or ()))
     kept = [Manifest.read(Path(spec)).fields for spec in specs if spec and is_index(spec)]
     return named.remembering(next(filter(None, kept), None))
-
-
-def _check_options(model: str | None, run_file: Path | None, by_level: bool) -> None:
-    from hce.index.manifest import is_index
-
-    if bool(model) == bool(run_file):
-        raise InputError("give either --model, or --run-file with a run to measure")
-    if by_level and (not model or is_index(model)):
-        raise InputError("--by-level needs a model for --model: a run or an index does not tell how a query went down")
 
 
 def _reranking(model: str | None, rerank: str | None, depth: int) -> tuple[Reranker, int] | None:
@@ -345,20 +330,6 @@ def _paired(systems: list[Measured], seed: int) -> dict[str, Corrected]:
     return compare_several({name: (first[name], second[name]) for name in first}, seed)
 
 
-def _diagnosis(judged: Judged, searcher: DenseSearcher, seed: int) -> Diagnosis:
-    from hce.evaluation.diagnostics import diagnose
-    from hce.training.model_folder import trained_tree
-    from hce.tree.hierarchy import Hierarchy
-
-    encoder, (qrels, queries, corpus) = searcher.encoder, judged
-    hierarchy = trained_tree(encoder.name, cast("Corpus", corpus))
-    if hierarchy is None:
-        tell(f"{encoder.name} holds no tree of this corpus; growing one from its vectors")
-        hierarchy = Hierarchy.build(searcher.vectors, seed=seed, device=encoder.device)
-    vectors = encoder.encode([queries[query_id].text for query_id in qrels], "query")
-    return diagnose(hierarchy, searcher.ids, searcher.vectors, dict(zip(qrels, vectors, strict=True)), qrels)
-
-
 def _write(system: Measured, run: Path | None, per_query: Path | None) -> None:
     from hce.evaluation.runs import write_run
 
@@ -398,9 +369,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[s
     return grid
 
 
-def _as_json(
-    judged: Judged, systems: list[Measured], paired: dict[str, Corrected], diagnosis: Diagnosis | None
-) -> dict[str, Any]:
+def _as_json(judged: Judged, systems: list[Measured], paired: dict[str, Corrected]) -> dict[str, Any]:
     first = systems[0]
     answer: dict[str, Any] = {
         "queries": len(judged.qrels),
@@ -413,7 +382,4 @@ def _as_json(
     if paired:
         compared = {name: each.as_dict() for name, each in paired.items()}
         answer["against"] = {"system": systems[1].name, "measures": systems[1].report.means, "paired": compared}
-    if diagnosis:
-        steps = [step._asdict() for step in diagnosis.steps]
-        answer["by_level"] = {"steps": steps, "left_at": diagnosis.left_at, "verdict": diagnosis.verdict}
     return answer

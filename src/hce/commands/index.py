@@ -21,8 +21,10 @@ from hce.commands.common import (
     copies_of_corpus,
     interruptible,
     known_encoder,
+    known_reranker,
     out,
     print_json,
+    settled_encoder,
     shared_corpus,
     with_reading,
 )
@@ -65,7 +67,7 @@ def index(
             "--model",
             "-m",
             metavar="DIR|NAME|HUB-ID",
-            help="what `hce train` wrote, or any encoder",
+            help="what `hce train` wrote, any encoder, or auto (static or minilm)",
             callback=known_encoder,
         ),
     ] = "static",
@@ -115,8 +117,9 @@ def index(
             from hce.processes import is_first_process
 
         first = is_first_process()
+        encoder = settled_encoder(model, documents, "index", "--model")
         create_index(
-            *(output, documents, model, "grow" if tree else None),
+            *(output, documents, encoder, "grow" if tree else None),
             engine=engine,
             at=at,
             language=language,
@@ -213,7 +216,12 @@ def search(
     unique: Annotated[bool, typer.Option("--unique", help="show near-equal documents once")] = False,
     rerank: Annotated[
         str | None,
-        typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder to re-rank the first hits by", show_default=False),
+        typer.Option(
+            metavar="DIR|HUB-ID",
+            help="a cross-encoder to re-rank the first hits by",
+            show_default=False,
+            callback=known_reranker,
+        ),
     ] = None,
     depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads")] = 50,
     facet: Annotated[
@@ -376,7 +384,7 @@ def _line(hit: Hit, query: str, mode: str) -> Text:
     elif mode == "hybrid" and (hit.from_words or hit.from_tokens):
         line.append(f"= {_parts(hit)}  ", style="dim")
     line.append(hit.id, style="bold")
-    if hit.title:
+    if hit.title and hit.title != hit.id:
         line.append(f"  {' '.join(hit.title.split())}")
     snippet = _snippet(hit, query)
     if snippet:

@@ -23,6 +23,7 @@ def serve(
         typer.Option(metavar="NAME", help="of this server, besides its addresses; may be given more than once"),
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="nobody can add or remove documents")] = False,
+    no_metrics: Annotated[bool, typer.Option("--no-metrics", help="no /metrics for a monitor")] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,5 +62,5 @@ def serve(
             if open_browser:
                 webbrowser.open(url)
 
-        Server(create_app(index, rules), listener, started).serve_until_stopped()
+        Server(create_app(index, rules, metrics=not no_metrics), listener, started).serve_until_stopped()
     err.print("stopped")

@@ -12,6 +12,7 @@ import typer
 
 from hce.commands.common import (
     LARGEST_SEED,
+    AutoEncoderOption,
     CorpusArgument,
     EncoderOption,
     JsonOption,
@@ -23,6 +24,7 @@ from hce.commands.common import (
     interruptible,
     out,
     print_json,
+    settled_encoder,
     shared_corpus,
     with_reading,
 )
@@ -38,7 +40,7 @@ from hce.training.recipe import Supervision
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
-    from hce.training.history import Epoch
+    from hce.training.model_folder import Epoch
     from hce.training.recipe import Recipe
 
 
@@ -46,7 +48,7 @@ GO_ON = "the same command with --resume goes on from the last checkpoint"
 NOT_BEGUN = "training had not begun; the same command starts over"
 
 
-LABEL = re.compile(r"\s*(queries|qrels|dev|generated)=(.+?)(?:,(?=\s*\w+=)|$)")
+LABEL = re.compile(r"\s*(queries|qrels|dev|generated|log)=(.+?)(?:,(?=\s*\w+=)|$)")
 
 
 class LabelFiles(NamedTuple):
@@ -57,12 +59,14 @@ class LabelFiles(NamedTuple):
         qrels: which documents answer them (BEIR or TREC).
         dev: judgments to measure by, of the same queries.
         generated: generated queries, each with its document.
+        log: queries without answers: a text file with one a line, or JSONL or TSV.
     """
 
     queries: Path | None = None
     qrels: Path | None = None
     dev: Path | None = None
     generated: Path | None = None
+    log: Path | None = None
 
     @classmethod
     def parsed(cls, items: Sequence[str]) -> LabelFiles:
@@ -92,7 +96,7 @@ class LabelFiles(NamedTuple):
 def train(
     source: CorpusArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
-    encoder: EncoderOption = "static",
+    encoder: AutoEncoderOption = "static",
     mode: Annotated[Supervision | None, recipe_option("mode")] = None,
     labels: Annotated[
         list[str] | None,
@@ -100,7 +104,7 @@ def train(
             "--labels",
             metavar="WHAT=FILE,…",
             help="queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to "
-            "measure by; generated=FILE, what `hce generate-queries` wrote",
+            "measure by; generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers",
             show_default=False,
         ),
     ] = None,
@@ -123,6 +127,7 @@ def train(
       hce train scifact -o my-model --encoder minilm --mode joint
       hce train export.csv -o my-model --fields id=number,text=remarks
       hce train docs.jsonl -o my-model --labels queries=q.jsonl,qrels=clicks.tsv
+      hce train docs.jsonl -o my-model --encoder minilm --labels log=questions.txt
       hce train docs.jsonl -o my-model --epochs 4 --set batch_size=64 --set branching=8
       hce train docs.jsonl -o my-model --encoder sentence-transformers/gtr-t5-base --set recipe=paper
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
@@ -144,13 +149,15 @@ def train(
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         with progress_bar("loading", None, "modules"):
+            from hce.data.judgments import read_log
             from hce.encoding.encoder import Encoder
             from hce.processes import is_first_process
             from hce.training.train import improvement
             from hce.training.train import train as run
 
         # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
-        given, first = Encoder.load(encoder, device=device).parts[0], is_first_process()
+        first = is_first_process()
+        given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if run_settings.recipe == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
@@ -159,6 +166,7 @@ def train(
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --set most_documents=…"), soft_wrap=True)
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=run_settings.strict)
+        logged = read_log(files.log) if files.log else []
         with _tracked(run_settings.tracker, recipe, output.parent) as log:
 
             def on_epoch(epoch: Epoch) -> None:
@@ -170,6 +178,7 @@ def train(
                 corpus,
                 given,
                 **label_sets,
+                log=logged,
                 recipe=recipe,
                 output=output,
                 resume=resume,
@@ -186,9 +195,9 @@ def train(
     brought = f"{result.recipe.mode} training; {improvement(result)}"
     loads = f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it"
     facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
-    chosen = result.calibration
-    search = "" if chosen is None else f"search with it: {chosen.summary()}\n"
-    facts["calibration"] = None if chosen is None else chosen.as_dict()
+    calibration = result.calibration
+    search = "" if calibration is None else f"search with it: {calibration.summary()}\n"
+    facts["calibration"] = None if calibration is None else calibration.as_dict()
     answer(f"vectors: {brought}\n{search}{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
 
 
@@ -275,7 +284,7 @@ def _label_sets(
     """Read what `train` takes as pairs, generated and dev: from files, or from a BEIR folder's own splits."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
-    queries, qrels, dev, generated = files
+    queries, qrels, dev, generated, _ = files
     if mode == "unsupervised" and (qrels or generated):
         raise InputError("--mode unsupervised trains on no queries; leave qrels= and generated= out of --labels")
     if bool(qrels or dev) != bool(queries):

@@ -48,7 +48,7 @@ def tree(
     from hce.files import require_new, require_parent
     from hce.index.numbered_tree import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
-    from hce.tree.outline import nested, outline
+    from hce.tree.names import nested, outline
 
     if output is not None:
         require_parent(output)

@@ -47,7 +47,7 @@ from hce.data.records import (
     unreadable,
 )
 from hce.data.text import hash64
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.files import ScratchFolder, open_atomically
 from hce.progress import counted, progress_bar
 
@@ -131,12 +131,16 @@ class Corpus(Sequence[Document]):
             InputError: at the first fault, with the document's number.
         """
         if not isinstance(documents, Iterable):
-            raise InputError(f"{name}: a {type(documents).__name__} where documents should be; give a list of them")
+            raise wrong_type(documents, f"{name}: give a corpus or a list of documents")
+        if isinstance(documents, str | Path):
+            raise InputError(f"{name}: {str(documents)[:60]!r} is a text; hce.Corpus.load(…) reads a file")
         check, kept, places = _Checker(name), [], []
         for number, document in enumerate(documents, start=1):
             where = f"{name}, number {number}"
             if not isinstance(document, Document):
-                raise InputError(f"{where}: a {type(document).__name__}; make it a Document")
+                raise InputError(
+                    f"{where}: a {type(document).__name__}; make it a document: hce.Document('my-id', 'its text')"
+                )
             fields = {"_id": document.id, "title": document.title, "text": document.text}
             checked = replace(parse_document(Record(where, fields)), metadata=document.metadata)
             if check.add(checked, where):
@@ -156,8 +160,9 @@ class Corpus(Sequence[Document]):
         Raises:
             InputError: at the first fault, with the record's number; nothing is kept then.
         """
-        numbered = enumerate(records, start=1)
-        rows = (Record(f"{name}, number {number}", dict(fields)) for number, fields in numbered)
+        if not isinstance(records, Iterable):
+            raise wrong_type(records, f"{name}: give a list of mappings")
+        rows = (_record(f"{name}, number {number}", fields) for number, fields in enumerate(records, start=1))
         return cls._spool(rows, name, reading, refuse)
 
     @classmethod
@@ -305,6 +310,12 @@ class Corpus(Sequence[Document]):
         some = Corpus(_Some(self._documents, positions), digest.hexdigest(), name, self.left_out)
         some.source, some.reading = self.source, self.reading
         return some
+
+
+def _record(where: str, fields: Mapping[str, Any]) -> Record:
+    if not isinstance(fields, Mapping):
+        raise wrong_type(fields, f"{where}: give a mapping such as {{'id': 'a', 'text': 'red shoes'}}")
+    return Record(where, dict(fields))
 
 
 class _Some(Sequence[Document]):

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from hce.data.corpus import Corpus
 from hce.data.documents import Fields, choose_fields, list_names, take_id, take_string, tell_guesses
 from hce.data.records import JSONL_SUFFIXES, USUAL, Line, Reading, Record, format_suffix, read_lines, read_records
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.files import open_text
 
 BEIR_HEADER = ("query-id", "corpus-id", "score")
@@ -50,7 +50,12 @@ class Qrels(Mapping[str, Mapping[str, int]]):
 
     def __init__(self, judgments: Iterable[Judgment]) -> None:
         self._grades: dict[str, dict[str, int]] = {}
-        for query_id, document_id, grade in judgments:
+        if not isinstance(judgments, Iterable):
+            raise wrong_type(judgments, "qrels: give judgments; Qrels.read(…) reads a file of them")
+        for each in judgments:
+            if not isinstance(each, tuple):
+                raise wrong_type(each, "qrels: give judgments, such as ('q1', 'd7', 1)")
+            query_id, document_id, grade = each
             self._grades.setdefault(query_id, {})[document_id] = grade
 
     def __getitem__(self, query_id: str) -> Mapping[str, int]:
@@ -222,6 +227,23 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     if not queries:
         raise InputError(f"{path}: no queries in it; check the path")
     return queries
+
+
+def read_log(path: str | Path) -> list[str]:
+    """Read queries without answers: a .txt file has one a line, other formats are those of `read_queries`.
+
+    Raises:
+        InputError: no query is in it, or it cannot be read.
+    """
+    if format_suffix(path) != ".txt":
+        return [query.text for query in read_queries(path).values()]
+    try:
+        texts = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as lines of UTF-8 text ({error})") from error
+    if not texts:
+        raise InputError(f"{path}: no queries in it; check the path")
+    return texts
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:

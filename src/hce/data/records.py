@@ -38,6 +38,7 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
 UTF_8 = ("utf-8", "utf-8-sig")  # by the names that Python's codecs give themselves; a byte order mark is dropped anyway
 DELIMITERS = (",", ";", "\t", "|")  # that a CSV file is known by; where two are as frequent, the first
+ROWS_AT_ONCE = 64  # of a Parquet file, in which many long texts may be one in a dictionary
 CHUNK = 1 << 20  # characters of a JSON text that are read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
 HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(?P<title>.*?)(?:[ \t]+#+)?[ \t]*")
@@ -412,9 +413,12 @@ def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
     try:
         with pq.ParquetFile(path) as file:
             number = 0
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
                 for fields in batch.to_pylist():
                     number += 1
+                    _refuse_endless(
+                        sum(len(value) for value in fields.values() if isinstance(value, str)), f"{path}, row {number}"
+                    )
                     yield Record(f"{path}, row {number}", fields)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(

@@ -62,7 +62,7 @@ class QueryWords:
 
     def __init__(self, query: str, texts: int = 1) -> None:
         words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
-        telling = [word for word in words if word not in FUNCTION_WORDS and len(word) > 1] or words
+        telling = [word for word in telling_words(words) if len(word) > 1] or words
         self._words = frozenset(telling[:MOST_WORDS])
         self._longest = max(map(len, self._words), default=0) + ENDING
         self._met: set[str] = set()  # words of texts, as they are spelled there
@@ -70,7 +70,7 @@ class QueryWords:
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Tell whether a word of a text is one of the query's, with an ending or without."""
+        """Return whether a word of a text is one of the query's, with an ending or without."""
         if len(word) > self._longest:
             return False
         word = word.casefold()
@@ -89,6 +89,17 @@ class QueryWords:
             return []
         found = (match.span() for match in ANY_WORD.finditer(text, 0, self._read) if match[0] in self._marked)
         return list(islice(found, MOST_MARKS))
+
+
+def telling_words(words: Sequence[str], language: str = "english") -> Sequence[str]:
+    """Return the words of an English query without those that stand in every text; all, if there is no other.
+
+    >>> telling_words(["play", "music", "from", "the", "shell"]), telling_words(["to", "be"])
+    (['play', 'music', 'shell'], ['to', 'be'])
+    """
+    if language != "english":
+        return words
+    return [word for word in words if word.casefold() not in FUNCTION_WORDS] or words
 
 
 def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:

@@ -1,22 +1,49 @@
-"""Terms: the words of a text as they are matched and counted, in lower case and without endings, in any script."""
+"""Terms: the words of a text as they are matched and counted, in lower case and without endings, in any script.
+
+They need to know the language, so a corpus in another one than its encoder reads is noticed here too.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache, lru_cache
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tantivy
 
-from hce.errors import InputError
+from hce.errors import InputError, warn_once
+
+if TYPE_CHECKING:
+    from hce.data.corpus import Corpus
+
+logger = logging.getLogger(__name__)
 
 LANGUAGES = (
     *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
     *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
 )
 """The languages whose words are stemmed; "none" matches words as they are written."""
+
+CODES = dict(
+    zip(
+        LANGUAGES,
+        ("ar", "da", "nl", "en", "fi", "fr", "de", "el", "hu", "it", "no", "pt", "ro", "ru", "es", "sv", "ta", "tr"),
+        strict=True,
+    )
+)
+"""The ISO 639 codes of the languages, which py3langid gives."""
+
+ENGLISH_ENCODERS = ("static", "minilm")
+MULTILINGUAL_ENCODER = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
+SAMPLE, BEGINNING = 200, 2000  # documents whose language is looked at, and characters of each
+LEAST_LETTERS = 20  # fewer say nothing
+SURE = 0.8  # the probability of a language; code and numbers are below
 
 LONGEST_WORD = 255  # bytes; what is longer is no word
 MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # that are remembered, and characters of one: some 40 MB
@@ -99,3 +126,60 @@ def analyzer(language: str) -> Any:
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+"))
     builder = builder.filter(tantivy.Filter.remove_long(LONGEST_WORD)).filter(tantivy.Filter.lowercase())
     return (builder if language == "none" else builder.filter(tantivy.Filter.stemmer(language))).build()
+
+
+# ----------------------------------------------------------------------------------------- the language of a corpus
+
+
+def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
+    """Warn once, in one line, if a corpus is mostly not in the language that its encoder was trained on.
+
+    Args:
+        corpus: the documents; a sample of them is looked at.
+        encoder: the name of the encoder, or of what it was trained from.
+        language: whose endings are cut off the words.
+    """
+    name = encoder.removesuffix(", fitted")
+    if name not in ENGLISH_ENCODERS:
+        return
+    step = max(1, len(corpus) // SAMPLE)
+    found = foreign_language(corpus[position].full_text for position in islice(range(0, len(corpus), step), SAMPLE))
+    if found is None:
+        return
+    fitting = found if found in LANGUAGES else "none"
+    stem = "" if fitting == language else f" (index with --language {fitting})"
+    warn_once(
+        logger,
+        f"{corpus.name}: most documents seem to be in {found.capitalize()}, and {name} was trained on English: words "
+        f"find them in any language{stem}; for their meaning take a multilingual encoder, such as "
+        f"{MULTILINGUAL_ENCODER}",
+    )
+
+
+def foreign_language(texts: Iterable[str]) -> str | None:
+    """Return the language of most texts, or its ISO 639 code; None for English, code, or too little to say.
+
+    >>> foreign_language(["Die Katze schläft nicht, und der Hund ist auf dem Sofa."] * 2)
+    'german'
+    >>> foreign_language(["The cat is not asleep, and the dog is on the sofa."] * 2)
+    """
+    found = [_language(text[:BEGINNING]) for text in texts]
+    code, count = Counter(found).most_common(1)[0] if found else (None, 0)
+    if code in (None, "en", "zxx") or count <= len(found) / 2:  # zxx: no language at all
+        return None
+    return next((name for name, known in CODES.items() if known == code), code)
+
+
+def _language(text: str) -> str | None:
+    """Return the code of a text's language; None where that is not sure."""
+    if sum(map(str.isalpha, text)) < LEAST_LETTERS:
+        return None
+    code, probability = _identifier().classify(text)
+    return str(code) if probability >= SURE else None
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # its model is 70 MB, and takes half a second to load
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

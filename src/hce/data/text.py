@@ -71,7 +71,7 @@ def hash64(text: str, *, signed: bool = False) -> int:
 
 
 def is_unicode(text: str) -> bool:
-    """Tell whether UTF-8 can write a text: not where it holds half a surrogate pair, which JSON can spell.
+    """Return whether UTF-8 can write a text: not where it holds half a surrogate pair, which JSON can spell.
 
     >>> is_unicode("é"), is_unicode(chr(0xD800))
     (True, False)

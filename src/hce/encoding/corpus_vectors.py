@@ -22,8 +22,15 @@ import torch
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
-from hce.files import delete_whole, other_identity, read_json, sync_folder, write_json
-from hce.memory import write_to_be_mapped
+from hce.files import (
+    delete_whole,
+    make_folder,
+    other_identity,
+    read_json,
+    sync_folder,
+    write_json,
+    write_to_be_mapped,
+)
 from hce.processes import gather_rows, is_first_process, own_rows, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
 
@@ -207,7 +214,7 @@ class VectorFile:
         self._blocks = self._sound_blocks(self._final if whole else self._partial, state, claimed)
         wait_for_all()  # each has looked before the first one writes
         if is_first_process() and (not whole or self.done < self.rows):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             if whole:
                 self._final.replace(self._partial)
             self._save_progress()

@@ -1,6 +1,6 @@
 """Encoder: text in, unit vectors out, by a table, by any sentence-transformers model, or by several side by side.
 
-An encoder always normalises: vectors of length 1 are what the tree, the losses and the index are built on. So a
+An encoder always normalizes: vectors of length 1 are what the tree, the losses and the index are built on. So a
 model that does not end in a Normalize module gets one, and is saved with it.
 
 Tables are summed by NumPy (`hce.encoding.tables`), and only what else there is by torch, which this module imports
@@ -21,8 +21,16 @@ import numpy as np
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
-from hce.encoding.spec import refuse_mistyped, stays_off_the_hub
-from hce.encoding.static import TokenMemo, document_frequencies, fit_table
+from hce.encoding.bundled import (
+    BUNDLED,
+    load_minilm,
+    load_static,
+    load_table_of,
+    loading,
+    quiet_transformers,
+    refuse_mistyped,
+    stays_off_the_hub,
+)
 from hce.encoding.tables import (
     NO_LIMIT,
     SIDE_BY_SIDE,
@@ -32,6 +40,7 @@ from hce.encoding.tables import (
     Prompts,
     Side,
     Table,
+    TokenMemo,
     WordRows,
     check_parts,
     checked_texts,
@@ -56,8 +65,6 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
-
-BUNDLED = ("minilm", "static")
 
 # Texts that are sorted by length together; more at once would save no more padding, and cost memory.
 SORTED_AT_ONCE = 8192
@@ -207,12 +214,6 @@ class Encoder:
         return int(self._table.vectors.shape[1] if self._table else self.model.get_embedding_dimension())
 
     @property
-    def is_static(self) -> bool:
-        """Whether the encoder is one token table and nothing else: what can be fitted to a corpus."""
-        table = self.table
-        return table is not None and table.tokenizer is not None
-
-    @property
     def is_table(self) -> bool:
         """Whether each part looks tokens or words up in a table, whatever it does after that."""
         return all(part.is_table for part in self._parts) if self._parts else self._table is not None or self._is_bag
@@ -276,8 +277,6 @@ class Encoder:
         """
         if self.name == "minilm":
             return Encoder.load("static", device=self.device)
-        from hce.encoding.bundled import load_table_of
-
         return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
     def beside(
@@ -341,7 +340,7 @@ class Encoder:
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
-        """Encode tokenised texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
+        """Encode tokenized texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
         import torch
 
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
@@ -370,7 +369,7 @@ class Encoder:
             yield from self._tokenized(texts[start : start + SORTED_AT_ONCE])
 
     def vocabulary_texts(self, count: int, words: int = 16) -> list[str]:
-        """Return so many texts, each of some words of the vocabulary, from all over it."""
+        """Return `count` texts, each of some words of the vocabulary, from all over it."""
         ids = np.linspace(0, self.vocabulary_size, max(0, count) * words, endpoint=False).astype(int).tolist()
         return [self.tokenizer.decode(ids[start::count], skip_special_tokens=True) for start in range(count)]
 
@@ -389,8 +388,8 @@ class Encoder:
         own. Such a text gets the same fixed one, (1, …, 1)/√n, each time: never NaN, never zero; with `zeros`, it stays
         0, as a part has to that stands beside others.
 
-        Where the encoder `has_states`, `on_tokens` is told of each text's tokens, but for special ones and those of a
-        prompt: they come with the same pass.
+        Where the encoder `has_states`, `on_tokens` is called with each text's tokens from the same pass, except special
+        ones and those of a prompt.
 
         >>> encoder = Encoder.load("static")
         >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
@@ -437,13 +436,15 @@ class Encoder:
             return np.asarray(self.embed(self._features(texts, side, prompt or None), side).cpu().numpy())
 
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
-        """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.static`.
+        """Fit a static encoder's table to a corpus's token statistics, with no training: see `hce.encoding.word_table`.
 
         Of very many documents, words are counted in some, from all over. `progress` shows a bar.
 
         Raises:
             InputError: this encoder is not static.
         """
+        from hce.encoding.word_table import document_frequencies, fit_table
+
         table = self.table
         if table is None or table.tokenizer is None:
             raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
@@ -459,7 +460,7 @@ class Encoder:
 
     @contextmanager
     def remembering_tokens(self) -> Iterator[None]:
-        """Have a token table tokenise each word once in this block: for a corpus that is read again and again."""
+        """Have a token table tokenize each word once in this block: for a corpus that is read again and again."""
         if self.is_table and self.tokenizer is not None and self._token_memo is None:
             self._token_memo = TokenMemo.of(self.tokenizer)
         try:
@@ -491,7 +492,7 @@ class Encoder:
             self.prompts,
             None if limit is None or math.isinf(limit) else limit,
             [(type(module).__name__, _config(module)) for module in self.model],
-            tokenizer_json(backend, own_limit=backend is tokenizer),  # a transformer's limit is set anew by every call
+            tokenizer_json(backend, own_limit=backend is tokenizer),  # a transformer's limit is set again by every call
             ((name, tensor.detach().float().cpu().numpy()) for name, tensor in sorted(self.model.state_dict().items())),
         )
 
@@ -503,8 +504,6 @@ class Encoder:
         Raises:
             InputError: `path` is there already and not an empty folder.
         """
-        from hce.encoding.bundled import quiet_transformers
-
         with new_folder(path) as folder, quiet_transformers():
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
@@ -540,7 +539,7 @@ class Encoder:
             handle.remove()
 
     def _token_bags(self, texts: list[str]) -> dict[str, Tensor]:
-        """Tokenise as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
+        """Tokenize as StaticEmbedding.preprocess does, without the character offsets that it computes and drops."""
         import torch
 
         bags = token_bags(token_ids(self.tokenizer, texts, self._token_memo))
@@ -635,7 +634,6 @@ def _read(folder: Path, name: str, device: str | torch.device | None, dtype: tor
         table = Table.read(folder)
         if table is not None:
             return Encoder(table, name, device=device, dtype=dtype)
-        from hce.encoding.bundled import quiet_transformers
         from hce.encoding.side_by_side import load_part
 
         with quiet_transformers():
@@ -643,8 +641,7 @@ def _read(folder: Path, name: str, device: str | torch.device | None, dtype: tor
     layout = Layout.read(folder / first.path)
     names = [name, *(f"{name}, part {number}" for number in range(2, len(layout.folders) + 1))]
     parts = [_read(place, each, device, dtype) for place, each in zip(layout.folders, names, strict=True)]
-    options = {"device": device, "dtype": dtype, "shares": layout.shares, "centres": layout.centres}
-    encoder = Encoder(parts, name, **options)
+    encoder = Encoder(parts, name, device=device, dtype=dtype, shares=layout.shares, centres=layout.centres)
     encoder._take_prompts(Prompts.read(folder))
     return encoder
 
@@ -655,11 +652,6 @@ def _of_name(name: str, device: str | torch.device | None, dtype: torch.dtype | 
     Raises:
         InputError: there is no such model.
     """
-    from sentence_transformers import SentenceTransformer
-
-    from hce.encoding.bundled import load_minilm, load_static, loading
-    from hce.encoding.side_by_side import hub_folder
-
     if name == "static":
         return Encoder(load_static(), name, device=device, dtype=dtype)
     if name == "minilm":
@@ -667,6 +659,10 @@ def _of_name(name: str, device: str | torch.device | None, dtype: torch.dtype | 
     advice = f"give {' or '.join(map(repr, BUNDLED))}, a model directory, or a hub id"
     with loading(name, "encoder", advice):
         refuse_mistyped(name)
+        from sentence_transformers import SentenceTransformer
+
+        from hce.encoding.side_by_side import hub_folder
+
         local = local or stays_off_the_hub(name, "encoder", advice)
         folder = hub_folder(name, local=local)
         if folder is not None:

@@ -15,14 +15,12 @@ import torch
 from sentence_transformers import CrossEncoder
 
 from hce.contained import read_bytes
-from hce.encoding.bundled import loading
+from hce.encoding.bundled import RERANKERS, loading, refuse_mistyped_reranker, stays_off_the_hub
 from hce.encoding.encoder import device_and_dtype
-from hce.encoding.spec import stays_off_the_hub
 from hce.encoding.tables import MODULES, require_model_folder
 from hce.errors import InputError
 
 PAIRS_AT_ONCE = 32
-EXAMPLE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 FOR_PAIRS = ("SequenceClassification", "CausalLM", "ConditionalGeneration")  # architectures that can give a score
 
 
@@ -64,14 +62,15 @@ class Reranker:
             InputError: there is no such model, or the model is no cross-encoder with one score.
             FormatError: it is a directory, and damaged.
         """
-        device, dtype = device_and_dtype(device, dtype)
         name = str(spec)
+        refuse_mistyped_reranker(name)
+        device, dtype = device_and_dtype(device, dtype)
         if Path(spec).is_dir():
             _refuse_other_folders(Path(spec))
             local = True
-        advice = f"give a model directory or a hub id, such as {EXAMPLE}"
+        advice = f"give a model directory or a hub id, such as {RERANKERS[0]}"
         with loading(name, "cross-encoder", advice):
-            local = local or stays_off_the_hub(name, "cross-encoder", advice)
+            local = local or stays_off_the_hub(name, "cross-encoder", advice, RERANKERS)
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         _refuse_other_models(model, name)
         return cls(model, name)

@@ -3,7 +3,7 @@
 The inner product of two such vectors is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩: each part has its share of the score. So an encoder that
 is not trained itself gets a companion that is: a token table trained on the corpus, and the corpus's own words.
 
-The first part may be centred: what all queries have in common, and what all documents have, says nothing about which
+The first part may be centered: what all queries have in common, and what all documents have, says nothing about which
 document answers which query. The two means are not the same, so each side's own is subtracted.
 """
 

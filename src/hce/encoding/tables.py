@@ -21,13 +21,11 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from hce.checksums import CHECKSUMS, require_undamaged
-from hce.contained import is_file, plain_path
+from hce.contained import is_file, plain_path, read_json_value, require_inside
 from hce.data.terms import checked_language, terms
 from hce.data.text import is_unicode
-from hce.encoding.inside import require_inside
-from hce.encoding.static import TokenMemo, as_unit_rows
 from hce.errors import FormatError, InputError, one_line
-from hce.files import read_json, read_json_value
+from hce.files import read_json
 
 Side = Literal["query", "document"]
 
@@ -35,6 +33,8 @@ Side = Literal["query", "document"]
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
+MOST_REMEMBERED = 1 << 19  # some 150 MB; words met later are tokenized each time
+LONGEST_REMEMBERED = 100  # characters of a word
 NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
@@ -46,6 +46,50 @@ NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "s
 
 
 # ----------------------------------------------------------------------------------------- what texts consist of
+
+
+class TokenMemo(dict[str, tuple[int, ...]]):
+    """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
+
+    BERT's normalizer and pre-tokenizer never look across a space, so the tokens of a text are those of its words side
+    by side. That is not so of byte-level or sentencepiece tokenizers, where a word's tokens depend on the space before
+    it: for those there is no memo.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.limit: int | None = (tokenizer.truncation or {}).get("max_length")
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenMemo | None:
+        """Make a memo that gives just what the tokenizer would; None where words cannot be taken one by one."""
+        parts = json.loads(tokenizer.to_str())
+        types = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        side = (parts["truncation"] or {}).get("direction", "Right")
+        across_spaces = any(
+            each["lstrip"] or each["rstrip"] or " " in each["content"] for each in parts["added_tokens"]
+        )
+        if types != ["BertNormalizer", "BertPreTokenizer", "WordPiece"] or side != "Right" or across_spaces:
+            return None
+        return cls(tokenizer)
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        tokens = tuple(self.tokenizer.encode(word, add_special_tokens=False).ids)
+        may_be_cut = len(tokens) == self.limit
+        if len(self) < MOST_REMEMBERED and len(word) <= LONGEST_REMEMBERED and not may_be_cut:
+            self[word] = tokens
+        return tokens
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, cut to the tokenizer's length."""
+        return list(chain.from_iterable(map(self.__getitem__, text.split(" "))))[: self.limit]
+
+
+def as_unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1; a zero row stays zero."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)
 
 
 class Bags(NamedTuple):
@@ -281,7 +325,7 @@ def require_model_folder(folder: Path) -> None:
 
     Raises:
         InputError: there is none.
-        OutsideError: see `hce.encoding.inside`.
+        OutsideError: see `require_inside`.
     """
     require_inside(folder)
     if not any(is_file(folder / name) for name in (MODULES, "config.json")):

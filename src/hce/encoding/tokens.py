@@ -149,6 +149,6 @@ class TextTokens(NamedTuple):
 
 
 def _spread_out(corpus: Corpus, most: int) -> list[str]:
-    """Return the texts of at most so many documents, from all over a corpus."""
+    """Return the texts of at most that many documents, from all over a corpus."""
     every = max(1, -(-len(corpus) // most))
     return list(corpus.only(np.arange(0, len(corpus), every)).texts())

@@ -1,16 +1,20 @@
-"""A table of the corpus's own words, by latent semantic analysis: no training, and no other corpus's opinion of them.
+"""Tables fitted to a corpus without training: a table of its own words, and a token table reweighted by its counts.
 
-A token table knows pieces of words from other people's text. Which words go together in *this* corpus is in its own
-matrix of documents and terms: the right singular vectors of that matrix, weighted as BM25 weights terms, give each
-term a vector, and a text the sum of its terms' vectors. Each of the two tables alone is mediocre; side by side they
-are level with BM25 (docs/LOG.md).
+Words are fitted by latent semantic analysis. A token table knows pieces of words from other people's text. Which words
+go together in *this* corpus is in its own matrix of documents and terms: the right singular vectors of that matrix,
+weighted as BM25 weights terms, give each term a vector, and a text the sum of its terms' vectors. Each of the two
+tables alone is mediocre; side by side they are level with BM25 (docs/LOG.md).
+
+In a token table a row's direction says what its token means, its length how much the token counts in a text.
+Distillation knows neither your corpus's vocabulary nor which of its words are common, so both are counted in one pass.
+A few documents say little, so the frequencies that the table itself implies are added as a prior.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +24,23 @@ from safetensors.numpy import save_file
 from scipy import sparse
 from sentence_transformers.sentence_transformer.modules import InputModule
 from sklearn.utils.extmath import randomized_svd
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.terms import inverse_document_frequency, terms
-from hce.encoding.tables import TABLE_FILE, WORDS_FILE, Table, WordRows
+from hce.encoding.tables import TABLE_FILE, WORDS_FILE, Table, WordRows, as_unit_rows
 from hce.errors import InputError
 from hce.files import write_json
-from hce.progress import counted, progress_bar
+from hce.progress import Advance, counted, progress_bar
 
 DIMENSIONS = 256
 LEAST_DOCUMENTS = 2  # that a word has to be in: one that stands alone goes together with nothing
 MOST_WORDS = 50_000  # the most frequent ones; the rest are in too few documents to say much
 MOST_DOCUMENTS = 100_000  # a random sample of more gives nearly the same vectors, in bounded memory
+TEXTS_AT_ONCE = 4096
+PRIOR_DOCUMENTS = 100  # what the table expects counts like that many documents (docs/LOG.md)
+PRIOR_IDF = 6.5  # of a row of mean length
 ROUNDS = 4  # power iterations of the randomised SVD: the usual number for a slowly decaying spectrum
 
 
@@ -50,7 +58,7 @@ def fit_words(
         corpus: the documents.
         language: whose endings are cut off.
         dim: n, at most; fewer documents or words give fewer dimensions.
-        without: positions of documents that are not to be learnt from, since something is measured by them.
+        without: positions of documents to leave out, since something is measured by them.
         seed: same seed, same table.
 
     Raises:
@@ -133,3 +141,65 @@ def term_matrix(bags: Sequence[Counter[str]], column_terms: Sequence[str], idf: 
     matrix.data = (1 + np.log(matrix.data)) * idf[matrix.indices]
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
     return (sparse.diags_array(1 / np.where(lengths > 0, lengths, 1)).tocsr() @ matrix).astype(np.float32)
+
+
+def document_frequencies(
+    tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int, advance: Advance = lambda count: None
+) -> tuple[np.ndarray, int]:
+    """Count in how many texts each token occurs; `advance` is called as texts are counted.
+
+    Returns:
+        Counts of shape (vocabulary,), float64, and the number of texts.
+    """
+    counts = np.zeros(vocabulary)
+    total = 0
+    texts = iter(texts)
+    while batch := list(islice(texts, TEXTS_AT_ONCE)):
+        total += len(batch)
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            counts[list(set(encoding.ids))] += 1
+        advance(len(batch))
+    return counts, total
+
+
+def expected_frequencies(table: np.ndarray) -> np.ndarray:
+    """Tell from a table alone in which share of texts each token is to be expected, of shape (vocabulary,).
+
+    A row's length says how much its token counts: read as an idf, it says how rare the token is. Lengths have no unit,
+    so the mean one is taken for `PRIOR_IDF`.
+    """
+    lengths = np.linalg.norm(table, axis=1)
+    return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
+
+
+def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
+    """Fit a token table to a corpus: centre and whiten the directions, then give each row its idf as length.
+
+    Centering and whitening are weighted by df·idf², the share a token has in the energy of the corpus's vectors, so
+    that no direction which merely "is common in this corpus" dominates every inner product. On scifact's and
+    nfcorpus's train and dev queries whitening is worth more than the idf weights themselves (docs/LOG.md).
+
+    The counts are taken together with the counts that the table leads one to expect: of no document at all the outcome
+    is a table whitened by its own row lengths, and a thousand documents outweigh it.
+
+    Args:
+        table: of shape (vocabulary, n).
+        counts: the document frequency of each token, of shape (vocabulary,).
+        total: the number of documents.
+
+    Returns:
+        The new table, float32, of shape (vocabulary, n).
+    """
+    counts = counts + PRIOR_DOCUMENTS * expected_frequencies(table)
+    idf = inverse_document_frequency(counts, total + PRIOR_DOCUMENTS)
+    share = counts * idf**2
+    share /= share.sum()
+    directions = as_unit_rows(table.astype(np.float64))
+    centered = directions - share @ directions
+    variances, axes = np.linalg.eigh((centered * share[:, None]).T @ centered)  # (n,), (n, n)
+    # An axis along which the corpus's tokens do not vary carries nothing; dividing by ~0 would make it everything.
+    alive = variances > variances.max() * 1e-6
+    whitened = (centered @ axes[:, alive]) / np.sqrt(variances[alive])
+    if not alive.all():
+        whitened = np.pad(whitened, ((0, 0), (0, int((~alive).sum()))))
+    return (as_unit_rows(whitened) * idf[:, None]).astype(np.float32)

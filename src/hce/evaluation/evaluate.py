@@ -18,7 +18,7 @@ from hce.data.judgments import Qrels, Query
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import QueryTokens, TextTokens, TokenSpace
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
@@ -275,7 +275,11 @@ def evaluate(
     Raises:
         InputError: an unknown measure, no judgments, or a judged query that is not among the queries.
     """
-    names = list(measures)
+    if not isinstance(queries, Mapping):
+        raise wrong_type(queries, "queries: give a mapping of ids to hce.Query")
+    if not isinstance(qrels, Qrels):
+        raise wrong_type(qrels, "qrels: give hce.Qrels")
+    names = [measures] if isinstance(measures, str) else list(measures)
     depth = max([depth, *(parse_measure(name).cutoff or 0 for name in names)])
     run = rank(searcher, queries, qrels, depth, drop_self=drop_self)
     return score_run(run, qrels, names, drop_self=drop_self)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.data.documents import Document
-from hce.errors import InputError
+from hce.errors import InputError, WriterBusyError
 from hce.index.index import Index
 from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.store import Moment, Reader
@@ -242,7 +242,7 @@ class LiveTree:
         """
         with self.index.reading() as reader:
             places = self.places_at(reader)
-            places.check(self.levels, node)
+            places.check(places.tree.hierarchy.depth - 1, node)
             numbers = places.documents_of(node)[offset : offset + most].tolist()
             found = reader.documents(numbers)
         return [found[number] for number in numbers]
@@ -263,6 +263,7 @@ class LiveTree:
     def way_of_query(self, vector: np.ndarray) -> Way:
         """Return the way of a query, given by its vector (n,), from the root to the closest child at each level."""
         places = self._now()
+        require_same_length(places.tree, len(vector))
         path = np.concatenate(places.tree.hierarchy.walk(vector[None]), axis=1)[0]
         return Way(places.steps(vector, path.tolist()))
 
@@ -280,7 +281,8 @@ class LiveTree:
             number = present[doc_id][0]
             vector = next(reader.entries(after=number - 1)).vector
         leaf = places.leaf_of(number)
-        path = places.tree.hierarchy.ancestors(self.levels, np.array([leaf]))[0]
+        hierarchy = places.tree.hierarchy
+        path = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0]
         position = int(np.searchsorted(places.documents_of(leaf), number))
         return Way(places.steps(vector, path.tolist()), position, number not in places.tree.numbers)
 
@@ -293,10 +295,25 @@ class LiveTree:
 
         Raises:
             NotThereError: the index has no tree.
+            WriterBusyError: the index has just got another encoder.
         """
+        tree = self.index.tree
+        if tree is None:
+            raise NotThereError("this index carries no tree; index anew with one to explore it")
+        require_same_length(tree, reader.dim)
         with self._lock:
-            if self._places is None or self._places.moment != reader.moment():
-                if self.index.tree is None:
-                    raise NotThereError("this index carries no tree; index anew with one to explore it")
-                self._places = Places.now(self.index.tree, reader)
-            return self._places
+            known = self._places
+            if known is None or known.tree is not tree or known.moment != reader.moment():
+                known = self._places = Places.now(tree, reader)
+            return known
+
+
+def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
+    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it.
+
+    Raises:
+        WriterBusyError: that has just happened.
+    """
+    levels = tree.hierarchy.levels
+    if levels and levels[0].centroids.shape[1] != dim:
+        raise WriterBusyError("the index has just got another encoder; try again")

@@ -19,15 +19,15 @@ from typing import Literal
 import numpy as np
 import torch
 
+from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.language import warn_of_language
-from hce.data.terms import checked_language
+from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import FormatError, HceError, InputError
-from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
+from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.carried_encoder import ENCODER_FOLDER, file_stamps
 from hce.index.cutting import Cutter, LongDocuments
 from hce.index.manifest import Manifest
@@ -38,7 +38,7 @@ from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, is_token_folder
 from hce.index.trusted import trust
 from hce.index.writing import DOCUMENTS_AT_ONCE, shared_vectors
-from hce.memory import index_needs, released, require_memory
+from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
     process_count,
@@ -139,9 +139,11 @@ def create_index(
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
             together with this one have other documents or another encoder.
+        OutsideError: what an earlier run seems to have left holds a link, a pipe or a device.
     """
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
+    check_tree(unfinished(path))
     _check_choices(path, hierarchy, engine, at)
     checked_language(language)
     checked_share(words_share)

@@ -11,6 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -247,6 +248,12 @@ class Live(Generic[Held]):
 
     def _snapshots(self) -> list[Path]:
         return [self.folder / name for name in names_in(self.folder, self.store.path.parent) if IS_SNAPSHOT(name)]
+
+    def saved_at(self) -> float | None:
+        """Return when the newest snapshot was written, in seconds since 1970; None where there is none."""
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            return max(((folder / SNAPSHOT).stat().st_mtime for folder in self._snapshots()), default=None)
+        return None
 
     def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
         """Yield the snapshots that match the builder and the store, newest first, with their moments."""

@@ -197,6 +197,8 @@ def measure_drift(
     """
     rng = np.random.default_rng(seed)
     old_rows, new_rows = np.flatnonzero(~is_new), np.flatnonzero(is_new)
+    if not len(new_rows):
+        return Drift("ok", ("nothing new yet",))
     if min(len(old_rows), len(new_rows)) < LEAST:
         return Drift("unknown", (f"{len(new_rows)} documents are new; {LEAST} or more are needed to tell",))
     leaves = _Leaves(hierarchy, tree_rows, vectors)

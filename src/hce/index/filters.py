@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hce.data.text import is_unicode
@@ -31,7 +32,9 @@ MOST_VALUES = 30_000  # in all of a filter; SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
 MOST_FIELDS = 200  # SQLite takes a depth of 1,000 in a statement
 SIGNS = ("=", "!=", ">=", "<=", ">", "<", "in", "not in")
+COMPARISON = re.compile("[=<>]")
 SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # without a choice of where to begin, so that a search takes one pass
+JOINED = re.compile(r"\s(or|and|\|\||&&)\s", re.IGNORECASE)
 SAMPLE = 1000  # documents whose fields are named to who asks for an unknown one
 
 
@@ -90,7 +93,14 @@ def _parts(clause: str) -> tuple[str, str, str]:
             f"condition {clause!r}: {unknown}write field=value (or !=, >=, <=, >, <), "
             "'field in a,b' or 'field not in a,b'"
         )
-    return field, sign, clause[found.end() :].strip()
+    value = clause[found.end() :].strip()
+    joined = JOINED.search(value)
+    if joined and (SIGN if sign.endswith("in") else COMPARISON).search(value, joined.end()):  # and no text with an "or"
+        raise InputError(
+            f"condition {clause!r}: give one condition at a time, without {joined[1]!r}; all that are given must hold, "
+            f"and '{field} in a,b' holds for either value"
+        )
+    return field, sign, value
 
 
 def compile_filter(conditions: Filter) -> Condition:
@@ -147,7 +157,7 @@ def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
     condition = compile_filter(conditions or {})
     parameters = _Parameters(condition.parameters)
     place = _Place.of(field, parameters)
-    limit = parameters.add(most)
+    limit = parameters.add(min(most, LARGEST_INTEGER))
     statement = (
         f"SELECT atom, CASE type WHEN 'true' THEN 'bool' WHEN 'false' THEN 'bool' ELSE 'other' END AS kind, "  # noqa: S608
         f"count(DISTINCT number) AS documents FROM documents, json_each(metadata, {place.path}) "
@@ -157,21 +167,66 @@ def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
     return Condition(statement, parameters, (*condition.fields, field), ())
 
 
+@dataclass(frozen=True)
+class FieldSummary:
+    """What a field of the metadata has in it, in the documents looked at.
+
+    Attributes:
+        name: as a condition names it.
+        documents: how many have a value.
+        values: how many different values there are; of a list, each element is one.
+        example: a value.
+        least: the smallest value, where all are numbers.
+        most: the largest one.
+    """
+
+    name: str
+    documents: int
+    values: int
+    example: str | int | float | bool
+    least: int | float | None
+    most: int | float | None
+
+
+def summarize_fields(metadata: Iterable[Mapping[str, Any]]) -> list[FieldSummary]:
+    """Summarize the fields of some documents, in the order in which they occur; those without a value are left out.
+
+    >>> rows = [{"lang": "en", "meta": {"year": 2001}}, {"lang": "en", "meta": {"year": 1999}, "note": None}]
+    >>> [(each.name, each.documents, each.values, each.least) for each in summarize_fields(rows)]
+    [('lang', 2, 1, None), ('meta.year', 2, 2, 1999)]
+    """
+    found: dict[str, list[list[Any]]] = {}
+    for each in metadata:
+        for name, value in _values_in(each, ""):
+            listed = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, SCALARS)]
+            if listed := [item for item in listed if item is not None]:
+                found.setdefault(name, []).append(listed)
+    return [_summary(name, values) for name, values in found.items()]
+
+
+def _summary(name: str, values: list[list[Any]]) -> FieldSummary:
+    every = [item for listed in values for item in listed]
+    numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in every)
+    ends = (min(every), max(every)) if numeric else (None, None)
+    different = {(type(item), item) for item in every}
+    return FieldSummary(name, len(values), len(different), every[0], *ends)
+
+
+def _values_in(fields: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict) and value:
+            yield from _values_in(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
 def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the fields that documents have, in alphabetical order; those within a field with a dot.
 
     >>> field_names([{"lang": "en", "meta": {"year": 2001}}, {"tags": ["a"]}])
     ['lang', 'meta.year', 'tags']
     """
-    return sorted({name for each in metadata for name in _names_in(each, "")})
-
-
-def _names_in(fields: Mapping[str, Any], before: str) -> Iterator[str]:
-    for name, value in fields.items():
-        if isinstance(value, dict) and value:
-            yield from _names_in(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}"
+    return sorted({name for each in metadata for name, _ in _values_in(each, "")})
 
 
 class _Place(NamedTuple):

@@ -16,12 +16,12 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.deadline import check_deadline
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.files import checked_fields
 from hce.index.carried_encoder import CarriedEncoder
 from hce.index.confidence import Calibration, closeness
 from hce.index.derived import Derived
-from hce.index.filters import Filter
+from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import IndexStatus, Manifest
 from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.opened import Opened
@@ -44,6 +44,7 @@ from hce.index.upkeep import build_parts, rebuild, status_of
 from hce.index.writing import (
     check_id,
     checked,
+    checked_after,
     checked_ids,
     chunks_of,
     insert_documents,
@@ -273,14 +274,23 @@ class Index:
         """Iterate over the documents with numbers above `after`, with number and vector, in order of number.
 
         A number up to `manifest.documents` says that the document was there at creation, with this text.
+
+        Raises:
+            InputError: `after` is not a whole number.
         """
+        number = checked_after(after)
         with self.reading() as reader:
-            yield from reader.entries(after)
+            yield from reader.entries(number)
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of all documents, rising, of shape (N,), and their vectors of shape (N, n), float32."""
+        """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
+
+        Raises:
+            InputError: `after` is not a whole number.
+        """
+        number = checked_after(after)
         with self.reading() as reader:
-            return reader.vectors(after)
+            return reader.vectors(number)
 
     def reading(self) -> AbstractContextManager[Reader]:
         """Open one moment of the store, whatever is written meanwhile: all that is read through it fits together.
@@ -382,6 +392,8 @@ class Index:
 
         if isinstance(rerank, Reranker):
             return rerank
+        if not isinstance(rerank, str | Path):
+            raise wrong_type(rerank, "rerank: give a cross-encoder, or the directory or hub id of one")
         if self._last_reranker is None or self._last_reranker.name != str(rerank):
             self._last_reranker = Reranker.load(rerank)
         return self._last_reranker
@@ -539,10 +551,21 @@ class Index:
             InputError: no document has such a field, or the filter or `most` is not a valid one.
         """
         check_k(most, "most")
-        if isinstance(fields, str):
-            raise InputError("facets takes a list of fields; put the single one into a list")
+        if not isinstance(fields, list | tuple | set | frozenset):
+            raise wrong_type(fields, "facets takes a list of fields; put the single one into a list")
         with self.reading() as reader:
             return {field: reader.facet(field, filter, most) for field in fields}
+
+    def fields(self) -> list[FieldSummary]:
+        """Summarize the metadata fields of the first and the last documents, 1,000 in all.
+
+        >>> documents = [Document(str(n), "shoes", metadata={"year": n}) for n in (2009, 2012, 2015)]
+        >>> [found] = Index.create("fields", documents, "static").fields()
+        >>> found.name, found.values, found.least, found.most
+        ('year', 3, 2009, 2015)
+        """
+        with self.reading() as reader:
+            return reader.fields()
 
     def prepare(self) -> None:
         """Load now what the first search would load: encoder, engine and words."""

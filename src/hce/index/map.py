@@ -17,9 +17,9 @@ import numpy as np
 from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
 from hce.contained import is_file
 from hce.deadline import check_deadline
-from hce.index.browse import LiveTree, NotThereError, Places
+from hce.index.browse import LiveTree, NotThereError, Places, require_same_length
 from hce.index.numbered_tree import NumberedHierarchy
-from hce.index.store import Moment, Reader
+from hce.index.store import Reader
 from hce.index.threads import Worker, reason_of
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
 
@@ -27,6 +27,9 @@ MAP_FILE = "map.safetensors"
 MOST_DRAWN = 200_000
 MOST_OF_A_LEAF = 512  # documents that what came later is compared with
 FORMAT = "1"
+
+
+NOT_READY = "the map is not ready yet; /api/map says how far it is"
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,11 @@ class Drawn(NamedTuple):
     """The documents on the map at one moment.
 
     Attributes:
-        moment: of the store.
         numbers: of the documents, rising, of shape (M,), int64.
         places: in the unit square, of shape (M, 2), float32.
         nodes: the node of each at the map's level, of shape (M,), int64.
     """
 
-    moment: Moment
     numbers: np.ndarray
     places: np.ndarray
     nodes: np.ndarray
@@ -101,6 +102,49 @@ class _Sheet(NamedTuple):
         return site_level(self.tree.hierarchy)
 
 
+class MapNow(NamedTuple):
+    """The map, the tree and the documents of one moment, which fit each other.
+
+    Attributes:
+        sheet: the map of the tree.
+        places: of all documents in that tree.
+        drawn: the documents on the map.
+    """
+
+    sheet: _Sheet
+    places: Places
+    drawn: Drawn
+
+    @property
+    def level(self) -> int:
+        """The level whose nodes have cells."""
+        return self.sheet.level
+
+    @property
+    def cells(self) -> Cells:
+        """The cells of the nodes of that level."""
+        return self.sheet.cells
+
+    def places_of(self, reader: Reader, numbers: np.ndarray) -> np.ndarray:
+        """Return the places of documents that `reader` sees, drawn or not, of shape (B, 2)."""
+        found = np.searchsorted(self.drawn.numbers, numbers)
+        is_drawn = np.isin(numbers, self.drawn.numbers)
+        result = np.zeros((len(numbers), 2), np.float32)
+        result[is_drawn] = self.drawn.places[found[is_drawn]]
+        if not is_drawn.all():
+            result[~is_drawn] = _beside(self.sheet, reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
+        return result
+
+    def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
+        """Return the place that a document of this vector would have, of shape (2,).
+
+        Raises:
+            WriterBusyError: the vector is of an encoder that the index had a moment ago.
+        """
+        require_same_length(self.sheet.tree, len(vector))
+        return np.asarray(_beside(self.sheet, reader, vector[None], self.drawn)[0])
+
+
 class StoppedError(Exception):
     """The server ends, and with it the work in the background."""
 
@@ -111,8 +155,9 @@ class DocumentMap:
     def __init__(self, live: LiveTree) -> None:
         self.live = live
         self._lock = Lock()
+        self._asked: NumberedHierarchy | None = None  # the tree whose map was asked for last
         self._sheet: _Sheet | None = None
-        self._drawn: Drawn | None = None
+        self._now: MapNow | None = None
         self._readiness = MapReadiness("preparing")
         self._worker = Worker(self._make_or_say_why, "map")
 
@@ -125,76 +170,48 @@ class DocumentMap:
         tree = self.live.index.tree
         if tree is None or not tree.hierarchy.levels:
             return MapReadiness("off", reason="this index carries no tree; index anew with one")
-        sheet = self._sheet
-        if self._worker.ident is None or (sheet is not None and sheet.tree is not tree):
-            with self._lock:
-                self._readiness, self._sheet, self._drawn = MapReadiness("preparing"), None, None
+        with self._lock:
+            if self._asked is not tree:
+                self._asked, self._readiness, self._sheet, self._now = tree, MapReadiness("preparing"), None, None
                 if self._worker.ident is None:
                     self._worker.start()
-            self._worker.wake()
-        return self._readiness
+                self._worker.wake()
+            return self._readiness
 
-    def level(self) -> int:
-        """Return the level whose nodes have cells."""
-        return self._present().level
-
-    def cells(self) -> Cells:
-        """Return the cells of the nodes of that level."""
-        return self._present().cells
-
-    def drawn(self) -> Drawn:
-        """Return the documents on the map that there are now.
+    def at(self, reader: Reader) -> MapNow:
+        """Return the map with the documents that `reader` sees.
 
         Raises:
-            NotThereError: there is no map yet.
+            NotThereError: there is no map yet of the tree that there is now.
         """
-        sheet = self._present()
-        with self.live.index.reading() as reader:
-            places = self.live.places_at(reader)
+        sheet, places = self._sheet, self.live.places_at(reader)
+        if sheet is None or sheet.tree is not places.tree:
+            raise NotThereError(NOT_READY)
+        with self._lock:
+            known = self._now
+        before = known.drawn if known is not None and known.sheet is sheet else None
+        if known is None or before is None or known.places.moment != places.moment:
+            known = MapNow(sheet, places, _draw(sheet, places, reader, before))
             with self._lock:
-                known = self._drawn
-            if known is None or known.moment != places.moment:
-                known = _draw(sheet, places, reader, known)
-                with self._lock:
-                    self._drawn = known if self._sheet is sheet else None
+                self._now = known if self._sheet is sheet else None
         return known
-
-    def places_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the places of documents that are there, drawn or not, of shape (B, 2)."""
-        sheet, drawn = self._present(), self.drawn()
-        found = np.searchsorted(drawn.numbers, numbers)
-        is_drawn = np.isin(numbers, drawn.numbers)
-        result = np.zeros((len(numbers), 2), np.float32)
-        result[is_drawn] = drawn.places[found[is_drawn]]
-        if not is_drawn.all():
-            with self.live.index.reading() as reader:
-                result[~is_drawn] = _beside(sheet, reader, reader.vectors_at(numbers[~is_drawn]), drawn)
-        return result
-
-    def place_of_query(self, vector: np.ndarray) -> np.ndarray:
-        """Return the place that a document of this vector would have, of shape (2,)."""
-        with self.live.index.reading() as reader:
-            return np.asarray(_beside(self._present(), reader, vector[None], self.drawn())[0])
-
-    def _present(self) -> _Sheet:
-        sheet = self._sheet
-        if sheet is None:
-            raise NotThereError("the map is not ready yet; /api/map says how far it is")
-        return sheet
 
     # ------------------------------------------------------------------------------------------- in the background
 
     def _make_or_say_why(self) -> None:
+        tree = self._asked
+        sheet: _Sheet | None = None
         try:
-            tree = self.live.index.tree
             if tree is not None:
                 sheet = self._make(tree)
-                with self._lock:
-                    self._sheet, self._drawn, self._readiness = sheet, None, MapReadiness("ready", 1.0)
+            readiness = MapReadiness("ready", 1.0)
         except StoppedError:
-            pass
+            return
         except Exception as error:
-            self._readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
+            readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
+        with self._lock:
+            if self._asked is tree:  # else another one was grown meanwhile, whose map is made next
+                self._sheet, self._readiness = sheet, readiness
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:
         path, fingerprint = self.live.index.path / MAP_FILE, _fingerprint(tree)
@@ -233,7 +250,7 @@ def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) ->
     numbers, leaf = places.numbers[order], leaf[order]
     is_kept = np.isin(kept.numbers, numbers)
     later = np.setdiff1d(numbers, sheet.tree.numbers)[: max(0, MOST_DRAWN - int(is_kept.sum()))]
-    first = Drawn(places.moment, kept.numbers[is_kept], kept.places[is_kept], np.empty(0, np.int64))
+    first = Drawn(kept.numbers[is_kept], kept.places[is_kept], np.empty(0, np.int64))
     if known is not None:  # what came before the last change has its place already
         had = np.isin(later, known.numbers)
         known_places = known.places[np.searchsorted(known.numbers, later[had])]
@@ -246,7 +263,7 @@ def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) ->
     rising = np.argsort(all_numbers)
     all_numbers = all_numbers[rising]
     nodes = hierarchy.ancestors(hierarchy.depth - 1, leaf[np.searchsorted(numbers, all_numbers)])
-    return Drawn(places.moment, all_numbers, all_places[rising], nodes[:, sheet.level])
+    return Drawn(all_numbers, all_places[rising], nodes[:, sheet.level])
 
 
 def _beside(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:

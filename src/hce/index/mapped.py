@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hce.files import released, write_to_be_mapped
 from hce.index.store import Reader
-from hce.memory import HELD, released, write_to_be_mapped
+from hce.memory import HELD
 from hce.progress import progress_bar
 
 ROWS_AT_ONCE = 16_384

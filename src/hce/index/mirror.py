@@ -39,7 +39,7 @@ from hce.index.milvus_rows import (
 )
 from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
 from hce.index.threads import heed_forks
-from hce.index.trusted import require_trusted
+from hce.index.trusted import UntrustedError, require_trusted
 from hce.progress import progress_bar
 from hce.search.engine import Engine
 from hce.search.milvus import (
@@ -170,7 +170,7 @@ class Mirror:
         try:
             with self._lock:
                 self._known = self._catch_up()
-        except AwayError as error:
+        except (AwayError, UntrustedError) as error:
             logger.warning("%s; all is kept in %s, and the next write or search tells Milvus", error, self.index_folder)
 
     def rebuild(self, reader: Reader) -> None:

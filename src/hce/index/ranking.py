@@ -14,7 +14,7 @@ import numpy as np
 
 from hce.data.documents import Document
 from hce.data.passages import Passage
-from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of
+from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of, telling_words
 from hce.data.text import ANY_WORD, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
@@ -48,7 +48,8 @@ class Hit(NamedTuple):
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
-        matched: the query's words that the document has, in any form; only the first 64 words are looked for.
+        matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
+            that stand in every English text ("the", "from") are left out, unless the query has no others.
         passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None where
             the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
             score.
@@ -409,9 +410,10 @@ def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -
         words.matched(query, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
         for query, row in zip(queries, hits, strict=True)
     ]
+    telling = [frozenset(telling_words(ANY_WORD.findall(query), words.language)) for query in queries]
     return [
-        [hit._replace(matched=matched) for hit, matched in zip(row, each, strict=True)]
-        for row, each in zip(hits, shared, strict=True)
+        [hit._replace(matched=tuple(filter(kept.__contains__, found))) for hit, found in zip(row, each, strict=True)]
+        for row, each, kept in zip(hits, shared, telling, strict=True)
     ]
 
 

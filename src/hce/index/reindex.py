@@ -23,7 +23,7 @@ import numpy as np
 
 from hce.contained import is_folder
 from hce.data.corpus import Corpus
-from hce.data.language import warn_of_language
+from hce.data.terms import warn_of_language
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
 from hce.errors import InputError, WriterBusyError

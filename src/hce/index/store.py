@@ -27,7 +27,16 @@ from hce.data.passages import Passage
 from hce.data.text import hash64
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import SECONDS_TO_WAIT, Connection, Connections, heeding_deadlines
-from hce.index.filters import SAMPLE, Filter, compile_filter, facet_query, field_exists, field_names
+from hce.index.filters import (
+    SAMPLE,
+    FieldSummary,
+    Filter,
+    compile_filter,
+    facet_query,
+    field_exists,
+    field_names,
+    summarize_fields,
+)
 from hce.index.schema import (
     COLUMNS,
     SCHEMA,
@@ -43,6 +52,7 @@ from hce.index.schema import (
     vector_checksum,
 )
 
+LONGEST_REMEMBERED = 2000  # characters of a text whose key is remembered; thousands of long texts would fill the memory
 STORE_FILE = "documents.sqlite"
 
 # Pages of 16 KB waste little around vectors of a few KB. A log of up to 64 MB keeps the copying of pages into the main
@@ -225,6 +235,13 @@ class Store:
             raise InputError(
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
+        # What the caller passed, not the file: a wrong argument must not look like lost data.
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
+            raise InputError(f"{folder}: {error}; nothing was changed: pass texts and whole numbers") from error
+        except OverflowError as error:
+            if "SQLite" not in str(error):
+                raise
+            raise InputError(f"{folder}: {error}; nothing was changed: pass numbers below 2^63") from error
         except sqlite3.DatabaseError as error:
             raise FormatError(
                 f"{folder}: {STORE_FILE} is damaged ({error}); restore it from a copy or index anew"
@@ -447,6 +464,13 @@ class Reader:
         if not rows:
             self._require_fields(query.fields)
         return [FacetCount(bool(value) if kind == "bool" else value, documents) for value, kind, documents in rows]
+
+    def fields(self) -> list[FieldSummary]:
+        """Summarize the metadata of the first and the last documents, `SAMPLE` in all."""
+        query = "SELECT number, metadata FROM documents ORDER BY number {} LIMIT ?"
+        ends = [self._connection.execute(query.format(order), (SAMPLE // 2,)).fetchall() for order in ("ASC", "DESC")]
+        rows = dict(ends[0] + ends[1][::-1])
+        return summarize_fields(json.loads(metadata) for metadata in rows.values())
 
     def _require_fields(self, fields: Iterable[str]) -> None:
         """Refuse fields that no document has; where there are no documents, any field will do."""
@@ -676,9 +700,13 @@ class Writer(Reader):
         self._insert("changes", [moment], lambda *change: change_checksum(self._connection, change))
 
 
-@lru_cache(maxsize=4096)  # a text is looked for just before it is written
 def content_key(text: str) -> int:
     """Hash what an encoder reads of a document to 64 bits."""
+    return _remembered_key(text) if len(text) <= LONGEST_REMEMBERED else hash64(text, signed=True)
+
+
+@lru_cache(maxsize=4096)  # a text is looked for just before it is written
+def _remembered_key(text: str) -> int:
     return hash64(text, signed=True)
 
 

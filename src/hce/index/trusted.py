@@ -19,6 +19,10 @@ FILE = "trusted.json"
 _named_now: set[str] = set()  # by this process; the file may not be writable
 
 
+class UntrustedError(InputError):
+    """The user has never named the address that an index names."""
+
+
 def trusted_file() -> Path:
     """Return where the addresses are kept: in $HCE_CONFIG, or the system's place for a user's settings."""
     return Path(os.environ.get("HCE_CONFIG") or platformdirs.user_config_dir("hce")) / FILE
@@ -58,11 +62,12 @@ def require_trusted(at: str, index_folder: Path) -> Address:
     """Return the address that an index names, if this user has named it.
 
     Raises:
-        InputError: the user has not, or the text is no address.
+        UntrustedError: the user has not.
+        InputError: the text is no address.
     """
     address = Address.parse(at)
     if str(address) not in _known() | _named_now:
-        raise InputError(
+        raise UntrustedError(
             f"{index_folder} keeps its vectors at {address}, which you have never named here; nothing was sent there. "
             f"If you trust that address: hce status {index_folder} --trust-address"
         )

@@ -76,6 +76,17 @@ def check_id(doc_id: str) -> None:
         raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
 
 
+def checked_after(number: int) -> int:
+    """Return the number after which documents are read, as SQLite takes it: not as NumPy's.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise InputError(f"after = {number!r}: give the number of a document, or 0 to read all; ids go to get()")
+    return int(number)
+
+
 def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder: Path) -> None:
     """Make sure that none of these documents is there.
 
@@ -85,7 +96,7 @@ def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder:
     for chunk in chunks:
         if known := writer.present(document.id for document in chunk):
             raise InputError(
-                f"{index_folder}: id {next(iter(known))!r} is there already; update replaces documents, or leave it out"
+                f"{index_folder}: id {next(iter(known))!r} is there already; --update (Index.update) replaces it"
             )
 
 

@@ -15,8 +15,15 @@ from hce.files import checked_fields
 from hce.pages.page import definitions, html_page, html_table
 from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
 from hce.search.shares import Calibration
-from hce.training.history import Epoch, mean_over_kinds
-from hce.training.model_folder import CorpusFacts, DevQuery, ModelFolder, gains, what_was_learnt
+from hce.training.model_folder import (
+    CorpusFacts,
+    DevQuery,
+    Epoch,
+    ModelFolder,
+    gains,
+    mean_over_kinds,
+    what_was_learned,
+)
 from hce.training.recipe import Recipe, shown_value
 from hce.tree.hierarchy import Hierarchy
 
@@ -114,7 +121,7 @@ def _about(model: ModelFolder) -> dict[str, str]:
         "corpus": f"{facts.corpus['name']}, {facts.corpus['documents']:,} documents",
         "encoder": facts.encoder,
         "training": f"{facts.recipe['mode']}, {max(len(model.history) - 1, 0)} epochs, {seconds:,.0f} s",
-        "learnt": what_was_learnt(facts),
+        "learnt": what_was_learned(facts),
         "made by": f"hce {facts.hce}",
     }
 

@@ -31,7 +31,7 @@ LADDERS = {
     "words": (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8),
     "tokens": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
 }
-PULL = {"cut": 0.5, "titles": 0.5, "written": 0.1}
+PULL = {"cut": 1.0, "titles": 1.0, "written": 0.1}
 LABELED_PULL = 3.0  # divided by the number of labeled queries
 ROUNDS = 2  # of choosing each share in turn
 # Standard errors by which a simpler search has to be ahead to replace the chosen one. Where people's queries said

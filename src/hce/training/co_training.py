@@ -1,14 +1,22 @@
-"""The paper's Alg. 3: encode, cluster, measure; then epochs of optimise, measure, re-cluster if better.
+"""The paper's Alg. 3: encode, cluster, measure; then epochs of optimize, measure, re-cluster if better.
 
 What the paper leaves open is settled so that training does no harm: the weights returned are the mix of the first and
-the trained ones that is best on held-out queries, and the first ones themselves if no mix beats them.
+the trained ones, F0·(1 − λ) + F′·λ, that is best on held-out queries, and the first ones if no mix beats them.
+
+Labeled queries that are held out are often few, and chance decides which epoch and which λ look best on them. So the
+last epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md).
+
+Pseudo-queries are many, and are not what people ask. The best epoch and λ by them are taken. For a table they are
+believed: training a table has almost always helped, and to discard it for want of certainty costs more than it saves.
+Training without labels often harms a transformer, so there they need a clear gain; one that could be chance leaves the
+encoder as it was.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,18 +29,19 @@ from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.search.shares import Calibration
-from hce.training.heldout import DevSet
-from hce.training.history import Epoch, best_epoch
+from hce.training.heldout import DevSet, mean_ndcg, means
+from hce.training.model_folder import Epoch, best_epoch
+from hce.training.pairs import Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
-from hce.training.weights import load_kept, weights_of
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_CHECKPOINTS = 900.0
+MIXES = (0.25, 0.5, 0.75, 1.0)
+CLEAR = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -41,12 +50,12 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree, as this encoder sees it, of the documents that were learnt from: all, or some of many.
+        hierarchy: the tree, as this encoder sees it, of the documents trained on: all, or a sample of many.
         history: an entry for each epoch, the start included.
         mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
         before: dev measures of the encoder as it was given.
-        after: dev measures of the encoder returned; where it has the corpus's words beside it, with these learnt
-            without the held-out documents, which would judge themselves otherwise.
+        after: dev measures of the encoder returned. Where it has a word table, measured with one that was fitted
+            without the held-out documents, to avoid leakage.
         metric: what the dev measure is, in words; as a number it is `Epoch.metric`.
         recipe: the settings used.
         held_out: positions, among these, of the documents that were kept for measuring and not trained on.
@@ -67,33 +76,16 @@ class TrainResult:
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class CoTrained(NamedTuple):
-    """What came of Alg. 3, which knows F0 and nothing of the encoder as it was given.
-
-    Attributes:
-        encoder: F0 with the weights that were chosen.
-        hierarchy: the tree of the documents by this encoder.
-        history: an entry for each epoch; the first is of F0.
-        mix: λ, how much of the trained weights is in the encoder.
-        dev: dev measures of this encoder.
-    """
-
-    encoder: Encoder
-    hierarchy: Hierarchy
-    history: list[Epoch]
-    mix: float
-    dev: dict[str, float]
-
-
-class Learnt(NamedTuple):
-    """A result with the held-out queries behind it, one by one.
+class Fit(NamedTuple):
+    """A result, and what the companions of its encoder are fitted and chosen by.
 
     Attributes:
         result: what `hce.train` returns, if nothing else is done.
-        measured: positions of the documents that these queries are made of; none where they are labelled.
-        devset: the held-out queries that it was measured by.
+        measured: positions of the documents that the held-out queries are made of; none where these are labeled.
+        devset: the held-out queries.
         ndcg_before: NDCG@10 of each of them, by kind, by the encoder as it was given.
         ndcg_after: the same, by the encoder of the result.
+        vectors: the documents' by the encoder of the result, of shape (N, n); None where nobody has encoded them.
     """
 
     result: TrainResult
@@ -101,6 +93,7 @@ class Learnt(NamedTuple):
     devset: DevSet
     ndcg_before: dict[str, np.ndarray]
     ndcg_after: dict[str, np.ndarray]
+    vectors: np.ndarray | None = None
 
 
 def co_train(
@@ -110,10 +103,11 @@ def co_train(
     devset: DevSet,
     recipe: Recipe,
     *,
+    ndcg_before: dict[str, np.ndarray],
     checkpoints: CheckpointFolder | None = None,
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
-) -> CoTrained:
+) -> Fit:
     """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
 
     Args:
@@ -122,6 +116,7 @@ def co_train(
         sources: where pairs come from.
         devset: what decides.
         recipe: the settings.
+        ndcg_before: NDCG@10 of each held-out query, by kind, by the encoder as it was given, for the result.
         checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
         progress: show a bar.
         on_epoch: called with each `Epoch` as it is finished.
@@ -135,8 +130,8 @@ def co_train(
         on_epoch(run.history[0])
     while run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         began = time.perf_counter()
-        if not _optimise(run, progress):
-            return _finish(run, start_weights, devset, is_broken=True)
+        if not _optimize(run, progress):
+            return _finish(run, start_weights, sources, devset, ndcg_before, is_broken=True)
         losses, accuracy = run.counters.close_epoch()
         epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
@@ -147,7 +142,7 @@ def co_train(
         run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
         run.save()
         on_epoch(run.history[-1])
-    return _finish(run, start_weights, devset)
+    return _finish(run, start_weights, sources, devset, ndcg_before)
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
@@ -184,7 +179,7 @@ def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | Non
     return TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
 
 
-def _optimise(run: TrainingRun, progress: bool) -> bool:
+def _optimize(run: TrainingRun, progress: bool) -> bool:
     """Take the rest of an epoch's steps; return False when the loss is no number any more, which ends training."""
     saved = time.monotonic()
     trainer, counters = run.trainer, run.counters
@@ -216,18 +211,37 @@ def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
 
 
 def _finish(
-    run: TrainingRun, start_weights: dict[str, Tensor], devset: DevSet, *, is_broken: bool = False
-) -> CoTrained:
-    """Choose the weights to return, never broken ones (NaN), and grow their tree."""
+    run: TrainingRun,
+    start_weights: dict[str, Tensor],
+    sources: Sources,
+    devset: DevSet,
+    ndcg_before: dict[str, np.ndarray],
+    *,
+    is_broken: bool = False,
+) -> Fit:
+    """Choose the weights to return, never broken ones (NaN), grow their tree and measure them."""
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
     if is_broken:  # the best epoch then counts as the last one
         encoder.model.load_state_dict(run.best_weights)
         history = history[: best_epoch(history) + 1]
-    kept = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
+    mix = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
+    vectors = run.vectors if run.tree_epoch == mix.pure_epoch else None
     tree = run.tree
-    if recipe.tree and run.tree_epoch != kept.epoch:  # the present tree is of other weights
-        _, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
-    return CoTrained(encoder, tree, run.history, kept.mix, kept.dev)
+    if recipe.tree and vectors is None:  # the present tree is of other weights
+        vectors, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
+    ndcg_after = devset.ndcg(encoder, vectors)
+    result = TrainResult(
+        encoder=encoder,
+        hierarchy=tree,
+        history=run.history,
+        mix=mix.share,
+        before=means(ndcg_before),
+        after=means(ndcg_after),
+        metric=devset.metric_name,
+        recipe=recipe,
+        held_out=sources.held_out,
+    )
+    return Fit(result, sources.measured, devset, ndcg_before, ndcg_after, vectors)
 
 
 def _encode_and_cluster(
@@ -250,3 +264,149 @@ def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None
 def _stale_epochs(run: TrainingRun) -> int:
     """Count the epochs since the best one."""
     return run.history[-1].epoch - best_epoch(run.history)
+
+
+# ----------------------------------------------------------------------------------------- which weights to keep
+
+
+class Mix(NamedTuple):
+    """A mix of the first and the trained weights: F0·(1 − λ) + F′·λ.
+
+    Attributes:
+        share: λ; 0 for the first weights.
+        epoch: the epoch whose trained weights are F′.
+    """
+
+    share: float
+    epoch: int
+
+    @property
+    def pure_epoch(self) -> int | None:
+        """The epoch whose weights these are, 0 for F0; None for a true mix."""
+        return {0.0: 0, 1.0: self.epoch}.get(self.share)
+
+
+def load_kept(
+    encoder: Encoder,
+    start_weights: dict[str, Tensor],
+    best_weights: dict[str, Tensor],
+    history: Sequence[Epoch],
+    devset: DevSet,
+    recipe: Recipe,
+) -> Mix:
+    """Set the encoder's weights to those that the recipe keeps.
+
+    Args:
+        encoder: has the weights of the last epoch.
+        start_weights: F0.
+        best_weights: of the epoch that was best on dev; F0 where none was better.
+        history: an entry for each epoch, the start included.
+        devset: the held-out queries.
+        recipe: the settings.
+    """
+    best_number, last_number = best_epoch(history), history[-1].epoch
+    weights = {best_number: best_weights, last_number: weights_of(encoder)}
+    if recipe.keep == "mix":
+        trained_by_epoch = {epoch: weights[epoch] for epoch in epochs_by_trust(best_number, last_number, devset)}
+        return load_best_mix(encoder, start_weights, trained_by_epoch, devset, recipe)
+    number = last_number if recipe.keep == "last" else best_number
+    mix = Mix(float(number > 0), number)
+    load_mix(encoder, start_weights, weights[number], mix.share)
+    return mix
+
+
+def epochs_by_trust(best_number: int, last_number: int, devset: DevSet) -> list[int]:
+    """List the epochs whose weights may be mixed with F0, the most trusted first.
+
+    Where no epoch beat F0, the last one's are mixed with it: part of the way may be better where all of it was too far.
+    """
+    if best_number in (0, last_number):
+        return [last_number]
+    return [last_number, best_number] if devset.is_labelled else [best_number]
+
+
+def load_best_mix(
+    encoder: Encoder,
+    start_weights: dict[str, Tensor],
+    trained_by_epoch: Mapping[int, dict[str, Tensor]],
+    devset: DevSet,
+    recipe: Recipe,
+) -> Mix:
+    """Set the encoder's weights to the best mix with one of some trained ones.
+
+    Args:
+        encoder: whose weights they are.
+        start_weights: F0.
+        trained_by_epoch: F′ of one or more epochs, the most trusted first: that one is chosen where labeled queries do
+            not clearly say otherwise.
+        devset: the held-out queries.
+        recipe: the settings.
+    """
+    trust = list(trained_by_epoch)
+    load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
+    unmixed = devset.ndcg(encoder)
+    ndcg_by_mix = {}
+    for epoch, weights in trained_by_epoch.items():
+        for share in mixes(recipe, devset):
+            load_mix(encoder, start_weights, weights, share)
+            ndcg = devset.ndcg(encoder)
+            if mean_ndcg(ndcg) > mean_ndcg(unmixed):
+                ndcg_by_mix[Mix(share, epoch)] = ndcg
+    chosen = Mix(0.0, trust[0])
+    if ndcg_by_mix:
+        best = max(ndcg_by_mix, key=lambda each: mean_ndcg(ndcg_by_mix[each]))
+        if devset.is_labelled:
+            chosen = _most_trusted(ndcg_by_mix, ndcg_by_mix[best], trust)
+        elif encoder.is_table or is_clear_gain(unmixed, ndcg_by_mix[best]):
+            chosen = best
+    agreed = of_the_first({"share": chosen.share, "epoch": float(chosen.epoch)}, encoder.device)
+    chosen = Mix(agreed["share"], int(agreed["epoch"]))
+    load_mix(encoder, start_weights, trained_by_epoch[chosen.epoch], chosen.share)
+    return chosen
+
+
+def _most_trusted(
+    ndcg_by_mix: dict[Mix, dict[str, np.ndarray]], best_ndcg: dict[str, np.ndarray], trust: list[int]
+) -> Mix:
+    """Return, of mixes not clearly worse than the best, the most trusted epoch's with the largest λ."""
+    by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each.epoch), -each.share))
+    return next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], best_ndcg))
+
+
+def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
+    """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
+    limit = 1.0 if devset.is_labelled else recipe.mix_limit
+    return [mix for mix in MIXES if mix <= limit]
+
+
+def load_mix(
+    encoder: Encoder, start_weights: dict[str, Tensor], trained_weights: dict[str, Tensor], mix: float
+) -> None:
+    """Set the encoder's weights to F0·(1 − λ) + F′·λ."""
+    mixed = {}
+    for name, weight in start_weights.items():
+        mixed[name] = weight.lerp(trained_weights[name], mix) if weight.is_floating_point() else weight
+    encoder.model.load_state_dict(mixed)
+    encoder.model.eval()
+
+
+def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
+    """Return whether the mean over kinds rose by more than two standard errors of the paired differences.
+
+    Nothing is clear where a kind has a single query, whose difference may be anything.
+
+    Args:
+        before: NDCG@10 of each query of each kind.
+        after: the same queries' NDCG@10.
+    """
+    differences = [after[kind] - ndcg for kind, ndcg in before.items()]
+    if min(map(len, differences)) < 2:
+        return False
+    gain = np.mean([each.mean() for each in differences])
+    variance = sum(each.var(ddof=1) / len(each) for each in differences)
+    return bool(gain > CLEAR * np.sqrt(variance) / len(differences))
+
+
+def weights_of(encoder: Encoder) -> dict[str, Tensor]:
+    """Copy the encoder's weights."""
+    return {name: tensor.detach().clone() for name, tensor in encoder.model.state_dict().items()}

@@ -25,7 +25,7 @@ from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
 from hce.training.calibration import calibrate, usual_shares
-from hce.training.co_training import Learnt, cluster_corpus
+from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
 from hce.training.questions import (
     EncodedQuestions,
@@ -40,40 +40,47 @@ from hce.training.recipe import TRANSFORMER, Recipe
 
 logger = logging.getLogger(__name__)
 
+# Of the mean of a log, how much queries lose, and how many queries count as much as knowing nothing.
+LOG_SHARE, LOG_PRIOR = 0.75, 10
+MOST_LOGGED = 10_000
 LEAST_TO_CENTER = 100  # questions that a mean is taken of
 
 
 def with_companions(
     corpus: Corpus,
     encoder: Encoder,
-    learnt: Learnt,
+    learned: Fit,
     tables: list[Encoder],
     run_folder: Path | None,
     *,
+    log: Sequence[str] = (),
     progress: bool,
-) -> Learnt:
+) -> Fit:
     """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
 
     Args:
         corpus: the documents.
         encoder: the one that was trained, or, if only a companion was, the transformer as given.
-        learnt: what came of training.
+        learned: what came of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
+        log: queries that people asked.
         progress: show a bar.
     """
-    result, recipe = learnt.result, learnt.result.recipe
+    result, recipe = learned.result, learned.result.recipe
     encoder_was_trained = recipe.train != "companion"
-    devset = learnt.devset if encoder_was_trained else _few_queries(learnt.devset, learnt.measured, recipe)
-    questions = _questions(corpus, devset, learnt)
+    devset = learned.devset if encoder_was_trained else _few_queries(learned.devset, learned.measured, recipe)
+    questions = _questions(corpus, devset, learned)
     tokens = PoolTokens.of(encoder, corpus, questions)
-    vectors = encode_corpus(
-        *(encoder, corpus, run_folder and run_folder / "encoded"),
-        replace=True,
-        progress=progress and not encoder.is_table,
-        on_tokens=tokens.keep_text if tokens else None,
-    )
-    companions, chosen_by = _companions(corpus, encoder, tables, learnt.measured, recipe)
+    vectors = learned.vectors if encoder is result.encoder else None
+    if vectors is None:
+        vectors = encode_corpus(
+            *(encoder, corpus, run_folder and run_folder / "encoded"),
+            replace=True,
+            progress=progress and not encoder.is_table,
+            on_tokens=tokens.keep_text if tokens else None,
+        )
+    companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, recipe)
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
     parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
     centers = _centers(parts, vectors, encoder)
@@ -86,15 +93,18 @@ def with_companions(
         similarities=tokens.similarities if tokens else None,
     )
     result, shares = replace(result, calibration=calibration), calibration.shares
-    if not shares.companions and encoder_was_trained:
-        return learnt._replace(result=result)
-    accompanied = accompany(encoder, companions, shares.companions, centers)
+    if len(log) and not encoder.is_table:
+        centers = log_centers(log, encoder, vectors)
+    elif not shares.companions and encoder_was_trained:
+        return learned._replace(result=result)
+    accompanied = accompany(encoder, companions, shares.companions, centers if shares.companions or len(log) else None)
     alone = devset.encode(encoder, vectors)
-    ndcg_alone = learnt.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
+    ndcg_alone = learned.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
     ndcg_after = ndcg_alone
-    if shares.companions:
-        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by)]
-        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, _shares(shares.companions, len(companions)), centers))
+    if accompanied is not encoder:
+        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if shares.companions)]
+        counts = _shares(shares.companions, len(dev_parts) - 1)
+        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, counts, centers))
         vectors = _vectors_beside(corpus, accompanied, vectors)
     stages = dict(result.stages) if encoder_was_trained else {}
     result = replace(
@@ -107,31 +117,35 @@ def with_companions(
         metric=devset.metric_name,
         stages={**stages, "companions": means(ndcg_after)} if shares.companions else stages,
     )
-    return Learnt(result, learnt.measured, devset, ndcg_alone, ndcg_after)
+    return Fit(result, learned.measured, devset, ndcg_alone, ndcg_after)
 
 
-def without_companions(corpus: Corpus, learnt: Learnt) -> Learnt:
+def without_companions(corpus: Corpus, learned: Fit) -> Fit:
     """Calibrate how much words and tokens count in a search by the encoder that was trained."""
-    result, encoder = learnt.result, learnt.result.encoder
-    questions = _questions(corpus, learnt.devset, learnt)
+    result, encoder = learned.result, learned.result.encoder
+    questions = _questions(corpus, learned.devset, learned)
     if questions is None:
-        return learnt
+        return learned
     tokens = PoolTokens.of(encoder, corpus, questions)
-    vectors = encode_corpus(encoder, corpus.only(questions.pool), on_tokens=tokens.keep_text if tokens else None)
+    pool = corpus.only(questions.pool)
+    keep = tokens.keep_text if tokens else None
+    vectors = (
+        learned.vectors[questions.pool] if learned.vectors is not None else encode_corpus(encoder, pool, on_tokens=keep)
+    )
     parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
     calibration = calibrate(
         *(questions, corpus, lambda share: parts[0], usual_shares(encoder)),
         language=result.recipe.language,
         similarities=tokens.similarities if tokens else None,
     )
-    return learnt._replace(result=replace(result, calibration=calibration))
+    return learned._replace(result=replace(result, calibration=calibration))
 
 
-def _questions(corpus: Corpus, devset: DevSet, learnt: Learnt) -> Questions | None:
+def _questions(corpus: Corpus, devset: DevSet, learned: Fit) -> Questions | None:
     """Return people's held-out queries, or questions cut out of documents that were held out of training."""
     if devset.is_labelled:
         return labeled_questions(devset)
-    return cut_questions(corpus, learnt.result.recipe.seed, learnt.measured)
+    return cut_questions(corpus, learned.result.recipe.seed, learned.measured)
 
 
 def _companions(
@@ -154,8 +168,10 @@ def _companions(
 
 
 def accompany(encoder: Encoder, companions: Sequence[Encoder], share: float, centers: np.ndarray | None) -> Encoder:
-    """Return an encoder with its companions, which count `share` in all; the encoder alone at 0."""
-    return encoder.beside(companions, _shares(share, len(companions)), centers) if share else encoder
+    """Return an encoder with its companions, which count `share` in all; at 0 it is alone, centered or unchanged."""
+    if share:
+        return encoder.beside(companions, _shares(share, len(companions)), centers)
+    return encoder if centers is None else encoder.beside([], [1.0], centers)
 
 
 def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
@@ -168,6 +184,17 @@ def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: En
     return np.stack([parts[0].queries.mean(axis=0, dtype=np.float64), vectors.mean(axis=0, dtype=np.float64)])
 
 
+def log_centers(log: Sequence[str], encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+    """Return what to subtract from queries and from documents, of shape (2, n), given queries that people asked.
+
+    Documents lose their mean. Queries lose three quarters of the log's mean, and less the shorter the log is: the mean
+    of a few queries is about those.
+    """
+    some = [log[row] for row in range(0, len(log), max(1, len(log) // MOST_LOGGED))]
+    mean = encoder.encode(some, "query").mean(axis=0, dtype=np.float64)
+    return np.stack([LOG_SHARE * len(some) / (len(some) + LOG_PRIOR) * mean, vectors.mean(axis=0, dtype=np.float64)])
+
+
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
     """Learn the corpus's own words; none, where its documents do not share enough of them.
 
@@ -175,7 +202,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
         corpus: the documents.
         encoder: whose companion the words become: they compute on the same device.
         language: whose endings are cut off.
-        without: positions of documents that are not to be learnt from.
+        without: positions of documents that are not to be learned from.
         seed: same seed, same result.
     """
     try:
@@ -189,7 +216,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
 
 def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
     """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
-    if len(encoder.shares) == 1:
+    if len(encoder.shares) == 1 and encoder.centres is None:
         return vectors
     centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
 

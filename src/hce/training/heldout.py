@@ -22,7 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
-from hce.training.history import mean_over_kinds
+from hce.training.model_folder import mean_over_kinds
 
 CUTOFF = 10
 LABELLED = "labelled"

@@ -1,6 +1,6 @@
 """The paper's losses, as functions of tensors.
 
-Everything here takes vectors, node numbers and masks; nothing here tokenises, samples, clusters or reads a corpus.
+Everything here takes vectors, node numbers and masks; nothing here tokenizes, samples, clusters or reads a corpus.
 "Eq." and "App." are those of the paper, *Hierarchical Corpus Encoder*.
 
 Conventions: B queries (with one document each) on this process, G documents in all processes together (G = B when
@@ -217,8 +217,8 @@ def level_loss(
 ) -> LevelLoss:
     """Compute L_H^(t) (Eq. 5): the node above the query's document against the other children of its parent.
 
-    Centroids are parameters that the optimiser moves off the sphere (the paper does not say what it does about that):
-    they are normalised here, where they are used. An only child has loss 0. A query counts as accurate if its node
+    Centroids are parameters that the optimizer moves off the sphere (the paper does not say what it does about that):
+    they are normalized here, where they are used. An only child has loss 0. A query counts as accurate if its node
     scores higher than every sibling that is not right too; an only child always does, a tie never.
 
     The optimum of Eq. 5 is near the centroid and not at the document: it draws what lies under a node together. With
@@ -261,7 +261,7 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
     Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
     way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
-    document's neighbours, the target is what a teacher thinks of them. No gradient passes through the target.
+    document's neighbors, the target is what a teacher thinks of them. No gradient passes through the target.
 
     Args:
         scores: Those of the queries, of shape (B, K).
@@ -301,7 +301,7 @@ class _Family(NamedTuple):
     strangers: Tensor
 
     def scores(self, vectors: Tensor, temperature: float) -> Tensor:
-        """Score with normalised centroids; divides scores, not centroids, which saves a copy."""
+        """Score with normalized centroids; divides scores, not centroids, which saves a copy."""
         lengths = precise(self.centroids).norm(dim=-1).clamp_min(1e-12)
         return scores_of(vectors, self.centroids, temperature) / lengths  # (B, W)
 
@@ -360,13 +360,13 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Taught:
-    """Neighbours of each query's document, and what a teacher thinks of the document and of them.
+class TeacherScores:
+    """Neighbors of each query's document, and what a teacher thinks of the document and of them.
 
     Attributes:
-        vectors: The neighbours', of shape (B, S, n).
+        vectors: The neighbors', of shape (B, S, n).
         scores: The teacher's, divided by its temperature, the document first, of shape (B, 1 + S).
-        forbidden: True where a neighbour only fills the row up, of shape (B, S).
+        forbidden: True where a neighbor only fills the row up, of shape (B, S).
     """
 
     vectors: Tensor
@@ -393,14 +393,14 @@ class HCESummands:
         level_losses: Those of the levels 1 … M, each unweighted.
         accuracies: The share of queries that would descend correctly at each of them.
         document_loss: The sum of the document losses, of the levels M + 1 … L.
-        neighbour_loss: How far the ranking of neighbours is from the teacher's; None without a teacher.
+        neighbor_loss: How far the ranking of neighbors is from the teacher's; None without a teacher.
     """
 
     total: Tensor
     level_losses: tuple[Tensor, ...]
     accuracies: tuple[Tensor, ...]
     document_loss: Tensor
-    neighbour_loss: Tensor | None = None
+    neighbor_loss: Tensor | None = None
 
 
 def hce_loss(
@@ -414,7 +414,7 @@ def hce_loss(
     level_target: LevelTarget = "node",
     level_weight: float = 1.0,
     pairing: InBatch | None = None,
-    taught: Taught | None = None,
+    teacher: TeacherScores | None = None,
 ) -> HCESummands:
     """Compute L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
 
@@ -432,7 +432,7 @@ def hce_loss(
         level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `divergence`.
         level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
         pairing: Which query belongs to which document, across processes, and the masks.
-        taught: Neighbours to be ranked as a teacher ranks them, which the paper does not have; counts once.
+        teacher: Neighbors to be ranked as a teacher ranks them, which the paper does not have; counts once.
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
@@ -461,10 +461,12 @@ def hce_loss(
     ).sum()
     level_losses = tuple(level.loss for level in by_level)
     total = torch.stack([*(level_weight * loss for loss in level_losses), document_loss]).sum()
-    neighbour_loss = None
-    if taught is not None:
-        candidates = torch.cat([own_documents[:, None], taught.vectors.to(own_documents.dtype)], dim=1)  # (B, 1 + S, n)
+    neighbor_loss = None
+    if teacher is not None:
+        candidates = torch.cat(
+            [own_documents[:, None], teacher.vectors.to(own_documents.dtype)], dim=1
+        )  # (B, 1 + S, n)
         scores = scores_of(queries, candidates, temperature)
-        neighbour_loss = divergence(scores, taught.scores, F.pad(taught.forbidden, (1, 0))).mean()
-        total = total + neighbour_loss
-    return HCESummands(total, level_losses, tuple(level.accuracy for level in by_level), document_loss, neighbour_loss)
+        neighbor_loss = divergence(scores, teacher.scores, F.pad(teacher.forbidden, (1, 0))).mean()
+        total = total + neighbor_loss
+    return HCESummands(total, level_losses, tuple(level.accuracy for level in by_level), document_loss, neighbor_loss)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from hce._version import __version__
 from hce.checksums import write_checksums
@@ -22,11 +24,61 @@ from hce.data.records import USUAL
 from hce.errors import FormatError, one_line
 from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
 from hce.search.shares import Calibration
-from hce.training.history import MAY_BE_NAN, Epoch, mean_over_kinds
 from hce.tree.hierarchy import Hierarchy
 
 if TYPE_CHECKING:
     from hce.training.co_training import TrainResult
+
+MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; a JSON file has None in their place
+
+
+def mean_over_kinds(dev: Mapping[str, float]) -> float:
+    """Return the dev measure as one number."""
+    return float(np.mean(list(dev.values())))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One line of the history; epoch 0 is the encoder before training.
+
+    Attributes:
+        epoch: its number.
+        dev: the dev measure by kind of query.
+        loss: mean loss by name: level_1 … level_M, document (of the labeled pairs in joint training), neighbours.
+        accuracy: the share of queries that would go down the right way, at each level from the top.
+        reclustered: whether the tree was grown again afterwards.
+        churn: the share of documents that this moved to another leaf.
+        seconds: how long it took, measuring included.
+    """
+
+    epoch: int
+    dev: dict[str, float]
+    loss: dict[str, float] = field(default_factory=dict)
+    accuracy: list[float] = field(default_factory=list)
+    reclustered: bool = False
+    churn: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def metric(self) -> float:
+        """The one number that decides: the mean over kinds."""
+        return mean_over_kinds(self.dev)
+
+    def __str__(self) -> str:
+        parts = [f"epoch {self.epoch}", f"dev {self.metric:.4f}"]
+        if self.loss:
+            parts.append("loss " + " ".join(f"{value:.3f}" for value in self.loss.values()))
+        if self.accuracy:
+            parts.append("accuracy " + " ".join(f"{value:.2f}" for value in self.accuracy))
+        if self.reclustered:
+            parts.append(f"re-clustered, {self.churn:.0%} of documents moved")
+        return " · ".join([*parts, f"{self.seconds:.0f} s"])
+
+
+def best_epoch(history: Sequence[Epoch]) -> int:
+    """Return the number of the epoch that was best on dev, the earliest of equal ones."""
+    return max(history, key=lambda epoch: epoch.metric).epoch
+
 
 FORMAT = 1
 FACTS, HISTORY, QUERIES, TREE = "hce.json", "history.jsonl", "dev.jsonl", "hierarchy"
@@ -50,7 +102,7 @@ tags:
 |---|---|---|
 {rows}
 
-{gains}. {learnt}{search} Fingerprint of the corpus: `{fingerprint}`.
+{gains}. {learned}{search} Fingerprint of the corpus: `{fingerprint}`.
 
 {usage}
 
@@ -120,7 +172,7 @@ class ModelFacts:
         calibration: how much words, tokens and companions count in a search; see `hce.training.calibration`.
         stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
             companions; the first versions did not tell.
-        label_files: where labelled and generated queries came from, as `hce train --labels` names them.
+        label_files: where labeled and generated queries came from, as `hce train --labels` names them.
     """
 
     format: int
@@ -320,7 +372,7 @@ def model_card(name: str, facts: ModelFacts) -> str:
         metric=facts.metric,
         rows="\n".join(f"| {kind} | {before[kind]:.4f} | {after[kind]:.4f} |" for kind in before),
         gains=gains(facts.before, facts.stages, facts.after).capitalize(),
-        learnt=what_was_learnt(facts),
+        learned=what_was_learned(facts),
         search="" if facts.calibration is None else f" Search: {Calibration.read(facts.calibration).summary()}.",
         usage=USAGE if len(facts.shares) == 1 else USAGE_WITH_COMPANIONS,
         recipe=json.dumps(facts.recipe, indent=2),
@@ -340,7 +392,7 @@ def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]]
     return ", ".join(told) or f"{start}→ {mean_over_kinds(after):.4f}"
 
 
-def what_was_learnt(facts: ModelFacts) -> str:
+def what_was_learned(facts: ModelFacts) -> str:
     """Say how much of a score and of the weights is the corpus's own."""
     of = "the companion table's" if facts.recipe.get("train") == "companion" else "the"
     weights = f"{facts.mix:.0%} of the way from {of} first weights to the trained ones."
@@ -362,12 +414,12 @@ def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
 
 def keep_facts(folder: str | Path, kept: Path) -> None:
     """Copy the facts and the history of a model into a new folder of an index, for whoever asks later."""
-    kept.mkdir()
-    for name in (FACTS, HISTORY):
-        if is_file(Path(folder) / name):
-            with open_file(Path(folder) / name) as given, (kept / name).open("wb") as copy:
-                shutil.copyfileobj(given, copy)
-    write_checksums(kept)
+    with new_folder(kept) as new:
+        for name in (FACTS, HISTORY):
+            if is_file(Path(folder) / name):
+                with open_file(Path(folder) / name) as given, (new / name).open("wb") as copy:
+                    shutil.copyfileobj(given, copy)
+        write_checksums(new)
 
 
 def read_training(folder: Path) -> Training | None:

@@ -26,7 +26,7 @@ from hce.training.losses import (
     InBatch,
     Sampled,
     Siblings,
-    Taught,
+    TeacherScores,
     hce_loss,
     known_positives,
     precise,
@@ -123,12 +123,12 @@ class HCELoss(nn.Module):
     `label`: the document's position (0, 1, …) in the corpus from which the hierarchy was made, or a list that starts
     with it and goes on with the positions of the sampled negatives (one for each of their columns) and then with those
     of further known positives of the query; −1 stands for "unknown" and for padding. Positions serve to mask false
-    negatives: with the document's alone, only those within the batch are recognised.
+    negatives: with the document's alone, only those within the batch are recognized.
 
     With M < L − 1 there are L − M document losses; the columns of negatives are then dealt out to them evenly,
     those of level M + 1 first.
 
-    Vectors are normalised here, so the encoder need not do it.
+    Vectors are normalized here, so the encoder need not do it.
 
     The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own
     learning rate is set in the training arguments, by name:
@@ -200,13 +200,15 @@ class HCELoss(nn.Module):
         named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(summands.level_losses, start=1)}
         return {**named, "document": summands.document_loss}
 
-    def summands(self, embeddings: Sequence[Tensor], positions: Positions, taught: Taught | None = None) -> HCESummands:
+    def summands(
+        self, embeddings: Sequence[Tensor], positions: Positions, teacher: TeacherScores | None = None
+    ) -> HCESummands:
         """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
 
         Args:
             embeddings: At least the first two columns.
             positions: Of the documents, the sampled negatives and what is known to be right.
-            taught: Neighbours of the documents, and what a teacher thinks of them.
+            teacher: Neighbors of the documents, and what a teacher thinks of them.
         """
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
@@ -223,7 +225,7 @@ class HCELoss(nn.Module):
             level_target=self.level_target,
             level_weight=self.level_weight,
             pairing=self._in_batch(queries, documents, positives, known),
-            taught=taught,
+            teacher=teacher,
         )
 
     @property

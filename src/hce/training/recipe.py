@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
 from hce.data.terms import checked_language
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 LevelTarget = Literal["node", "document"]
@@ -36,6 +37,8 @@ WhatIsTrained = Literal["auto", "companion", "encoder", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+
+KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a number")}  # NumPy's too
 
 
 def _option(default: Any, text: str) -> Any:
@@ -156,7 +159,10 @@ class Recipe:
                 raise InputError(f"{name} {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if "positive" in setting.metadata and not value > 0:
+            kind, what = KINDS.get(type(setting.default), (object, ""))
+            if not isinstance(value, kind):
+                raise wrong_type(value, f"{setting.name} {value!r}: give {what}")
+            if isinstance(value, int | float) and "positive" in setting.metadata and not value > 0:
                 raise InputError(f"{setting.name} {value}: has to be above 0")
             if isinstance(value, int | float) and setting.name != "levels" and not value >= 0:
                 raise InputError(f"{setting.name} {value}: cannot be below 0")
@@ -199,8 +205,8 @@ class Recipe:
         recipe = cls(**{**defaults, **settings})
         if document_count is None or "batch_size" in settings:
             return recipe
-        learnt_from = min(document_count, recipe.most_documents or document_count)
-        return replace(recipe, batch_size=min(recipe.batch_size, max(2, learnt_from // 4)))
+        learned_from = min(document_count, recipe.most_documents or document_count)
+        return replace(recipe, batch_size=min(recipe.batch_size, max(2, learned_from // 4)))
 
     @classmethod
     def parsed(cls, name: str, text: str) -> Any:
@@ -309,7 +315,7 @@ TRANSFORMER: dict[str, Any] = {
 }
 
 # Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the
-# same optimiser and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
+# same optimizer and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
 # returns the last weights.
 PAPER: dict[str, Any] = {
     "train": "encoder",

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from hce.contained import check_tree
 from hce.errors import FormatError, InputError, one_line, system_reason
-from hce.files import checked_fields, new_folder, open_atomically, other_identity, read_json, write_json
+from hce.files import checked_fields, make_folder, new_folder, open_atomically, other_identity, read_json, write_json
 from hce.processes import is_first_process
-from hce.training.history import MAY_BE_NAN, Epoch
+from hce.training.model_folder import MAY_BE_NAN, Epoch
 from hce.training.steps import Counters, Trainer
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
@@ -36,7 +36,7 @@ class TrainingRun:
     """Everything about a run that changes, and so what a checkpoint holds.
 
     Attributes:
-        trainer: encoder, optimiser, objective.
+        trainer: encoder, optimizer, objective.
         tree: the present tree.
         vectors: the documents' vectors that the tree was grown from, of shape (N, n).
         best_weights: those that were best on dev; `best` in checkpoints.
@@ -164,7 +164,7 @@ class CheckpointFolder:
             ) from error
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         previous = self._last()
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
         shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named
@@ -237,7 +237,7 @@ class CheckpointFolder:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
-    """Flatten an optimiser's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY; no optimiser has none."""
+    """Flatten an optimizer's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY; no optimizer has none."""
     checkpoint = Checkpoint({}, {})
     for number, values in optimizer.state_dict()["state"].items() if optimizer is not None else ():
         for key, value in values.items():

@@ -1,6 +1,6 @@
-"""The steps of an epoch: pairs in, one optimiser step out; what Alg. 3 calls OPTIMIZE.
+"""The steps of an epoch: pairs in, one optimizer step out; what Alg. 3 calls OPTIMIZE.
 
-Knows pairs, negatives, the objective and the optimiser. When to measure, to re-cluster or to stop is decided in
+Knows pairs, negatives, the objective and the optimizer. When to measure, to re-cluster or to stop is decided in
 `hce.training.co_training`.
 """
 
@@ -21,13 +21,11 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Side
 from hce.errors import InputError
 from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
-from hce.training.losses import HCESummands, Taught
-from hce.training.negatives import Negatives, way_of_choosing
-from hce.training.neighbours import WordTeacher, neighbours_of, taught_by
+from hce.training.losses import HCESummands, TeacherScores
+from hce.training.negatives import Negatives, WordTeacher, neighbors_of, teacher_scores_of, way_of_choosing
 from hce.training.objective import HCELoss, Positions
-from hce.training.pairs import Batch, PairSource, batch_count, endless
+from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
-from hce.training.sources import Sources
 from hce.tree.hierarchy import Hierarchy
 
 TURNS = 8  # through the pairs in an epoch, at most
@@ -66,12 +64,12 @@ class Counters:
 
 
 class _SourceBatch(NamedTuple):
-    """One source's batch in a step: how much its loss weighs, its pairs, negatives drawn for them, and neighbours."""
+    """One source's batch in a step: how much its loss weighs, its pairs, negatives drawn for them, and neighbors."""
 
     weight: float
     batch: Batch
     drawn: np.ndarray  # (B, S)
-    taught: Taught | None
+    teacher: TeacherScores | None
 
 
 class _Column(NamedTuple):
@@ -82,14 +80,14 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimiser, and the objective of the present tree, which has to be given before the first step.
+    """An encoder, its optimizer, and the objective of the present tree, which has to be given before the first step.
 
     Attributes:
         optimizer: of the encoder.
         objective: L_HCE for the present tree; this and all that follow are set by `use_tree`.
         negatives: how negatives are chosen, by the present tree.
         vectors: the documents' as clustering saw them, of shape (N, n).
-        neighbours: positions of the documents near each, by the present tree, of shape (N, S), where a teacher ranks
+        neighbors: positions of the documents near each, by the present tree, of shape (N, S), where a teacher ranks
             them.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
     """
@@ -97,7 +95,7 @@ class Trainer:
     objective: HCELoss
     negatives: Negatives
     vectors: np.ndarray
-    neighbours: np.ndarray | None
+    neighbors: np.ndarray | None
     centroid_optimizer: torch.optim.Optimizer | None
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
@@ -135,9 +133,9 @@ class Trainer:
         self.negatives = way_of_choosing(recipe, has_supervised_pairs=self.has_supervised_pairs)(
             self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
         )
-        self.neighbours = None
+        self.neighbors = None
         if self.teacher is not None and tree.levels:
-            self.neighbours = neighbours_of(tree, vectors, recipe.neighbours, self.held_out)
+            self.neighbors = neighbors_of(tree, vectors, recipe.neighbours, self.held_out)
         self.centroid_optimizer = None
         if recipe.centroid_learning_rate and self.centroids:
             self.centroid_optimizer = new_optimizer(recipe.optimizer, [(self.centroids, recipe.centroid_learning_rate)])
@@ -151,7 +149,7 @@ class Trainer:
 
     @property
     def _rates(self) -> dict[torch.optim.Optimizer, float]:
-        """The optimisers in use, each with its full learning rate."""
+        """The optimizers in use, each with its full learning rate."""
         rates = {self.optimizer: self.recipe.learning_rate}
         if self.centroid_optimizer is not None:
             rates[self.centroid_optimizer] = self.recipe.centroid_learning_rate
@@ -236,7 +234,7 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts; in chunks, activations are computed anew for backward, and held for one chunk at a time."""
+        """Encode texts; in chunks, activations are recomputed for backward, and held for one chunk at a time."""
         features = self.encoder.tokenize(column.texts, column.side)
         if not self.recipe.chunk_size:
             return self.encoder.embed(features, column.side)
@@ -251,13 +249,13 @@ class Trainer:
         """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
         drawn = self.negatives.draw(batch, seed)
         own_part = own_rows(len(batch.positions))
-        part, taught = batch.rows(own_part), None
-        if source is self.pseudo and self.teacher is not None and self.neighbours is not None:
-            taught = taught_by(self.teacher, part, self.neighbours, self.vectors, self.encoder.device)
-        return _SourceBatch(weight, part, drawn[own_part], taught)
+        part, teacher = batch.rows(own_part), None
+        if source is self.pseudo and self.teacher is not None and self.neighbors is not None:
+            teacher = teacher_scores_of(self.teacher, part, self.neighbors, self.vectors, self.encoder.device)
+        return _SourceBatch(weight, part, drawn[own_part], teacher)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
-        """List a source's queries, documents and, where they are encoded anew, negatives."""
+        """List a source's queries, documents and, where they are encoded again, negatives."""
         return [
             _Column("query", each.batch.queries),
             _Column("document", each.batch.documents),
@@ -265,15 +263,15 @@ class Trainer:
         ]
 
     def _summands(self, batches: list[_SourceBatch], columns: list[_Column], embeddings: Tensor) -> list[HCESummands]:
-        """Return the objective of each source, from the embeddings of all columns one below another."""
+        """Return the objective of each source, from the embeddings of all columns stacked."""
         blocks = iter(embeddings.split([len(column.texts) for column in columns]))
         found = []
-        for _, batch, drawn, taught in batches:
+        for _, batch, drawn, teacher in batches:
             queries, documents, encoded = next(blocks), next(blocks), next(blocks)
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
             arrays = (batch.positions, chosen.positions, batch.known)
             positions = Positions(*(torch.from_numpy(each).to(self.encoder.device) for each in arrays))
-            found.append(self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, taught))
+            found.append(self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, teacher))
         return found
 
     def _set_learning_rate(self, step: int) -> None:
@@ -291,7 +289,7 @@ def rate_share(step: int, total: int, warmup: float) -> float:
 
 
 def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], float]]) -> torch.optim.Optimizer:
-    """Make an optimiser of groups of parameters, each with its learning rate."""
+    """Make an optimizer of groups of parameters, each with its learning rate."""
     given = [{"params": list(parameters), "lr": rate} for parameters, rate in groups]
     if kind == "adamw":
         # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
@@ -307,13 +305,13 @@ def _values(found: list[HCESummands]) -> dict[str, float]:
     """Return a step's losses and accuracies by name, as floats for the history.
 
     Of several sources, each kind of value is of the first that has it: all have a document loss, and all have level
-    losses or none has; only pseudo-queries have a neighbour loss.
+    losses or none has; only pseudo-queries have a neighbor loss.
     """
     first = found[0]
     losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(first.level_losses, start=1)}
     accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(first.accuracies, start=1)}
     values = {**losses, "document": float(first.document_loss.detach())}
-    neighbour_loss = next((summands.neighbour_loss for summands in found if summands.neighbour_loss is not None), None)
-    if neighbour_loss is not None:
-        values["neighbours"] = float(neighbour_loss.detach())
+    neighbor_loss = next((summands.neighbor_loss for summands in found if summands.neighbor_loss is not None), None)
+    if neighbor_loss is not None:
+        values["neighbours"] = float(neighbor_loss.detach())
     return {**values, **accuracies}

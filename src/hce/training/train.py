@@ -1,12 +1,12 @@
 """train(): adapts an encoder to a corpus, with labels or without, and writes a model folder.
 
-The pairs and the held-out queries come from `hce.training.sources`, the algorithm is in `hce.training.co_training`.
+The pairs and the held-out queries come from `hce.training.pairs`, the algorithm is in `hce.training.co_training`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.data.judgments import Labels
-from hce.data.language import warn_of_language
-from hce.data.text import WORD_OR_MARK
+from hce.data.terms import warn_of_language
+from hce.data.text import WORD_OR_MARK, hash64
 from hce.encoding.encoder import Encoder, fast_dtype
-from hce.errors import InputError
+from hce.errors import InputError, wrong_type
 from hce.files import delete_whole, require_free, unfinished
 from hce.processes import (
     is_first_process,
@@ -30,13 +31,12 @@ from hce.processes import (
     require_shared,
     take_weights_of_the_first,
 )
-from hce.training.co_training import Learnt, TrainResult, co_train
+from hce.training.co_training import Fit, TrainResult, co_train
 from hce.training.companion import with_companions, without_companions
 from hce.training.heldout import LABELLED, DevSet, means
-from hce.training.history import Epoch, mean_over_kinds
-from hce.training.model_folder import DevQuery, gains, save_model
+from hce.training.model_folder import DevQuery, Epoch, gains, mean_over_kinds, save_model
+from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
-from hce.training.sources import LabelSets, learnt_from, sources_and_devset
 from hce.training.state import CheckpointFolder
 from hce.tree.names import name_nodes
 
@@ -47,12 +47,13 @@ SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to 
 
 
 def train(
-    corpus: Corpus,
+    corpus: Corpus | Iterable[Document],
     encoder: str | Encoder = "static",
     *,
     pairs: Labels | None = None,
     generated: Labels | None = None,
     dev: Labels | None = None,
+    log: Sequence[str] = (),
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -65,9 +66,11 @@ def train(
     Args:
         corpus: the documents.
         encoder: what to start from; an `Encoder` given here may be changed in place.
-        pairs: labelled queries to train on; without any, training is unsupervised.
+        pairs: labeled queries to train on; without any, training is unsupervised.
         generated: generated queries to train on besides; they are never measured by.
-        dev: labelled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
+        dev: labeled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
+        log: queries that people asked, without answers; their mean is subtracted from a transformer's queries. Only
+            the mean is kept.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; the state of the run is kept beside it until it is done.
         resume: continue the unfinished run that is kept beside `output`, if there is one.
@@ -80,11 +83,17 @@ def train(
     """
     if output is not None:
         require_free(output, resume)
+    corpus = corpus if isinstance(corpus, Corpus) else Corpus.from_documents(corpus)
+    for name, labels in (("pairs", pairs), ("generated", generated), ("dev", dev)):
+        if not isinstance(labels, Labels | None):
+            raise wrong_type(labels, f"{name}: give hce.Labels(queries, qrels)")
+    if not isinstance(recipe, Recipe | None):
+        raise wrong_type(recipe, "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
-    given = encoder.parts[0]  # companions that it came with are made anew
+    given = encoder.parts[0]  # companions that it came with are made again
     recipe = _settled(recipe, corpus, given, pairs or generated)
-    label_sets = LabelSets(pairs, generated, dev)
-    corpus = learnt_from(corpus, recipe, label_sets)
+    label_sets = LabelSets(pairs, generated, dev, tuple(log))
+    corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
     warn_of_language(corpus, given.name)
@@ -93,23 +102,23 @@ def train(
         require_alike(_identity(corpus, given, label_sets, recipe))
         if output is not None:
             require_shared(Path(output).absolute().parent)
-    learnt = _Plan(corpus, given, label_sets, recipe, run_folder, progress, on_epoch).run()
-    result = learnt.result
+    fit = _Training(corpus, given, label_sets, recipe, run_folder, progress, on_epoch).run()
+    result = fit.result
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
             result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts(), progress=progress)
-        save_model(result, corpus, output, _before_and_after(learnt), label_files or {})
+        save_model(result, corpus, output, _before_and_after(fit), label_files or {})
         delete_whole(run_folder)
     return result
 
 
-class _Plan(NamedTuple):
-    """A run of `train` with everything decided; `hce.training.recipe` has the cases in a table.
+class _Training(NamedTuple):
+    """A call of `train` with everything decided; `hce.training.recipe` has the cases in a table.
 
     Attributes:
-        corpus: the documents that are learnt from.
+        corpus: the documents to train on.
         given: the encoder as it was given, without companions.
-        label_sets: the labelled queries.
+        label_sets: the labeled queries.
         recipe: the settings.
         run_folder: where the state of the run is kept until it is done; None keeps none.
         progress: show bars.
@@ -124,39 +133,40 @@ class _Plan(NamedTuple):
     progress: bool
     on_epoch: Callable[[Epoch], None]
 
-    def run(self) -> Learnt:
+    def run(self) -> Fit:
         """Train what the recipe says, and put companions beside the encoder where it says so."""
         if self.recipe.train == "encoder":
-            return without_companions(self.corpus, self._learn(self.given))
+            return without_companions(self.corpus, self._fit(self.given))
         if self.recipe.train == "companion":
             return self._companion()
         return self._table_and_words() if self.given.is_table else self._transformer_and_companion()
 
-    def _companion(self) -> Learnt:
-        """Train a transformer's token table in its place, and put it beside the transformer as it is."""
-        learnt = self._learn(self.given.token_table())
-        return self._accompanied(self.given, learnt, [learnt.result.encoder])
+    def _companion(self) -> Fit:
+        """Train a transformer's token table, and put it beside the transformer, which stays unchanged."""
+        fit = self._fit(self.given.token_table())
+        return self._accompanied(self.given, fit, [fit.result.encoder])
 
-    def _table_and_words(self) -> Learnt:
+    def _table_and_words(self) -> Fit:
         """Train a token table, whose only companion is the corpus's words."""
-        learnt = self._learn(self.given)
-        return self._accompanied(learnt.result.encoder, learnt, [])
+        fit = self._fit(self.given)
+        return self._accompanied(fit.result.encoder, fit, [])
 
-    def _transformer_and_companion(self) -> Learnt:
-        """Train a transformer, and a table of its tokens as they were before that."""
+    def _transformer_and_companion(self) -> Fit:
+        """Train a transformer, and a table of the tokens that it had before."""
         table = self.given.token_table()
-        learnt = self._learn(self.given)
+        fit = self._fit(self.given)
         of_table = self._replace(
             recipe=recipe_of_table(self.recipe, len(self.corpus)),
             run_folder=self.run_folder and self.run_folder / "table",
             on_epoch=lambda epoch: None,
         )
-        return self._accompanied(learnt.result.encoder, learnt, [of_table._learn(table).result.encoder])
+        return self._accompanied(fit.result.encoder, fit, [of_table._fit(table).result.encoder])
 
-    def _accompanied(self, encoder: Encoder, learnt: Learnt, tables: list[Encoder]) -> Learnt:
-        return with_companions(self.corpus, encoder, learnt, tables, self.run_folder, progress=self.progress)
+    def _accompanied(self, encoder: Encoder, fit: Fit, tables: list[Encoder]) -> Fit:
+        log = self.label_sets.log
+        return with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
 
-    def _learn(self, given: Encoder) -> Learnt:
+    def _fit(self, given: Encoder) -> Fit:
         """Train an encoder by HCE."""
         corpus, recipe = self.corpus, self.recipe
         sources, devset = sources_and_devset(corpus, given, self.label_sets, recipe)
@@ -167,30 +177,21 @@ class _Plan(NamedTuple):
         if self.run_folder is not None:
             checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.label_sets, recipe))
         with _at_work(start, recipe):
-            trained = co_train(
+            fit = co_train(
                 *(corpus, start, sources, devset, recipe),
+                ndcg_before=ndcg_before,
                 checkpoints=checkpoints,
                 progress=self.progress,
                 on_epoch=self.on_epoch,
             )
-            was_fitted, was_trained = start is not given, trained.mix > 0
-            ndcg_after = devset.ndcg(trained.encoder) if was_fitted or was_trained else ndcg_before
-        stages = {"fitting": trained.history[0].dev} if was_fitted else {}
-        if was_trained:
-            stages["training"] = means(ndcg_after)
-        result = TrainResult(
-            encoder=trained.encoder,
-            hierarchy=trained.hierarchy,
-            history=trained.history,
-            mix=trained.mix,
-            before=means(ndcg_before),
-            after=means(ndcg_after),
-            metric=devset.metric_name,
-            recipe=recipe,
-            held_out=sources.held_out,
-            stages=stages,
-        )
-        return Learnt(result, sources.measured, devset, ndcg_before, ndcg_after)
+        if start.dtype != getattr(torch, recipe.precision):  # in which the vectors were computed
+            fit = fit._replace(vectors=None)
+        stages = {} if start is given else {"fitting": fit.result.history[0].dev}
+        if fit.result.mix:
+            stages["training"] = fit.result.after
+        if not stages:  # nothing changed, and so no measure does
+            return fit._replace(result=replace(fit.result, after=fit.result.before), ndcg_after=ndcg_before)
+        return fit._replace(result=replace(fit.result, stages=stages))
 
 
 def start_encoder(
@@ -205,7 +206,7 @@ def start_encoder(
         given_dev: the dev measures of the encoder as given.
         recipe: the settings.
     """
-    if not recipe.fit_static or not given.is_static:
+    if not recipe.fit_static or given.table is None:
         return given
     fitted = given.fitted_to(corpus)
     take_weights_of_the_first(fitted.model.parameters())
@@ -301,23 +302,24 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
 
 
 def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: Recipe) -> dict[str, object]:
-    """Return what a run is of, by which a continued one is told from another."""
+    """Return the identity used to refuse resuming a different run."""
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": label_sets.labelled and label_sets.labelled.digest,
+        "set of labelled pairs": label_sets.labeled and label_sets.labeled.digest,
         "set of generated queries": label_sets.generated and label_sets.generated.digest,
         "set of dev queries": label_sets.dev and label_sets.dev.digest,
+        "log of queries": hash64("\n".join(label_sets.log)) if label_sets.log else None,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
 
 
-def _before_and_after(learnt: Learnt) -> list[DevQuery]:
+def _before_and_after(fit: Fit) -> list[DevQuery]:
     """List the held-out queries with their NDCG@10, for whoever asks what changed."""
     return [
         DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))
-        for queries in learnt.devset.panel
+        for queries in fit.devset.panel
         for text, old, new in zip(
-            *(queries.texts, learnt.ndcg_before[queries.kind], learnt.ndcg_after[queries.kind]), strict=True
+            *(queries.texts, fit.ndcg_before[queries.kind], fit.ndcg_after[queries.kind]), strict=True
         )
     ]

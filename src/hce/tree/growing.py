@@ -122,7 +122,7 @@ def _split_nodes(
     else:
         import torch
 
-        from hce.tree.rows import run_all
+        from hce.tree.kmeans import run_all
 
         results = run_all(split, range(count), torch.device("cpu"))
     node = np.empty(len(vectors), dtype=np.int64)
@@ -138,7 +138,7 @@ def _split(
     if len(members) <= SAMPLED * k:
         result = cluster(vectors[members], k, seed=seed)
         return result.centroids, result.assignment
-    from hce.tree.rows import nearest_rows
+    from hce.tree.kmeans import nearest_rows
 
     drawn = np.sort(np.random.default_rng(seed).choice(len(members), SAMPLED * k, replace=False))
     result = cluster(vectors[members[drawn]], k, seed=seed)

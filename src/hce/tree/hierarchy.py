@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from hce.checksums import damage_in, write_checksums
-from hce.contained import is_file, plain_path
-from hce.errors import FormatError, InputError, OutsideError
-from hce.files import new_folder, read_json, read_json_value, write_json
+from hce.contained import is_file, plain_path, read_json_value
+from hce.errors import FormatError, InputError, OutsideError, wrong_type
+from hce.files import new_folder, read_json, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import (
     Level,
@@ -132,6 +132,10 @@ class Hierarchy:
 
         if method not in METHODS:
             raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
+        if not isinstance(vectors, np.ndarray):
+            raise wrong_type(vectors, "vectors: give an array of shape (documents, dimensions)")
+        if branching != "auto" and not isinstance(branching, int | np.integer):
+            raise wrong_type(branching, f"branching {branching!r}: give a whole number or 'auto'")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
         rounds = EXPECTED_ROUNDS * (1 if method == "agglomerative" else len(level_sizes(len(vectors), b)))
@@ -294,7 +298,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- description
 
     def describe(self) -> list[LevelSummary]:
-        """Summarise sizes, balance and tightness of every inner level, from the top."""
+        """Summarize sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, counts in enumerate(self.document_counts()[1:], start=1):
             quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")

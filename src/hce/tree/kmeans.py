@@ -1,18 +1,347 @@
 """Spherical k-means: the paper's Alg. 2 run to convergence, and a fast mode for many clusters.
 
-Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out.
+Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out. The first half has the steps
+that both modes share: read unit rows, score, average, fill empty clusters. Rows are read in chunks and normalized as
+they are read, so a memory-mapped file is never copied as a whole. Where a step differs between the CPU and other
+devices, NumPy or SciPy is much faster than torch on the CPU.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
+from scipy import sparse
+from threadpoolctl import ThreadpoolController  # scikit-learn brings it
 
 from hce.errors import InputError
-from hce.tree.kmeans_fast import fast_kmeans
-from hce.tree.rows import Rows, assign, fill_empty, member_sums, normalised, spare_rows, unit_rows
+from hce.files import give_back
+from hce.processes import share_out
+
+# Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.
+TIE = 5e-7
+
+# Rows up to this many bytes are held as one unit float32 copy; beyond it they are read from the input each time.
+HOLD_BYTES = 512 * 2**20
+
+# Products are made in blocks of this many bytes, one a worker, which stay in the processor's cache.
+_BLOCK_BYTES = 16 * 2**20
+_TILE = 8192  # centroids in a block
+_SCATTERED = 1024  # rows from all over a mapped file, of which the system may map up to 2 MB around each
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Rows:
+    """Unit float32 rows held on one device, of shape (N, n)."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self._held = held
+        self.device = held.device
+        self.shape: tuple[int, int] = (held.shape[0], held.shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        """Return rows start..stop, of shape (stop - start, n)."""
+        return self._held[start:stop]
+
+    def take(self, index: np.ndarray) -> torch.Tensor:
+        """Return the rows at the given positions, of shape (len(index), n)."""
+        return take_rows(self._held, torch.from_numpy(index).to(self.device))
+
+    def subset(self, index: np.ndarray) -> Rows:
+        """Return the rows at the given positions as `Rows` of their own."""
+        return Rows(self.take(index))
+
+    def chunks(self, width: int) -> list[tuple[int, int]]:
+        """Return ranges of rows such that a block of `width` float32 columns, or of the rows themselves, is small."""
+        return chunk_ranges(len(self), max(width, self.shape[1]))
+
+
+class _SourceRows(Rows):
+    """Rows of an array too large to copy, made unit by `made` as they are read; `index` picks some of them."""
+
+    def __init__(
+        self,
+        source: np.ndarray,
+        device: torch.device,
+        made: Callable[[np.ndarray], torch.Tensor],
+        index: np.ndarray | None = None,
+    ) -> None:
+        self._source, self._made, self._index = source, made, index
+        self.device = device
+        self.shape = (len(source) if index is None else len(index), source.shape[1])
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        return self._read(slice(start, stop)) if self._index is None else self._scattered(self._index[start:stop])
+
+    def take(self, index: np.ndarray) -> torch.Tensor:
+        return self._scattered(index if self._index is None else self._index[index])
+
+    def _scattered(self, index: np.ndarray) -> torch.Tensor:
+        """Return rows from all over the source, few at a time, as the system maps more than each of them."""
+        found = torch.empty((len(index), self.shape[1]), dtype=torch.float32, device=self.device)
+        for start in range(0, len(index), _SCATTERED):
+            found[start : start + _SCATTERED] = self._read(index[start : start + _SCATTERED])
+        return found
+
+    def _read(self, picked: slice | np.ndarray) -> torch.Tensor:
+        """Return some rows, and have no page of a mapped file counted as memory for longer than that takes."""
+        rows = self._made(self._source[picked]).to(self.device)
+        give_back()
+        return rows
+
+    def subset(self, index: np.ndarray) -> Rows:
+        if len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:  # several may be at work at once
+            return Rows(self.take(index))
+        return _SourceRows(self._source, self.device, self._made, index if self._index is None else self._index[index])
+
+
+def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
+    """Return the rows as unit vectors, of shape (N, n).
+
+    Raises:
+        InputError: a row is zero or not finite; the first such is named.
+    """
+    source = np.asarray(vectors)  # a plain view: indexing an np.memmap itself costs far more
+    hold = source.size * 4 <= HOLD_BYTES
+    held = torch.empty(source.shape, dtype=torch.float32, device=device) if hold else None
+    unit_already = source.dtype == np.float32
+    for start, stop in chunk_ranges(*source.shape):
+        _check_rows(source[start:stop], start)
+        if held is not None:
+            held[start:stop] = _unit(source[start:stop]).to(device)
+        elif unit_already:
+            squares = np.einsum("ij,ij->i", source[start:stop], source[start:stop])
+            unit_already = bool((np.abs(squares - 1) < 4 * TIE).all())
+    if held is not None:
+        return Rows(held)
+    return _SourceRows(source, device, _as_they_are if unit_already else _unit)
+
+
+def _unit(block: np.ndarray) -> torch.Tensor:
+    # Divide by the largest entry first: squares of tiny or huge entries would under- or overflow.
+    scaled = (block / np.abs(block).max(axis=1, keepdims=True)).astype(np.float32, copy=False)
+    return torch.from_numpy(scaled / np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None])
+
+
+def _as_they_are(block: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(block, requirements="W"))  # a copy of what cannot be written: torch warns of it
+
+
+def _check_rows(block: np.ndarray, start: int) -> None:
+    largest = np.abs(block).max(axis=1)  # NaN and infinity both survive the maximum
+    bad = ~np.isfinite(largest)
+    if bad.any():
+        row = start + int(bad.argmax())
+        raise InputError(f"Row {row} of the vectors holds a NaN or an infinity; remove or re-encode that row.")
+    if (largest == 0).any():
+        row = start + int((largest == 0).argmax())
+        raise InputError(f"Row {row} of the vectors is all zeros and has no direction; remove or re-encode that row.")
+
+
+def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
+    """Split range(count) so that a float32 block of `width` columns stays within the block budget."""
+    size = max(64, _BLOCK_BYTES // (4 * max(1, width)))
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
+    """Run the task on every item, in any order, and return its results in the order of the items.
+
+    On the CPU tasks run in threads that each compute single-threaded, elsewhere one by one. Many small products gain
+    more from this than from threads inside each (which wait for one another at every product, and crawl when other
+    programs want the cores). Of processes that work together each runs a share, and all get all results.
+    """
+    return share_out(lambda own: _run_here(task, own, device), items)
+
+
+def _run_here(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        return [task(item) for item in items]
+    torch.set_num_threads(1)
+    try:
+        with _blas().limit(limits=1), ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(task, items))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@cache  # looking through the process for its BLAS libraries takes milliseconds
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+def end_to_end(parts: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, ...]:
+    """Join the first arrays of all parts, the second arrays of all parts, and so on."""
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def as_arrays(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """Return tensors of any device as arrays."""
+    return tuple(tensor.cpu().numpy() for tensor in tensors)
+
+
+def take_rows(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a matrix at the given positions, of shape (len(index), n)."""
+    if matrix.device.type == "cpu":
+        return torch.from_numpy(np.take(matrix.numpy(), index.numpy(), axis=0))
+    return matrix[index]
+
+
+def scores(rows: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    """Return inner products of shape (rows, centroids)."""
+    if rows.device.type == "cpu":
+        # NumPy's BLAS: twice as fast as torch's on AMD (200 against 110 GFLOP/s measured), and level elsewhere.
+        return torch.from_numpy(rows.numpy() @ centroids.numpy().T)
+    return rows @ centroids.T
+
+
+def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's first largest column and the value there, both of shape (rows,)."""
+    on_cpu = block.device.type == "cpu"
+    column = torch.from_numpy(block.numpy().argmax(axis=1)) if on_cpu else block.argmax(dim=1)
+    return column, block.gather(1, column[:, None])[:, 0]
+
+
+def entries_above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return row and column of each entry above its row's floor, both of shape (entries,)."""
+    if block.device.type == "cpu":
+        flat = torch.from_numpy(np.flatnonzero(block.numpy() > floor.numpy()[:, None]))
+        return flat // block.shape[1], flat % block.shape[1]
+    pairs = (block > floor[:, None]).nonzero()
+    return pairs[:, 0], pairs[:, 1]
+
+
+def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's nearest centroid (the first of equals) and the score, both of shape (rows,), tile by tile."""
+    column, value = row_argmax(scores(block, centroids[:_TILE]))
+    for start in range(_TILE, len(centroids), _TILE):
+        other, other_value = row_argmax(scores(block, centroids[start : start + _TILE]))
+        better = other_value > value
+        column, value = torch.where(better, other + start, column), torch.where(better, other_value, value)
+    return column, value
+
+
+def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.Tensor) -> torch.Tensor:
+    """Return each row's inner product with the centroid of its cluster, of shape (rows,)."""
+    if block.device.type == "cpu":
+        own = np.take(centroids.numpy(), assignment.numpy(), axis=0)
+        return torch.from_numpy(np.einsum("ij,ij->i", block.numpy(), own))
+    return (block * centroids[assignment]).sum(dim=1)
+
+
+def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Assign each row to its nearest centroid: assignment (int64) and scores (float32), both of shape (N,).
+
+    The M step of the paper's Alg. 2.
+
+    Given the present assignment, a row moves only where another centroid is better by more than a tie, so that equal
+    centroids (duplicates split over several clusters) cannot trade rows for ever.
+    """
+
+    def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
+        block = rows.span(*limits)
+        column, value = nearest_centroid(block, centroids)
+        if assignment is not None:
+            present = torch.from_numpy(assignment[slice(*limits)]).to(block.device)
+            own = own_scores(block, centroids, present)
+            stay = value <= own + TIE
+            column, value = torch.where(stay, present, column), torch.where(stay, own, value)
+        return as_arrays(column, value)
+
+    new, best = end_to_end(run_all(one_chunk, rows.chunks(min(len(centroids), _TILE)), rows.device))
+    return new, best
+
+
+def nearest_rows(vectors: np.ndarray, positions: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Find the nearest centroid of the vectors at these positions, of shape (positions,), int64, a part at a time."""
+    ends, device = torch.from_numpy(centroids), torch.device("cpu")
+    source = np.asarray(vectors)
+
+    def one_chunk(limits: tuple[int, int]) -> np.ndarray:
+        return nearest_centroid(_unit(source[positions[slice(*limits)]]), ends)[0].numpy()
+
+    return np.concatenate(run_all(one_chunk, chunk_ranges(len(positions), max(source.shape[1], len(ends))), device))
+
+
+def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
+    """Sum each cluster's rows, of shape (k, n), in float64; members are added in row order."""
+    sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
+    order = np.argsort(assignment, kind="stable")
+    for start, stop in rows.chunks(0):
+        index = order[start:stop]
+        owner, first = np.unique(assignment[index], return_index=True)
+        sums[torch.from_numpy(owner).to(rows.device)] += _sums_of_runs(rows.take(index), np.append(first, len(index)))
+    return sums
+
+
+def _sums_of_runs(block: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
+    """Sum the rows of a block from each bound to the next, in order, in float64."""
+    if block.device.type == "cpu":
+        members = (np.ones(len(block)), np.arange(len(block)), bounds)
+        return torch.from_numpy(sparse.csr_matrix(members, (len(bounds) - 1, len(block))) @ block.numpy())
+    lengths = torch.from_numpy(np.diff(bounds)).to(block.device)
+    return torch.segment_reduce(block.double(), "sum", lengths=lengths, axis=0)
+
+
+def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
+    """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of the paper's Alg. 2.
+
+    Members that cancel out leave no direction; such a cluster takes its first member's, which is as good as any
+    (every unit vector then scores 0 on average over the members).
+    """
+    norms = sums.norm(dim=1, keepdim=True)
+    centroids = (sums / norms.clamp_min(1e-12)).float()
+    for cluster in torch.nonzero(norms[:, 0] < 1e-6)[:, 0].tolist():
+        centroids[cluster] = rows.take(np.flatnonzero(assignment == cluster)[:1])[0]
+    return centroids
+
+
+def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best: np.ndarray) -> None:
+    """Give every empty cluster a member, in place; no row's score falls and every cluster stays a nearest centroid.
+
+    An empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row that is
+    nearer to it than to its own centroid joins. That may empty another cluster, so it repeats; each repeat raises the
+    total score, or (where rows equal their centroid already) splits duplicates and empties nothing, so it ends.
+    """
+    k = len(centroids)
+    sizes = np.bincount(assignment, minlength=k)
+    while (empty := np.flatnonzero(sizes == 0)).size:
+        donors = spare_rows(assignment, best, k, len(empty))
+        empty = empty[: len(donors)]
+        chosen = torch.from_numpy(empty).to(rows.device)
+        centroids[chosen] = rows.take(donors)
+        for start, stop in rows.chunks(len(empty)):
+            column, value = row_argmax(scores(rows.span(start, stop), centroids[chosen]))
+            target, score = empty[column.cpu().numpy()], value.cpu().numpy()
+            moves = score > best[start:stop] + TIE
+            assignment[start:stop][moves] = target[moves]
+            best[start:stop][moves] = score[moves]
+        # Equal donors share one centroid's direction: each keeps its own cluster, which is a tie and not a loss.
+        assignment[donors] = empty
+        best[donors] = np.maximum(best[donors], 1 - TIE)
+        sizes = np.bincount(assignment, minlength=k)
+
+
+def spare_rows(assignment: np.ndarray, best: np.ndarray, k: int, count: int) -> np.ndarray:
+    """Return the `count` lowest-scoring rows whose clusters keep a member without them; fewer where there are none."""
+    sizes = np.bincount(assignment, minlength=k)
+    order = np.lexsort((best, assignment))  # cluster by cluster, worst first
+    first = np.cumsum(sizes) - sizes
+    rank = np.arange(len(order)) - first[assignment[order]]
+    spare = order[rank < sizes[assignment[order]] - 1]  # all but each cluster's best-fitting row
+    return spare[np.argsort(best[spare], kind="stable")][:count]
+
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +404,8 @@ def spherical_kmeans(
     rng = np.random.default_rng(seed)
     report = on_round or (lambda number, mean_cosine: None)
     if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
+        from hce.tree.kmeans_fast import fast_kmeans  # which needs the steps that are shared here
+
         result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, report))
     else:
         result = _exact_kmeans(rows, _first_centroids(rows, k, init, rng), max_rounds, report)
@@ -95,7 +426,7 @@ def _exact_kmeans(
 ) -> KMeansResult:
     """Run Alg. 2 from given centroids, until no assignment changes.
 
-    Neither step lowers the mean cosine: the normalised sum is the direction that scores its members best, a row only
+    Neither step lowers the mean cosine: the normalized sum is the direction that scores its members best, a row only
     moves to a better centroid, and filling an empty cluster raises its rows' scores.
     """
     assignment: np.ndarray | None = None
@@ -109,7 +440,7 @@ def _exact_kmeans(
         assignment = new
         if converged or len(mean_cosines) == max_rounds:
             return KMeansResult(centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged)
-        centroids = normalised(member_sums(rows, assignment, len(centroids)), rows, assignment)
+        centroids = normalized(member_sums(rows, assignment, len(centroids)), rows, assignment)
 
 
 def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -> torch.Tensor:
@@ -118,7 +449,7 @@ def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -
     assignment = rng.integers(k, size=len(rows))
     missing = np.setdiff1d(np.arange(k), assignment)
     assignment[spare_rows(assignment, np.zeros(len(rows)), k, len(missing))] = missing
-    return normalised(member_sums(rows, assignment, k), rows, assignment)
+    return normalized(member_sums(rows, assignment, k), rows, assignment)
 
 
 def _fast_pays(count: int, k: int) -> bool:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hce.tree.rows import (
+from hce.tree.kmeans import (
     HOLD_BYTES,
     TIE,
     Rows,
@@ -34,7 +34,7 @@ from hce.tree.rows import (
     entries_above,
     fill_empty,
     member_sums,
-    normalised,
+    normalized,
     own_scores,
     row_argmax,
     run_all,
@@ -126,7 +126,7 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
     return _State(
         assignment,
         sums,
-        normalised(sums, rows, assignment),
+        normalized(sums, rows, assignment),
         sums.norm(dim=1).float(),
         np.bincount(assignment, minlength=k),
     )
@@ -234,7 +234,7 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
     for _ in range(rounds):
         assignment, best = assign(rows, centroids)
         fill_empty(rows, centroids, assignment, best)
-        centroids = normalised(member_sums(rows, assignment, k), rows, assignment)
+        centroids = normalized(member_sums(rows, assignment, k), rows, assignment)
     return centroids, assignment
 
 
@@ -266,7 +266,7 @@ def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near
 
 
 def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
-    """Take over a new assignment, in place: clusters that gained or lost a row are summed anew."""
+    """Take over a new assignment, in place: clusters that gained or lost a row are summed again."""
     moved = state.assignment != assignment
     touched = np.unique(np.concatenate([state.assignment[moved], assignment[moved]]))
     number = np.full(len(state.sizes), -1)
@@ -391,7 +391,7 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
     """Move rows one by one where that raises the total, in place.
 
     Moves that share no cluster leave each other's gains as they are, so each pass makes a set of such moves, best
-    first, and then measures the remaining ones anew: every move made is a true gain. The last row of a cluster stays:
+    first, and then measures the remaining ones again: every move made is a true gain. The last row of a cluster stays:
     it would lose a cosine of 1, which nothing can outweigh.
     """
     block, made = rows.take(wishes), 0

@@ -3,8 +3,8 @@
 The nodes of one level are the map's sites. t-SNE spreads them by the cosines of their centroids, with nodes of other
 branches put further off, and each site owns the part of the plane that is closest to it (its Voronoi cell). The region
 of a node above is the union of the cells below that node, so that regions nest as the tree does. A document stays in
-the cell of its site; within it, the document is pulled to its nearest neighbours in its own leaf and the leaves around,
-and pushed away from all others (the forces of UMAP). What comes later is put beside its nearest neighbours.
+the cell of its site; within it, the document is pulled to its nearest neighbors in its own leaf and the leaves around,
+and pushed away from all others (the forces of UMAP). What comes later is put beside its nearest neighbors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 from scipy.spatial import Voronoi, cKDTree
 
-from hce.encoding.static import as_unit_rows
+from hce.encoding.tables import as_unit_rows
 from hce.tree.hierarchy import Hierarchy
 
 MOST_SITES = 4096
@@ -26,12 +26,12 @@ ROUNDS = 30  # of evening out the cells
 RIM = 256  # points around the disc that they fill
 COAST = 1.5  # how far from the nearest site, in typical distances of two of them, no document's land is any more
 EDGE = 0.94  # how much of the way to its cell's border a document may go
-NEIGHBOURS = 10
-LEAVES_AROUND = 6  # whose documents may be neighbours too
+NEIGHBORS = 10
+LEAVES_AROUND = 6  # whose documents may be neighbors too
 STEPS = 60
 PUSHED = 8  # others in either direction that a document is pushed away from in a step
 SEED = 0  # same tree, same map
-BESIDE = 3  # neighbours that what comes later is put beside
+BESIDE = 3  # neighbors that what comes later is put beside
 
 Tell = Callable[[float], None]
 """Told which share of the work is done; what it raises ends the work."""
@@ -43,13 +43,13 @@ class Cells(NamedTuple):
     Attributes:
         vertices: corners, of shape (V, 2).
         polygons: for each site the corners of its cell, in order.
-        neighbours: for each site, the points across each border of its cell, of shape (S, most borders, 2); the site
+        neighbors: for each site, the points across each border of its cell, of shape (S, most borders, 2); the site
             itself is repeated where there are fewer.
     """
 
     vertices: np.ndarray
     polygons: list[np.ndarray]
-    neighbours: np.ndarray
+    neighbors: np.ndarray
 
 
 def site_level(tree: Hierarchy) -> int:
@@ -95,10 +95,10 @@ def cells(sites: np.ndarray) -> Cells:
             if own < count:
                 borders[own].append(across)
     most = max(map(len, borders))
-    neighbours = np.array([voronoi.points[own + [site] * (most - len(own))] for site, own in enumerate(borders)])
+    neighbors = np.array([voronoi.points[own + [site] * (most - len(own))] for site, own in enumerate(borders)])
     used, corners = np.unique(np.concatenate(polygons), return_inverse=True)
     starts = np.cumsum([len(polygon) for polygon in polygons])[:-1]
-    return Cells(voronoi.vertices[used], np.split(corners, starts), neighbours)
+    return Cells(voronoi.vertices[used], np.split(corners, starts), neighbors)
 
 
 def place_documents(
@@ -139,8 +139,8 @@ def _place_in_order(
     if not len(documents):
         return np.empty((0, 2), np.float32)
     site = tree.nodes_at(site_level(tree))[documents]
-    pairs = _neighbour_pairs(tree, documents, vectors, lambda share: tell(0.3 * share))
-    borders = _Borders.of(sites, cells(sites).neighbours)
+    pairs = _neighbor_pairs(tree, documents, vectors, lambda share: tell(0.3 * share))
+    borders = _Borders.of(sites, cells(sites).neighbors)
     scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # of two documents
     places = borders.keep(sites[site] + generator.normal(0, 2 * scale, (len(documents), 2)), site)
     around = max(2, round(1.5 * len(documents) / len(sites)))
@@ -165,8 +165,8 @@ def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> 
 
 def _two_axes(rows: np.ndarray) -> np.ndarray:
     """Return the first two principal components, of shape (S, 2)."""
-    centred = rows - rows.mean(axis=0)
-    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
+    centered = rows - rows.mean(axis=0)
+    left, singular, _ = np.linalg.svd(centered, full_matrices=False)
     axes = np.zeros((len(rows), 2))
     axes[:, : min(2, len(singular))] = (left * singular)[:, :2]
     return axes
@@ -232,8 +232,8 @@ class _Borders(NamedTuple):
     nearest: np.ndarray
 
     @classmethod
-    def of(cls, sites: np.ndarray, neighbours: np.ndarray) -> _Borders:
-        toward = neighbours - sites[:, None]
+    def of(cls, sites: np.ndarray, neighbors: np.ndarray) -> _Borders:
+        toward = neighbors - sites[:, None]
         squared = (toward**2).sum(axis=2)
         return cls(sites, toward, squared / 2, np.sqrt(np.where(squared > 0, squared, np.inf).min(axis=1)))
 
@@ -258,7 +258,7 @@ class _Borders(NamedTuple):
         return self.sites[site] + direction * reach[:, None]
 
 
-def _neighbour_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, tell: Tell) -> sparse.csr_matrix:
+def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, tell: Tell) -> sparse.csr_matrix:
     """Join each document with its nearest in its own leaf and the leaves around: (N, N), symmetric, ones."""
     count = len(documents)
     leaf = tree.document_parent[documents]
@@ -268,12 +268,12 @@ def _neighbour_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray
     for own, others in _with_candidates(tree, order, start):
         cosines = vectors[own] @ vectors[others].T
         cosines[own[:, None] == others[None, :]] = -np.inf
-        most = min(NEIGHBOURS, len(others) - 1)
+        most = min(NEIGHBORS, len(others) - 1)
         if most > 0:
             nearest = np.argpartition(-cosines, most - 1, axis=1)[:, :most]
             rows.append(np.repeat(own, most))
             columns.append(others[nearest].ravel())
-        tell(sum(map(len, rows)) / max(count * NEIGHBOURS, 1))
+        tell(sum(map(len, rows)) / max(count * NEIGHBORS, 1))
     row, column = np.concatenate(rows), np.concatenate(columns)
     pairs = sparse.csr_matrix((np.ones(len(row), np.float32), (row, column)), (count, count))
     return pairs.maximum(pairs.T).tocsr()
@@ -289,7 +289,7 @@ def _with_candidates(tree: Hierarchy, order: np.ndarray, start: np.ndarray) -> I
 
 
 def _pull(places: np.ndarray, pairs: sparse.csr_matrix) -> np.ndarray:
-    """Return the pull of the neighbours on each document, of shape (N, 2)."""
+    """Return the pull of the neighbors on each document, of shape (N, 2)."""
     off = places[pairs.indices] - np.repeat(places, np.diff(pairs.indptr), axis=0)
     off /= 1 + np.einsum("ij,ij->i", off, off)[:, None]
     sums = np.zeros((len(off) + 1, 2), np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -20,7 +21,7 @@ from hce.deadline import check_deadline
 from hce.errors import InputError, WriterBusyError
 from hce.index.before import Ranking, Readiness, Untrained
 from hce.index.browse import LiveTree
-from hce.index.filters import parse_clauses
+from hce.index.filters import Filter, parse_clauses
 from hce.index.index import Index, ReindexedError
 from hce.index.map import DocumentMap
 from hce.index.ranking import Hit, SearchMode
@@ -33,12 +34,16 @@ from hce.web.schemas import (
     CONDITIONS,
     HITS,
     ID_CHARACTERS,
+    METADATA_OF_EACH,
+    METADATA_SHOWN,
     QUERY_CHARACTERS,
+    TITLE_SHOWN,
     TREE_LEVELS_AT_ONCE,
     Before,
     DocumentAnswer,
     ErrorAnswer,
     Facet,
+    FieldsAnswer,
     HealthAnswer,
     Json,
     Listed,
@@ -54,7 +59,7 @@ from hce.web.schemas import (
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
 LISTED_CHARACTERS = 160
-SHOWN_AS_FOUND = [each.name for each in fields(Shown) if each.name in Hit._fields]
+SHOWN_AS_FOUND = {each.name for each in fields(Shown) if each.name in Hit._fields} - {"title", "metadata"}
 NO_STORE = {"cache-control": "no-store"}
 FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
@@ -165,6 +170,12 @@ async def search(
             continue
 
 
+@router.get("/api/fields", response_model=FieldsAnswer)
+async def fields_of_metadata(site: Served) -> Json:
+    """Name the fields of the metadata, and what values they have."""
+    return answer(FieldsAnswer(await site.looks.run(site.index.fields)))
+
+
 @router.post("/api/documents", response_model=Written, status_code=201)
 async def add_documents(site: Served, new: NewDocuments) -> Json:
     """Add documents, all or none; with `update`, in place of those that have their ids."""
@@ -235,6 +246,14 @@ async def health(site: Served) -> Json:
     return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
 
 
+@router.get("/ready", response_model=HealthAnswer)
+async def ready(site: Served) -> Json:
+    """Say whether a search is answered now: 503 while too many wait, or while what keeps the vectors is away."""
+    anywhere = np.eye(1, site.index.manifest.dim, dtype=np.float32)
+    await site.searches.run(site.index.search_vectors, anywhere, 1)
+    return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
+
+
 def answer(value: Any) -> Json:
     """Return a value as JSON that no cache keeps."""
     return Json(value, headers=NO_STORE)
@@ -282,10 +301,9 @@ def _search_answer(site: ServedIndex, asked: _Asked, compare: bool) -> SearchAns
     (found,) = site.index.search_encoded([query], vector[None], k, conditions, mode, fingerprint, unique=unique)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = QueryWords(query, k)
-    counted = site.index.facets(counted_fields, conditions).items()
-    facets = {field: [Facet(*each) for each in counts] for field, counts in counted}
+    facets = _facets(site.index, counted_fields, conditions)
     good_match = site.index.good_match(query, found, conditions, mode, vector=vector)
-    shown = [_shown(hit, words) for hit in found]
+    shown = [_shown(hit, words, k) for hit in found]
     answered = SearchAnswer(query, k, took, shown, facets=facets, good_match=good_match)
     if not compare:
         return answered
@@ -296,20 +314,34 @@ def _search_answer(site: ServedIndex, asked: _Asked, compare: bool) -> SearchAns
     ranking = site.untrained.rank(query, conditions)
     ranks = ranking.ranks_of(np.array([hit.number for hit in found], dtype=np.int64))
     hits = [replace(hit, before=rank) for hit, rank in zip(answered.hits, ranks, strict=True)]
-    before = [_shown(hit, words) for hit in _first(site.index, ranking, k)]
+    before = [_shown(hit, words, k) for hit in _first(site.index, ranking, k)]
     return replace(answered, hits=hits, before=Before(readiness, before))
 
 
-def _shown(hit: Hit, words: QueryWords) -> Shown:
-    """Show a hit by the passage that was found, or else by a snippet."""
+def _facets(index: Index, names: Sequence[str], conditions: Filter | None) -> dict[str, list[Facet]]:
+    """Count the values of some fields; of texts, those that a condition can be written with."""
+    return {
+        field: [Facet(value, count) for value, count in counts if len(str(value)) <= CONDITION_CHARACTERS]
+        for field, counts in index.facets(names, conditions).items()
+    }
+
+
+def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
+    """Show one of k hits by the passage that was found, or else by a snippet; what is too long is cut."""
     check_deadline()
     snippet = snippet_of(hit.text, hit.passage, words)
+    title = hit.title[:TITLE_SHOWN]
+    is_too_long = len(json.dumps(hit.metadata)) > max(METADATA_OF_EACH, METADATA_SHOWN // k)
+    cut = {"title": len(title) < len(hit.title), "metadata": is_too_long}
     return Shown(
-        title_marks=words.marks_in(hit.title),
+        title=title,
+        title_marks=words.marks_in(title),
         snippet=snippet.text,
         snippet_start=snippet.start,
         snippet_is_whole=snippet.whole,
         snippet_marks=snippet.marks,
+        metadata={} if is_too_long else hit.metadata,
+        cut=tuple(name for name, is_cut in cut.items() if is_cut),
         **{name: getattr(hit, name) for name in SHOWN_AS_FOUND},
     )
 
@@ -329,7 +361,7 @@ def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
 def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
     found = live.node(level, node, depth, most)
     documents = live.documents(node, offset, most) if level == live.levels else []
-    listed = [Listed(each.id, each.title, each.text[:LISTED_CHARACTERS]) for each in documents]
+    listed = [Listed(each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for each in documents]
     return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
 
 

@@ -48,12 +48,16 @@ Every error is `{"error": "one sentence"}`. Where a token is needed to write, it
 `Authorization: Bearer TOKEN`."""
 
 
-def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
+def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True) -> FastAPI:
     """Make the page and the API of an index.
 
     Args:
         index: what is served; it stays open when the server ends.
         rules: who may ask for what; by default this machine may, and may write.
+        metrics: whether requests are counted, and /metrics is there.
+
+    Raises:
+        MissingPackageError: the package that keeps metrics is not installed.
     """
     site = ServedIndex(index, rules or Rules())
 
@@ -78,6 +82,10 @@ def create_app(index: Index, rules: Rules | None = None) -> FastAPI:
     app.include_router(embeddings_router)
     app.add_middleware(Guard, rules=site.rules)
     agents = _add_mcp(app, site)
+    if metrics:
+        from hce.web.metrics import add_metrics
+
+        add_metrics(app, site)
     _add_page(app)
     _add_errors(app, site)
     return app

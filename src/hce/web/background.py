@@ -8,6 +8,8 @@ while a call is under way waits for the next one, together with all others who c
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -144,16 +146,22 @@ class DriftWatch:
         self.index = index
         self._lock = Lock()
         self._measured_at = -1
+        self._began = -math.inf
         self._state = DriftState("measuring")
         self._thread: Thread | None = None
 
-    def now(self) -> DriftState:
-        """Return the last verdict; where documents were written since, measure a newer one in the background."""
+    def now(self, pause: float = 0.0) -> DriftState:
+        """Return the last verdict; where documents were written since, measure a newer one in the background.
+
+        Args:
+            pause: seconds that have to have passed since the last measurement began.
+        """
         with self.index.reading() as reader:
             change = reader.moment().change
         with self._lock:
             outdated = self._measured_at != change
-            if outdated and self._thread is None:
+            if outdated and self._thread is None and time.monotonic() - self._began >= pause:
+                self._began = time.monotonic()
                 self._thread = Thread(target=self._measure, args=(change,), name="drift", daemon=True)
                 self._thread.start()
             return replace(self._state, state="measuring" if outdated else "done", outdated=outdated)

@@ -38,6 +38,7 @@ BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up
 READ_SECONDS = 30.0  # an answer that takes longer is given up
 WRITE_SECONDS = 600.0  # a thousand documents and a large encoder take a while
 TOKEN_CHARACTERS = 1_000
+ANSWERS_BYTES = 256 << 20  # of all answers together that are made and not taken yet
 
 # Of every answer that does not say otherwise. Plotly sets styles of its own; nothing else comes from elsewhere than
 # this server, and no script is inline. A browser keeps the page's files, but asks each time whether they have changed.
@@ -149,6 +150,7 @@ class Guard:
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self.app = app
         self.rules = rules
+        self._under_way = _UnderWay()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the application answer."""
@@ -179,7 +181,7 @@ class Guard:
         reads = is_reading(scope["method"], scope["path"])
         seconds = READ_SECONDS if reads else WRITE_SECONDS
         deadline = Deadline(seconds)
-        answer = _Answer(scope, receive, send)
+        answer = _Answer(scope, receive, send, self._under_way)
         gone = asyncio.ensure_future(_gone(receive))
         work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if reads else None))
         try:
@@ -196,6 +198,7 @@ class Guard:
             work.cancel()
             with suppress(asyncio.CancelledError):
                 await work
+            self._under_way.bytes -= answer.bytes
 
     async def _work(self, scope: Scope, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
         """Let the application answer; a bug in it goes to the log, and the asker learns only that there is one."""
@@ -204,11 +207,24 @@ class Guard:
                 await self.app(scope, receive, answer.send)
         except DeadlineError:
             await answer.refuse(_too_late(READ_SECONDS, True))
+        except (_TooLargeError, MemoryError):
+            await answer.refuse(Refusal(503, "there is no memory for this answer now; ask for less, or try again"))
         except Exception:
             logger.exception("a bug in hce; please report it")
             if answer.has_begun:
                 raise
             await answer.refuse(Refusal(500, "something went wrong in the server; its log says what"))
+
+
+class _TooLargeError(Exception):
+    """There are too many bytes of answers under way."""
+
+
+@dataclass
+class _UnderWay:
+    """How many bytes of answers, together, are made and not taken yet."""
+
+    bytes: int = 0
 
 
 class _Answer:
@@ -217,21 +233,37 @@ class _Answer:
     Attributes:
         has_begun: whether any of the answer has been sent.
         is_complete: whether all of the answer has been sent.
+        bytes: how many it counts for among those under way.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, under_way: _UnderWay) -> None:
         self._scope, self._receive, self._send = scope, receive, send
+        self._under_way = under_way
         self.has_begun = self.is_complete = False
+        self.bytes = 0
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; those of `HEADERS` that the answer does not have are added."""
-        self.has_begun = True
+        """Send a part of the answer; those of `HEADERS` that the answer does not have are added.
+
+        Raises:
+            _TooLargeError: too many bytes of other answers are under way; nothing of this one was sent.
+        """
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
+            self._count(int(headers.get("content-length", 0)))
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
+        self.has_begun = True
         await self._send(message)
         self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    def _count(self, size: int) -> None:
+        """Count the answer among those under way; a large one may go alone."""
+        others = self._under_way.bytes
+        if others and others + size > ANSWERS_BYTES:
+            raise _TooLargeError
+        self.bytes = size
+        self._under_way.bytes += size
 
     async def refuse(self, refused: Refusal) -> None:
         """Refuse the request, if nothing of an answer has been sent yet."""

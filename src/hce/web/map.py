@@ -9,10 +9,10 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import Response
 
-from hce.index.browse import LiveTree
+from hce.index.browse import LiveTree, NotThereError
 from hce.index.map import DocumentMap, MapReadiness
 from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, answer
-from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, ErrorAnswer, Json
+from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, TITLE_SHOWN, ErrorAnswer, Json
 
 PLACES_AT_ONCE = 100
 STEPS_OF_A_PLACE = 65_535  # a place goes over the wire as two numbers of 16 bits
@@ -126,31 +126,34 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
     readiness = drawing.readiness()
     if readiness.state != "ready":
         return MapAnswer(readiness)
-    cells, drawn = drawing.cells(), drawing.drawn()
-    with drawing.live.index.reading() as reader:
-        now = drawing.live.places_at(reader)
-    hierarchy = now.tree.hierarchy
+    try:
+        with drawing.live.index.reading() as reader:
+            now = drawing.at(reader)
+    except NotThereError:  # another tree was grown since
+        return MapAnswer(MapReadiness("preparing"))
+    hierarchy = now.places.tree.hierarchy
     levels = [
         MapLevel(
             hierarchy.levels[level - 1].parent.tolist(),
             [hierarchy.name(level, node) for node in range(hierarchy.node_count(level))],
-            now.sizes[level].tolist(),
+            now.places.sizes[level].tolist(),
         )
-        for level in range(1, drawing.level() + 1)
+        for level in range(1, now.level + 1)
     ]
     return MapAnswer(
         readiness,
-        now.moment.documents,
-        len(drawn.numbers),
+        now.places.moment.documents,
+        len(now.drawn.numbers),
         levels,
-        np.round(cells.vertices, 5).ravel().tolist(),
-        [polygon.tolist() for polygon in cells.polygons],
+        np.round(now.cells.vertices, 5).ravel().tolist(),
+        [polygon.tolist() for polygon in now.cells.polygons],
     )
 
 
 def _points(drawing: DocumentMap) -> bytes:
     drawing.readiness()  # asking has the map made
-    drawn = drawing.drawn()
+    with drawing.live.index.reading() as reader:
+        drawn = drawing.at(reader).drawn
     steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
     return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.nodes.astype("<u2").tobytes()
 
@@ -159,15 +162,18 @@ def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
     with live.index.reading() as reader:
         found = reader.documents(numbers)
     there = ((number, found[number]) for number in numbers if number in found)
-    return [MapDocument(number, each.id, each.title, each.text[:LISTED_CHARACTERS]) for number, each in there]
+    return [
+        MapDocument(number, each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for number, each in there
+    ]
 
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
-    query = None if vector is None else drawing.place_of_query(vector).tolist()
+    drawing.readiness()  # asking has the map made
     with drawing.live.index.reading() as reader:
-        there = reader.present(ids)
-    numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}
-    found = drawing.places_of(np.array(list(numbers.values()), np.int64)).tolist() if numbers else []
+        now, there = drawing.at(reader), reader.present(ids)
+        query = None if vector is None else now.place_of_query(reader, vector).tolist()
+        numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}
+        found = now.places_of(reader, np.array(list(numbers.values()), np.int64)).tolist()
     return MapPlaces(
         [MapPlace(doc_id, number, *place) for (doc_id, number), place in zip(numbers.items(), found, strict=True)],
         query,

@@ -13,6 +13,7 @@ from hce.data.documents import Document
 from hce.data.snippets import Mark
 from hce.index.before import Readiness
 from hce.index.browse import Node, Way
+from hce.index.filters import FieldSummary
 from hce.index.paths import PathNode
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
@@ -26,6 +27,9 @@ DOCUMENTS_AT_ONCE = 1_000
 ID_CHARACTERS = 512
 TITLE_CHARACTERS = 10_000
 TEXT_CHARACTERS = 1_000_000
+TITLE_SHOWN = 1_000  # characters of a title in a list
+METADATA_SHOWN = 2_000_000  # characters of metadata, as JSON, in all hits together: each may have its share, or
+METADATA_OF_EACH = 2_000
 TREE_LEVELS_AT_ONCE = 2
 CHILDREN_AT_ONCE = 500
 
@@ -72,6 +76,8 @@ class Shown:
         before: of a hit, its rank by the untrained encoder, where that is compared with.
         folded: the ids of near-equal documents that were found below this one and left out, if that was asked for.
         path: of a hit, the nodes of the tree that the document lies under, from the top.
+        cut: "title" where only its beginning is given, "metadata" where it is too long and left out;
+            /api/documents/ID has all.
     """
 
     rank: int
@@ -92,6 +98,7 @@ class Shown:
     before: int | None = None
     folded: tuple[str, ...] = ()
     path: tuple[PathNode, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,13 @@ class Facet:
 
     value: str | float | bool
     documents: int
+
+
+@dataclass(frozen=True)
+class FieldsAnswer:
+    """The fields of the metadata, as the first and the last documents have them."""
+
+    fields: list[FieldSummary]
 
 
 @dataclass(frozen=True)

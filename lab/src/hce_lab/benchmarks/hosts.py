@@ -228,14 +228,14 @@ def count_work(report: Path, arguments: list[str]) -> None:
     import torch.distributed as dist
     from torch.utils.flop_counter import FlopCounterMode
 
+    import hce.tree.kmeans
     import hce.tree.kmeans_fast
-    import hce.tree.rows
     from hce.data import corpus as reading
     from hce.encoding.corpus_vectors import encode_corpus
     from hce.encoding.encoder import Encoder
 
     encode_corpus.__kwdefaults__["chunk_size"] = ROWS_AT_ONCE
-    hce.tree.rows._BLOCK_BYTES = 2**14
+    hce.tree.kmeans._BLOCK_BYTES = 2**14
     done: Counter[str] = Counter()
 
     def counted(owner: Any, name: str, what: str, amount: Callable[..., int]) -> None:
@@ -257,7 +257,7 @@ def count_work(report: Path, arguments: list[str]) -> None:
     counted(dist, "all_reduce", "bytes reduced", lambda tensor, *_, **__: size(tensor))
     counted(dist, "all_gather", "bytes gathered", lambda parts, own, *_, **__: size(own) * len(parts))
     counted(dist, "broadcast", "bytes broadcast", lambda tensor, *_, **__: size(tensor))
-    for module in (hce.tree.rows, hce.tree.kmeans_fast):
+    for module in (hce.tree.kmeans, hce.tree.kmeans_fast):
         counted(module, "scores", "multiply-adds of clustering", lambda a, b: a.shape[0] * a.shape[1] * b.shape[0])
     products = FlopCounterMode(display=False)
     try:

@@ -21,11 +21,10 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.static import TokenMemo
+from hce.encoding.tables import TokenMemo
 from hce.training.co_training import cluster_corpus
-from hce.training.pairs import Batch, InverseCloze
+from hce.training.pairs import Batch, InverseCloze, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Trainer
 
 RIVAL = "MultipleNegativesRankingLoss"
@@ -57,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     corpus = Corpus.from_documents(Corpus.load(arguments.corpus)[: arguments.documents])
     encoder = Encoder.load(arguments.encoder, device="cpu")
-    recipe = Recipe.for_encoder(static=encoder.is_static, batch_size=arguments.batch)
+    recipe = Recipe.for_encoder(static=encoder.is_table, batch_size=arguments.batch)
     source = InverseCloze(corpus, lengths=recipe.span_lengths, cut_share=recipe.cut_share, window=recipe.window)
     trainer = Trainer(corpus, encoder, Sources(None, source), recipe)
     # Clustering needs vectors of all documents; a step's time does not depend on what they are.
@@ -80,7 +79,7 @@ def main() -> None:
             hce_step(batch)
 
     steps = {"hce": hce_step, RIVAL: lambda batch: mnrl_step(encoder, rival, trainer.optimizer, batch)}
-    memo = TokenMemo.of(encoder.model[0].tokenizer) if encoder.is_static else None
+    memo = TokenMemo.of(encoder.model[0].tokenizer) if encoder.table is not None else None
     if memo is not None:  # by the second epoch, every word has been met
         steps["hce, words remembered"] = as_trained
         for text in corpus.texts():

@@ -29,8 +29,8 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import DenseSearcher, HasScore, HybridSearcher, Searcher, evaluate
 from hce.evaluation.measures import parse_measure
 from hce.files import delete_whole, new_folder, require_new, unfinished, write_json
+from hce.training.pairs import split_labels
 from hce.training.recipe import Recipe
-from hce.training.sources import split_labels
 from hce_lab.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
 from hce_lab.comparison.table import Comparison, Result
 from hce_lab.comparison.task import MODEL, Built, Task
@@ -170,7 +170,8 @@ class Bench:
         def run(work: Path) -> dict[str, Any]:
             if place is not None:
                 require_new(place)
-            built = system.build(replace(task, folder=work))
+            # A model that is kept is written, with its tree, by a training of its own.
+            built = system.build(replace(task, folder=work, built=task.built if place is None else {}))
             measured = {split: asdict(self._measure(built, split, name, seed)) for split in self.tested}
             model = _model_of(built)
             if place is not None and model is not None:
@@ -258,7 +259,7 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds {seeds}: at least 1")
     bench = Bench.open(folder, output, [split], **options)
-    names = choose(list(systems), bench.task, is_static=bench.encoder.is_static)
+    names = choose(list(systems), bench.task, is_static=bench.encoder.table is not None)
     return bench.compare(names, seeds, on_result)[split]
 
 

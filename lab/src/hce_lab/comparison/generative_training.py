@@ -28,9 +28,8 @@ from hce.evaluation.evaluate import evaluate
 from hce.files import checked_fields
 from hce.processes import seed_step
 from hce.progress import progress_bar
-from hce.training.pairs import Batch, batch_count, endless
+from hce.training.pairs import Batch, LabelSets, Sources, batch_count, endless, sources_and_devset
 from hce.training.recipe import Recipe, Supervision
-from hce.training.sources import LabelSets, Sources, sources_and_devset
 from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.steps import new_optimizer, rate_share
 from hce_lab.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, new_network, parameter_count
@@ -325,7 +324,7 @@ class Prepared:
         encoder = task.load_encoder()
         label_sets = LabelSets(task.pairs, task.generated, task.dev)
         sources, devset = sources_and_devset(task.corpus, encoder, label_sets, recipe)
-        if encoder.is_static and recipe.fit_static:
+        if encoder.table is not None and recipe.fit_static:
             encoder = task.start_encoder(devset)
         return cls(task, encoder, recipe, MixedStream(task.corpus, sources, recipe))
 

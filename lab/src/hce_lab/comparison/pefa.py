@@ -28,7 +28,7 @@ from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.search.exact import nearest, score_blocks
 from hce.training.heldout import labelled_devset
-from hce.training.pairs import LabelledPairs
+from hce.training.pairs import LabeledPairs
 from hce_lab.comparison.task import Built, Task, best_hits
 
 LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -119,7 +119,7 @@ def build_pefa_xl(task: Task) -> Built:
 
 def _known(task: Task) -> _Known:
     pairs, dev = task.labelled
-    labelled = LabelledPairs(task.corpus, *pairs)
+    labelled = LabeledPairs(task.corpus, *pairs)
     encoder = task.start_encoder(labelled_devset(task.corpus, *dev, task.recipe.dev_pool, task.recipe.seed))
     start = time.perf_counter()
     documents, queries = encode_corpus(encoder, task.corpus), encoder.encode(labelled.texts, "query")

@@ -48,7 +48,7 @@ def build_untrained_by_cosines(task: Task) -> Built:
 
 
 def build_fitted(task: Task) -> Built:
-    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.static`."""
+    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.word_table`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
@@ -113,7 +113,20 @@ def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Calla
     return build_both
 
 
-HCE = trained(ours=True)
+def built_once(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
+    """Return what builds a system once for each recipe of a comparison, so that two systems share one training."""
+
+    def build_or_recall(task: Task) -> Built:
+        key = (build, str((task.defaults or task.recipe).as_dict()))
+        if key not in task.built:
+            task.built[key] = build(task)
+        return task.built[key]
+
+    return build_or_recall
+
+
+HCE = built_once(trained(ours=True))
+NO_TREE = built_once(trained(ours=True, tree=False))
 IN_BATCH: dict[str, Any] = {"mode": "supervised", "tree": False, "negatives": "none"}
 MINED: dict[str, Any] = {"tree": False, "negatives": "mined"}
 SYSTEMS: dict[str, System] = {
@@ -177,7 +190,7 @@ SYSTEMS: dict[str, System] = {
         seeded=False,
         written=True,
     ),
-    "no-tree": System("hce, no tree: the same training otherwise", trained(ours=True, tree=False)),
+    "no-tree": System("hce, no tree: the same training otherwise", NO_TREE),
     "no-tree+qg": System("no-tree with generated queries", trained(ours=True, generated=True, tree=False), "generated"),
     "no-cotrain": System("hce, no co-training: the first tree is kept", trained(ours=True, cotrain=False), ours=True),
     "hce-u": System("hce, unsupervised: no labels", trained(ours=True, labels=False, mode="unsupervised"), ours=True),
@@ -195,9 +208,7 @@ SYSTEMS: dict[str, System] = {
         with_words(HCE, served=True),
         ours=True,
     ),
-    "no-tree-hybrid": System(
-        "no-tree with words and a transformer's tokens", with_words(trained(ours=True, tree=False), served=True)
-    ),
+    "no-tree-hybrid": System("no-tree with words and a transformer's tokens", with_words(NO_TREE, served=True)),
     "hce+qg": System("hce with generated queries", trained(ours=True, generated=True), "generated", ours=True),
 }
 
@@ -230,7 +241,7 @@ def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
     Args:
         names: as the user gave them; none means all of `DEFAULT` that can be run.
         task: what there is to work with.
-        is_static: the encoder's, see `Encoder.is_static`.
+        is_static: the encoder's, see `Encoder.table`.
 
     Raises:
         InputError: an unknown name, or a system that lacks something it needs.

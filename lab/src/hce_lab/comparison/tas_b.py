@@ -18,8 +18,7 @@ import numpy as np
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
 from hce.training.heldout import labelled_devset
-from hce.training.pairs import Batch, LabelledPairs, batch_count, in_batches
-from hce.training.sources import Sources
+from hce.training.pairs import Batch, LabeledPairs, Sources, batch_count, in_batches
 from hce.tree.kmeans import spherical_kmeans
 from hce_lab.comparison.task import Built, Task, trained_system
 
@@ -33,7 +32,7 @@ class TopicBatches:
         seed: same seed, same batches.
     """
 
-    def __init__(self, pairs: LabelledPairs, topics: np.ndarray, *, seed: int = 0) -> None:
+    def __init__(self, pairs: LabeledPairs, topics: np.ndarray, *, seed: int = 0) -> None:
         self.pairs = pairs
         self.topics = topics[pairs.pairs[:, 0]]  # (pairs,)
         self.seed = seed
@@ -51,7 +50,7 @@ class TopicBatches:
             yield self.pairs.batch_of(batches[index])
 
 
-def by_topic(pairs: LabelledPairs, encoder: Encoder, batch_size: int, seed: int) -> TopicBatches:
+def by_topic(pairs: LabeledPairs, encoder: Encoder, batch_size: int, seed: int) -> TopicBatches:
     """Cluster the queries into as many topics as there are batches."""
     vectors = encoder.encode(pairs.texts, "query")
     count = min(len(vectors), batch_count(len(pairs), batch_size))
@@ -65,10 +64,13 @@ def build_tas_b(task: Task) -> Built:
     devset = labelled_devset(task.corpus, *dev, recipe.dev_pool, recipe.seed)
     encoder = task.start_encoder(devset)
     start = time.perf_counter()
-    topical = by_topic(LabelledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
+    topical = by_topic(LabeledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)
     seconds = time.perf_counter() - start
     with encoder.remembering_tokens():
-        trained = co_train(task.corpus, encoder, Sources(topical), devset, recipe, progress=task.progress)
-    facts = {"metric": devset.metric_name, "before": trained.history[0].dev, "after": trained.dev}
+        ndcg = devset.ndcg(encoder)
+        trained = co_train(
+            *(task.corpus, encoder, Sources(topical), devset, recipe), ndcg_before=ndcg, progress=task.progress
+        ).result
+    facts = {"metric": devset.metric_name, "before": trained.before, "after": trained.after}
     built = trained_system(trained, task.corpus, {"mode": recipe.mode, **facts})
     return built._replace(training_seconds=built.training_seconds + seconds)

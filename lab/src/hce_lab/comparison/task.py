@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
 from hce.evaluation.runs import Scored
 from hce.search.exact import best_first
-from hce.training.co_training import CoTrained, TrainResult
+from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
@@ -55,6 +55,7 @@ class Task:
         language_model: the spec of what writes n-grams, see `hce_lab.generation.generator.Generator.load`.
         defaults: what `hce train` does with the same settings and seed, companions included; ours train by it. None
             is the same as `recipe`.
+        built: what was built before by `built_once`, by what it depends on.
     """
 
     corpus: Corpus
@@ -67,6 +68,7 @@ class Task:
     progress: bool = False
     language_model: str = BUNDLED
     defaults: Recipe | None = None
+    built: dict[Any, Built] = field(default_factory=dict)
 
     def load_encoder(self) -> Encoder:
         """Load the encoder as it was given, untouched by other systems."""
@@ -187,7 +189,7 @@ def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
     return trained_system(result, corpus, facts)
 
 
-def trained_system(trained: TrainResult | CoTrained, corpus: Corpus, facts: Mapping[str, Any]) -> Built:
+def trained_system(trained: TrainResult, corpus: Corpus, facts: Mapping[str, Any]) -> Built:
     """Build a system that is a trained encoder, with these facts and how it was trained.
 
     The seconds are those of the epochs, clustering and measuring included: those of a run that was continued add up.

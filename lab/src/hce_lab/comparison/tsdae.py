@@ -25,10 +25,9 @@ from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.progress import progress_bar
-from hce.training.pairs import batch_count, in_batches
+from hce.training.co_training import load_best_mix, weights_of
+from hce.training.pairs import LabelSets, batch_count, in_batches, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.sources import LabelSets, sources_and_devset
-from hce.training.weights import load_best_mix, weights_of
 from hce_lab.comparison.task import Built, Task, searched_by_vectors
 
 DELETED = 0.6
@@ -44,7 +43,7 @@ def build_tsdae(task: Task) -> Built:
     start = time.perf_counter()
     first = weights_of(encoder)
     denoise(encoder, learnt, task.recipe, progress=task.progress)
-    mix = load_best_mix(encoder, first, {task.recipe.epochs: weights_of(encoder)}, devset, task.recipe).mix
+    mix = load_best_mix(encoder, first, {task.recipe.epochs: weights_of(encoder)}, devset, task.recipe).share
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start, {"mix": mix, "trained": bool(mix)})
 
 

@@ -109,7 +109,7 @@ class Vectors(NamedTuple):
 def load_vectors(folder: Path, spec: str) -> Vectors:
     """Encode the documents; a static encoder is fitted to the corpus first, as training does."""
     corpus, encoder = Corpus.load(folder), Encoder.load(spec)
-    rows = encode_corpus(encoder.fitted_to(corpus) if encoder.is_static else encoder, corpus)
+    rows = encode_corpus(encoder.fitted_to(corpus) if encoder.table is not None else encoder, corpus)
     identity = {"hce": __version__, "corpus": corpus.fingerprint, "encoder": encoder.fingerprint}
     return Vectors(rows[np.random.default_rng(0).permutation(len(rows))], identity)
 

@@ -104,7 +104,7 @@ def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
     Raises:
         InputError: an unknown system, or one that lacks what it needs.
     """
-    is_static = bench.encoder.is_static
+    is_static = bench.encoder.table is not None
     if wanted is None:
         there = [name for name in DENSE + GENERATIVE if name in SYSTEMS]
         able = [name for name in there if not SYSTEMS[name].lacks(bench.task, is_static=is_static)]

@@ -77,7 +77,7 @@ def run_collection(folder: Path, arguments: argparse.Namespace) -> dict[str, dic
 
 def _task(bench: Bench, folder: Path, mode: str, arguments: argparse.Namespace) -> Task:
     """Make the task that `hce train` has: each seed holds out queries of its own where there is no dev split."""
-    recipe = Recipe.for_encoder(static=bench.encoder.is_static, **{**parsed_settings(arguments.set), "mode": mode})
+    recipe = Recipe.for_encoder(static=bench.encoder.is_table, **{**parsed_settings(arguments.set), "mode": mode})
     pairs = dev = None
     if mode != "unsupervised":
         pairs = Dataset.load(folder, "train").labels

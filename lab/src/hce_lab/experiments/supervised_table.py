@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
     """Return the systems asked for, else all that this collection and encoder allow."""
-    is_static = bench.encoder.is_static
+    is_static = bench.encoder.table is not None
     able = [name for name in SUPERVISED + WITH_GENERATED if not SYSTEMS[name].lacks(bench.task, is_static=is_static)]
     return choose(wanted or able, bench.task, is_static=is_static)
 

@@ -60,7 +60,7 @@ def run_collections(arguments: argparse.Namespace) -> tuple[Found, dict[str, int
     for folder in arguments.folders:
         bench = bench_of(arguments, folder, arguments.measures)
         bench = replace(bench, task=for_mode(bench.task, "unsupervised"))
-        systems = choose(arguments.systems, bench.task, is_static=bench.encoder.is_static)
+        systems = choose(arguments.systems, bench.task, is_static=bench.encoder.table is not None)
         name = bench.collection
         if folder.absolute().parent.name.lower() == CQADUPSTACK:
             name = f"{CQADUPSTACK}/{name}"

@@ -1,7 +1,7 @@
 // A document in full, with its place and its removal; and a form for a new one.
 
 import { get, post, remove, token } from "./api.js";
-import { $, el, fill, marked, plural, toast } from "./dom.js";
+import { $, el, fill, filledIn, marked, plural, titleOf, toast, valueOf } from "./dom.js";
 import { stepsOf } from "./way.js";
 
 const address = (id) => `/api/documents/${encodeURIComponent(id)}`;
@@ -16,14 +16,14 @@ export async function openDocument(page, id, passage = null) {
     return toast(error.message);
   }
   const close = () => dialog.close();
-  const rows = Object.entries(found.metadata).map(([name, value]) =>
-    el("tr", {}, el("td", {}, name), el("td", {}, typeof value === "string" ? value : JSON.stringify(value))));
+  const inFull = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const rows = filledIn(found.metadata).map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, valueOf(value, inFull))));
   const way = el("div", { class: "way", hidden: true });
   const inTree = () => { close(); page.go("tree", { id }); };
   fill(dialog, el("div", { class: "sheet" },
     el("header", {}, el("h2", { id: "document-title" }, found.title || found.id), el("button", { "aria-label": "Close", onclick: close }, "Close")),
     el("div", { tabindex: "0" },
-      found.title ? el("p", { class: "soft mono" }, found.id) : null,
+      titleOf(found) ? el("p", { class: "soft mono" }, found.id) : null,
       el("p", { class: "text" }, marked(found.text, passage ? [passage] : [])),
       rows.length ? el("table", {}, el("tbody", {}, rows)) : null,
       way),
@@ -83,7 +83,7 @@ export function openAdding(page) {
     id: field("id", { required: true, maxlength: 512 }),
     title: field("title", { maxlength: 10000 }),
     text: el("textarea", { name: "text", maxlength: 1000000 }),
-    metadata: field("metadata", { placeholder: '{"year": 2024, "lang": "en"}', class: "mono" }),
+    metadata: field("metadata", { placeholder: JSON.stringify(Object.fromEntries(page.fields.slice(0, 3).map((each) => [each.name, each.example]))), class: "mono" }),
     update: el("input", { name: "update", type: "checkbox" }),
     token: field("token", { type: "password", value: token.get() }),
   };

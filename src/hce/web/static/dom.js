@@ -41,6 +41,19 @@ export function spelled(value) {
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
+// A title that only repeats the id is none.
+export const titleOf = (found) => (found.title === found.id ? "" : found.title);
+
+// The fields of metadata that have a value.
+export const filledIn = (metadata) => Object.entries(metadata).filter(([, value]) => value !== null && value !== "" && !(Array.isArray(value) && !value.length));
+
+// A value of metadata: an address as a link, which tells the other site nothing; a list without JSON's marks.
+export function valueOf(value, shown = spelled) {
+  if (Array.isArray(value) && value.every((each) => typeof each !== "object")) return shown(value.join(", "));
+  if (typeof value !== "string" || !/^https?:\/\/[^\s<>"]+$/i.test(value) || !URL.canParse(value)) return shown(value);
+  return el("a", { href: value, target: "_blank", rel: "noopener noreferrer" }, shown(value));
+}
+
 export const count = (number) => number.toLocaleString("en");
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 export const nameOf = (node) => (node.name.length ? node.name.join(" · ") : node.level === 0 ? "all documents" : `node ${node.node}`);

@@ -1,33 +1,55 @@
-// Facets: values of the hits' metadata fields as buttons, with how many documents have each; a click sets the condition.
+// Filters by metadata: values of fields that have few as buttons with counts, ranges for numbers, other fields behind
+// "more". A filter sets the field's condition in the line of conditions, which is the one place where conditions are.
 
 import { get } from "./api.js";
 import { $, breakable, count, el, fill, plural, spelled } from "./dom.js";
 
 const FIELDS = 4; // rows shown
-const FIELDS_ASKED = 8; // of these some have another value in each document, which is nothing to choose by
-const VALUES = 8;
+const MORE_FIELDS = 8; // of these behind "more"
+const FEW = 60; // different values that are few, where several documents have each
+const VALUES = 8; // buttons of a field, the most frequent values; numbers with more values have a range
 const CLAUSE_CHARACTERS = 120;
 const SIGN = /[=<>!~]+|\s(?:not )?in\s/;
 
 let counted = ""; // the fields and conditions whose counts are on the page
+let isOpen = false; // whether "more" is
 
 export const clausesOf = (text) => text.split(";").map((each) => each.trim()).filter(Boolean);
 
+// What to filter by: values of fields, or ranges of numbers; a field whose values hardly repeat is neither.
+export function sorted(fields) {
+  const named = fields.filter((field) => canBeNamed(field.name));
+  const ranges = named.filter((field) => field.least !== null && field.values > VALUES);
+  const repeated = named.filter((field) => !ranges.includes(field) && 3 * field.values <= 2 * field.documents);
+  const isFew = (field) => field.values > 1 && field.values <= FEW && 2 * field.values <= field.documents;
+  const few = repeated.filter(isFew).slice(0, FIELDS);
+  return { few, ranges: ranges.slice(0, FIELDS), more: repeated.filter((field) => !few.includes(field)).slice(0, MORE_FIELDS) };
+}
+
+// Conditions on the index's own fields, to be shown as an example.
+export function exampleOf(fields) {
+  const { few, ranges, more } = sorted(fields);
+  const value = [...few, ...more].find((field) => canBeWritten({ value: field.example, clause: `${field.name}=${field.example}` }) && String(field.example).length < 20);
+  const parts = [value ? `${value.name}=${value.example}` : "", ranges.length ? `${ranges[0].name}>=${ranges[0].example}` : ""];
+  return parts.filter(Boolean).join("; ");
+}
+
 // Counts depend on the conditions and not on the query: they are asked for once, and no hit waits for them.
-export async function showFacets(q, hits, signal, onChange) {
+export async function showFacets(q, fields, signal, onChange) {
   const clauses = clausesOf($("where").value);
-  const fields = [...new Set(hits.flatMap((hit) => fieldsOf(hit.metadata)))].slice(0, FIELDS_ASKED);
-  const key = JSON.stringify([fields, clauses]);
+  const { few, ranges, more } = sorted(fields);
+  const key = JSON.stringify([fields, clauses, isOpen]);
   if (key === counted) return;
-  if (!fields.length) return hideFacets();
-  const { facets } = await get("/api/search", { q, k: 1, mode: "words", where: clauses, facet: fields }, signal);
+  if (!few.length && !ranges.length && !more.length) return hideFacets();
+  const asked = [...few, ...(isOpen ? more : [])].map((field) => field.name);
+  const { facets } = asked.length ? await get("/api/search", { q, k: 1, mode: "words", where: clauses, facet: asked }, signal) : { facets: {} };
   if (signal.aborted) return;
-  const rows = fields.map((field) => rowOf(field, facets[field], clauses, onChange)).filter(Boolean).slice(0, FIELDS);
+  const rows = (some) => some.map(({ name }) => rowOf(name, facets[name], clauses, onChange)).filter(Boolean);
   const focused = $("facets").contains(document.activeElement) ? document.activeElement.dataset.clause : null;
-  fill($("facets"), rows);
-  $("facets").hidden = !rows.length;
+  fill($("facets"), rows(few), ranges.map((field) => rangeOf(field, clauses, onChange)), more.length ? folded(rows(isOpen ? more : []), more, () => showFacets(q, fields, signal, onChange)) : null);
+  $("facets").hidden = false;
   counted = key;
-  const again = Array.from($("facets").querySelectorAll("button")).find((button) => button.dataset.clause === focused);
+  const again = Array.from($("facets").querySelectorAll("[data-clause]")).find((each) => each.dataset.clause === focused);
   if (again) again.focus();
 }
 
@@ -41,18 +63,18 @@ export function forgetFacets() {
   counted = "";
 }
 
-// Fields that a condition can name, those within a field with a dot.
-function fieldsOf(metadata, before = "") {
-  return Object.entries(metadata).flatMap(([name, value]) => {
-    const isNested = value && typeof value === "object" && !Array.isArray(value);
-    if (!canBeNamed(name) || ((before || isNested) && name.includes("."))) return [];
-    return isNested ? fieldsOf(value, `${before}${name}.`) : [`${before}${name}`];
-  });
+// The fields that are seldom a filter; they are counted when somebody looks.
+function folded(rows, fields, look) {
+  const names = fields.map((field) => field.name).join(", ");
+  const toggle = (event) => { event.preventDefault(); isOpen = !isOpen; look(); };
+  return el("details", { open: isOpen }, el("summary", { "data-clause": "more", onclick: toggle }, isOpen ? "less" : `more: ${names}`), rows);
 }
 
 function canBeNamed(name) {
   return /^(?:[^=<>!~;"\\\s\p{C}]| )+$/u.test(name) && !SIGN.test(name) && name === name.trim() && name.length <= CLAUSE_CHARACTERS;
 }
+
+const without = (field) => clausesOf($("where").value).filter((clause) => partsOf(clause).field !== field);
 
 function rowOf(field, values, clauses, onChange) {
   const buttons = values.map((facet) => ({ ...facet, clause: `${field}=${facet.value}` })).filter(canBeWritten).slice(0, VALUES);
@@ -61,18 +83,27 @@ function rowOf(field, values, clauses, onChange) {
   if (!buttons.some((each) => each.documents > 1 || isChosen(each))) return null;
   return el("div", { class: "facet", role: "group", "aria-label": field }, el("span", {}, breakable(field)), el("div", { class: "values" }, buttons.map((each) => {
     const isPressed = isChosen(each);
-    const others = () => clausesOf($("where").value).filter((clause) => partsOf(clause).field !== field);
-    const choose = () => onChange([...others(), ...(isPressed ? [] : [each.clause])].join("; "));
+    const choose = () => onChange([...without(field), ...(isPressed ? [] : [each.clause])].join("; "));
     return el("button", { class: "step", "aria-pressed": String(isPressed), "data-clause": each.clause, onclick: choose,
       title: isPressed ? "any value" : `only ${plural(each.documents, "document")} with ${each.clause}` },
     spelled(each.value), el("small", {}, count(each.documents)));
   })));
 }
 
+// From and to, of a number; what is left empty is no condition.
+function rangeOf({ name, least, most }, clauses, onChange) {
+  const given = (sign) => clauses.map(partsOf).find((each) => each.field === name && each.sign === sign)?.value ?? "";
+  const end = (sign, label, at) => el("input", { type: "number", step: "any", value: given(sign), placeholder: String(at), "aria-label": `${name} ${label}`, "data-clause": `${name}${sign}`, onchange: () => change() });
+  const [from, to] = [end(">=", "from", least), end("<=", "to", most)];
+  const change = () => onChange([...without(name), ...[[">=", from], ["<=", to]].filter(([, input]) => input.value !== "").map(([sign, input]) => `${name}${sign}${input.value}`)].join("; "));
+  return el("div", { class: "facet", role: "group", "aria-label": name }, el("span", {}, breakable(name)), el("div", { class: "values range" }, from, "to", to));
+}
+
 // Whether the line of conditions can hold a value: semicolons part conditions, and blanks around a value are cut off.
 function canBeWritten({ value, clause }) {
   const text = String(value);
-  return text && text === text.trim() && !/[;\p{C}]/u.test(text) && clause.length <= CLAUSE_CHARACTERS;
+  const isJoined = /\s(?:or|and|\|\||&&)\s.*[=<>]/i.test(text); // which would be two conditions
+  return text && text === text.trim() && !isJoined && !/[;\p{C}]/u.test(text) && clause.length <= CLAUSE_CHARACTERS;
 }
 
 function partsOf(clause) {

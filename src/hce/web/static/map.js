@@ -2,7 +2,7 @@
 // Points are put into the picture's bytes by hand: two hundred thousand of them take a few milliseconds, on any machine.
 
 import { get, getBytes } from "./api.js";
-import { $, bar, count, el, fill, plural } from "./dom.js";
+import { $, bar, count, el, fill, plural, titleOf } from "./dom.js";
 import { branchHue, colour, font, isDark } from "./plots.js";
 
 const AGAIN = 700; // milliseconds until an unfinished map is asked for again
@@ -32,7 +32,7 @@ export function start(owner, goTo) {
   go = goTo;
   new ResizeObserver(() => { if (map && !$("map").hidden) { const first = !size.width; measure(); if (first) fit([0, 0, 1, 1], false); draw(); } }).observe($("map"));
   listen($("map-marks"));
-  $("map-in").addEventListener("click", () => zoom(1.8));
+  $("map-in").addEventListener("click", () => closer(1.8));
   $("map-out").addEventListener("click", () => zoom(1 / 1.8));
   $("map-whole").addEventListener("click", () => fit([0, 0, 1, 1]));
 }
@@ -217,6 +217,20 @@ function zoom(by, x = size.width / 2, y = size.height / 2) {
   const scale = Math.min(nearest() * least(), Math.max(0.6 * least(), view.scale * by));
   view = { scale, x: x - ((x - view.x) * scale) / view.scale, y: y - ((y - view.y) * scale) / view.scale };
   draw();
+}
+
+// Go closer to what there is: to the point nearest to the middle, which keeps its place or, if it was out of sight,
+// comes to the middle. The middle itself may lie between documents, and then the picture would soon be empty.
+function closer(by) {
+  let [least, x, y] = [Infinity, size.width / 2, size.height / 2];
+  for (let place = 0; place < map.count; place++) {
+    const [u, v] = onPicture({ x: map.x[place], y: map.y[place] });
+    const far = Math.hypot(u - size.width / 2, v - size.height / 2);
+    if (far < least) [least, x, y] = [far, u, v];
+  }
+  const isSeen = x >= 0 && y >= 0 && x <= size.width && y <= size.height;
+  if (!isSeen) pan(size.width / 2 - x, size.height / 2 - y);
+  zoom(by, ...(isSeen ? [x, y] : []));
 }
 
 function pan(dx, dy) {
@@ -490,7 +504,7 @@ function listen(canvas) {
   canvas.addEventListener("pointerleave", hide);
   canvas.addEventListener("dblclick", (event) => zoom(2, ...at(event)));
   canvas.addEventListener("keydown", (event) => {
-    const steps = { "+": () => zoom(1.5), "=": () => zoom(1.5), "-": () => zoom(1 / 1.5), 0: () => fit([0, 0, 1, 1]), ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0), ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80) };
+    const steps = { "+": () => closer(1.5), "=": () => closer(1.5), "-": () => zoom(1 / 1.5), 0: () => fit([0, 0, 1, 1]), ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0), ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80) };
     if (steps[event.key] && !event.ctrlKey && !event.metaKey) { event.preventDefault(); steps[event.key](); }
   });
 }
@@ -528,10 +542,10 @@ function hover(x, y) {
   pointed = found.hit || found.place !== undefined || found.label ? found : null;
   $("map-marks").style.cursor = pointed ? "pointer" : "grab";
   clearTimeout(reading);
-  if (found.hit) showTip(x, y, found.hit.title || found.hit.id, regionOf(map.ancestors.length - 1, siteOf(found.hit)));
+  if (found.hit) showTip(x, y, titleOf(found.hit) || found.hit.id, regionOf(map.ancestors.length - 1, siteOf(found.hit)));
   else if (found.place !== undefined) {
     const number = map.number[found.place];
-    const titled = () => { const each = known.get(number); showTip(x, y, each.title || short(each.beginning, 70) || each.id, regionOf(map.ancestors.length - 1, found.site)); };
+    const titled = () => { const each = known.get(number); showTip(x, y, titleOf(each) || short(each.beginning, 70) || each.id, regionOf(map.ancestors.length - 1, found.site)); };
     if (known.has(number)) titled();
     else reading = setTimeout(() => learn([number]).then(() => { if (pointed === found && known.has(number)) titled(); }, () => {}), 40);
   } else if (found.site >= 0) showTip(x, y, null, regionOf(map.ancestors.length - 1, found.site));

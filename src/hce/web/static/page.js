@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { $, plural, toast } from "./dom.js";
+import { exampleOf } from "./facets.js";
 import { openAdding, openDocument } from "./documents.js";
 import * as search from "./search.js";
 import * as status from "./status.js";
@@ -11,13 +12,15 @@ const views = { search, tree, status };
 
 export const page = {
   facts: null,
+  fields: [], // of the metadata
   go(view, parameters = {}) {
     const query = new URLSearchParams(parameters).toString();
     location.hash = query ? `${view}?${query}` : view;
   },
   open: (id, passage) => openDocument(page, id, passage),
   async refresh(parameters = {}) {
-    page.facts = await get("/api/status", parameters);
+    [page.facts, { fields: page.fields }] = await Promise.all([get("/api/status", parameters), get("/api/fields")]);
+    $("where").placeholder = exampleOf(page.fields);
     $("name").textContent = page.facts.name;
     $("count").textContent = plural(page.facts.index.documents, "document");
     $("add").hidden = !page.facts.writable;

@@ -1,12 +1,11 @@
 // Search as you type: debounced, answers that came too late dropped, before and after side by side.
 
 import { get } from "./api.js";
-import { $, bar, breakable, count, el, fill, marked, nameOf, plural, spelled, treeIcon } from "./dom.js";
+import { $, bar, breakable, count, el, fill, filledIn, marked, nameOf, plural, titleOf, treeIcon, valueOf } from "./dom.js";
 import { clausesOf, forgetFacets, hideFacets, showFacets } from "./facets.js";
 import { stepsOf } from "./way.js";
 
 const WAIT = 160; // milliseconds after the last key
-const CHIPS = 6;
 const AGAIN = 700; // until the untrained encoder is asked again while it prepares
 
 let page;
@@ -29,8 +28,9 @@ export function show(parameters) {
   forgetFacets();
   $("compare-option").hidden = !facts || facts.untrained.state === "off";
   const q = parameters.get("q") || "";
-  if (document.activeElement !== $("q")) $("q").value = q;
-  if (document.activeElement !== $("where")) $("where").value = parameters.get("where") || "";
+  if ($("q").value.trim() !== q.trim()) $("q").value = q;
+  const where = parameters.get("where") || "";
+  if ($("where").value.trim() !== where.trim()) $("where").value = where;
   if (!matchMedia("(pointer: coarse)").matches && document.activeElement === document.body) $("q").focus();
   return run();
 }
@@ -62,7 +62,7 @@ async function run() {
     if (number !== asked) return; // a later question is under way
     showAnswer(answer);
     if (answer.before && answer.before.readiness.state === "preparing") again = setTimeout(run, AGAIN);
-    showFacets(q, answer.hits, signal, setWhere).catch(() => { if (!signal.aborted) hideFacets(); });
+    showFacets(q, page.fields, signal, setWhere).catch(() => { if (!signal.aborted) hideFacets(); });
     if (!answer.hits.length) hideWay(); // it would lead to documents that the conditions leave out
     else if (page.facts && page.facts.index.tree_levels && shown !== q) await showWay(q, number);
   } catch (error) {
@@ -79,7 +79,7 @@ function setWhere(text) {
 function clear() {
   fill($("hits"));
   fill($("before-hits"));
-  for (const id of ["before", "now-title", "sides"]) $(id).hidden = true;
+  for (const id of ["before", "now-title", "sides", "judged"]) $(id).hidden = true;
   hideWay();
   hideFacets();
   $("results").classList.remove("two");
@@ -126,8 +126,8 @@ function showAnswer(answer) {
   for (const id of ["before", "sides", "now-title"]) $(id).hidden = !before;
   if (before) showBefore(answer, ready);
   const moves = ready && answer.hits.length ? summaryOf(answer) : "";
-  const judged = answer.good_match === false ? "Nothing here is a good match; the nearest: " : "";
-  $("summary").textContent = `${judged}${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
+  $("judged").hidden = answer.good_match !== false;
+  $("summary").textContent = `${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
   if (!answer.hits.length) {
     const why = $("where").value.trim() ? "No document fulfils the conditions." : "There are no documents yet.";
     fill($("start"), el("p", {}, why));
@@ -182,24 +182,33 @@ function scoreOf(hit, best) {
 function hitOf(hit, moved, score = null) {
   const open = () => page.open(hit.id, hit.passage);
   const inTree = (event) => { event.stopPropagation(); page.go("tree", { id: hit.id }); };
-  const pieces = Object.entries(hit.metadata).slice(0, CHIPS).map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, spelled(value))));
+  const title = titleOf(hit);
   const place = page.facts && page.facts.index.tree_levels
     ? el("button", { class: "icon", tabindex: "-1", onclick: inTree, title: "Show in the tree (t)", "aria-label": "Show in the tree" }, treeIcon()) : null;
   const row = el("li", { class: "hit", tabindex: "0", "data-id": hit.id, onclick: open },
     el("span", { class: "rank" }, String(hit.rank)),
     el("div", {},
       el("div", { class: "head" },
-        el("h3", {}, hit.title ? marked(hit.title, hit.title_marks) : breakable(hit.id)),
+        el("h3", {}, title ? marked(title, hit.title_marks) : breakable(hit.id)),
         moved ? el("span", { class: `moved ${moved.kind}`, title: moved.title }, moved.text) : null,
         score,
         place),
       el("p", { class: "snippet" }, hit.snippet_start ? "… " : null, marked(hit.snippet, hit.snippet_marks), hit.snippet_is_whole ? null : " …"),
-      hit.title || pieces.length || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, told(hit), hit.title ? el("span", { class: "mono" }, breakable(hit.id)) : null, pieces) : null,
-      pathOf(hit)));
+      title || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, told(hit), title ? el("span", { class: "mono" }, breakable(hit.id)) : null) : null,
+      pathOf(hit),
+      chipsOf(hit)));
   for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
     row.addEventListener(event, () => showTwins(hit.id, on));
   }
   return row;
+}
+
+// A hit's metadata, folded.
+function chipsOf(hit) {
+  const pieces = filledIn(hit.metadata).map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, valueOf(value))));
+  if (!pieces.length) return null;
+  const stay = (event) => event.stopPropagation();
+  return el("details", { class: "chips", onclick: stay }, el("summary", { tabindex: "-1" }, plural(pieces.length, "field")), el("div", { class: "meta" }, pieces));
 }
 
 // The nodes of the tree that a hit lies under; each leads there.

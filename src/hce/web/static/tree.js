@@ -2,7 +2,7 @@
 // that says the same, and above them the way of a query or document.
 
 import { get } from "./api.js";
-import { $, bar, breakable, count, el, fill, nameOf, plural, toast } from "./dom.js";
+import { $, bar, breakable, count, el, fill, nameOf, plural, titleOf, toast } from "./dom.js";
 import * as map from "./map.js";
 import { branchHue, colour, config, font, isDark, onTheme, plain, plotly } from "./plots.js";
 import { stepsOf } from "./way.js";
@@ -176,7 +176,7 @@ function list(found = answer) {
 function listDocuments(found) {
   const rows = found.documents.map((each) => el("li", { class: way && way.id === each.id ? "lit" : null },
     el("button", { onclick: () => page.open(each.id) },
-      el("span", {}, each.title || breakable(each.id)), el("small", {}, each.title ? breakable(each.id) : ""), el("span", { class: "beginning" }, each.beginning))));
+      el("span", {}, titleOf(each) || breakable(each.id)), el("small", {}, titleOf(each) ? breakable(each.id) : ""), el("span", { class: "beginning" }, each.beginning))));
   const { level, node, size } = found.tree;
   const turn = (offset) => async () => list(await get("/api/tree", { level, node, depth: 0, most: MOST, offset }));
   const pager = size > MOST ? el("div", { class: "pager" },
@@ -190,7 +190,7 @@ function listDocuments(found) {
 function listHits(hits) {
   const rows = hits.map((hit) => el("li", {},
     el("button", { onclick: () => page.open(hit.id, hit.passage), onmouseenter: () => map.point(hit.id), onmouseleave: () => map.point(null) },
-      el("span", {}, el("b", { class: "ranked" }, String(hit.rank)), hit.title || breakable(hit.id)), el("small", {}, hit.title ? breakable(hit.id) : ""), el("span", { class: "beginning" }, hit.snippet))));
+      el("span", {}, el("b", { class: "ranked" }, String(hit.rank)), titleOf(hit) || breakable(hit.id)), el("small", {}, titleOf(hit) ? breakable(hit.id) : ""), el("span", { class: "beginning" }, hit.snippet))));
   fill($("branch"), el("p", {}, plural(hits.length, "hit"), " of the query, as they are numbered on the map"), el("ol", {}, rows));
 }
 
@@ -203,7 +203,7 @@ function showLit() {
 
 // A tile has a key by which a click on it is understood: a node, a document, or the rest of a node.
 function tiles() {
-  const drawn = { ids: [], names: [], labels: [], parents: [], values: [], colours: [], text: [] };
+  const drawn = { ids: [], names: [], labels: [], parents: [], values: [], colours: [], inks: [], text: [] };
   const add = (id, name, parent, value, tone, words = null) => {
     drawn.ids.push(id);
     drawn.names.push(plain(name));
@@ -212,6 +212,7 @@ function tiles() {
     drawn.parents.push(parent);
     drawn.values.push(value);
     drawn.colours.push(tone);
+    drawn.inks.push(colour(tone === colour("accent") ? "on-accent" : "ink")); // plotly's own choice is hard to read on dark
   };
   const walk = (node, hue) => {
     const id = `${node.level}:${node.node}`;
@@ -291,7 +292,7 @@ async function draw() {
     type: "treemap", branchvalues: "total", ids: drawn.ids, labels: drawn.labels, parents: drawn.parents, values: drawn.values,
     text: drawn.text, textinfo: "text", hovertext: drawn.names, hovertemplate: "<b>%{hovertext}</b><br>documents: %{value:,}<extra></extra>", maxdepth: 3, sort: true,
     marker: { colors: drawn.colours, line: { width: 1, color: colour("card") }, pad: { t: 22, l: 4, r: 4, b: 4 }, cornerradius: 4 },
-    pathbar: { visible: false }, tiling: { packing: "squarify", pad: 2 }, textfont: { family: font().family, size: SIZE },
+    pathbar: { visible: false }, tiling: { packing: "squarify", pad: 2 }, textfont: { family: font().family, size: SIZE, color: drawn.inks },
   };
   const layout = { margin: { t: 0, l: 0, r: 0, b: 0 }, paper_bgcolor: "rgba(0,0,0,0)", font: font(), uniformtext: { minsize: SIZE - 1, mode: "hide" },
     hoverlabel: { font: font(), bgcolor: colour("card"), bordercolor: colour("line") } };

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, requests
+from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, power, requests, soak, strangers
 from hce_lab.benchmarks.torture.samples import Samples
 from hce_lab.benchmarks.torture.tally import Tally
 
@@ -39,11 +39,14 @@ class Part(NamedTuple):
 
 PARTS = {
     "kills": Part(kills.run, 1000, 16),
+    "power": Part(power.run, 800, 14),
     "faults": Part(faults.run, 400, 14),
     "inputs": Part(inputs.run, 10_000, 400),
     "requests": Part(requests.run, 10_000, 200),
     "clients": Part(clients.run, 10, 1),
     "damage": Part(damage.run, 6, 0),
+    "strangers": Part(strangers.run, 13, 0),
+    "soak": Part(soak.run, 3600, 5),  # seconds
 }
 
 

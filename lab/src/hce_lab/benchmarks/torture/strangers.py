@@ -1,4 +1,4 @@
-"""Strangers: an index or a model in which links, pipes and devices stand in the places of files and folders.
+"""Strangers: an index or a model in which links, pipes and devices take the places of files and folders.
 
 Each place is replaced in turn, and every command is run: none may hang or end in a traceback, and nothing outside may
 be read, listed, written or deleted. inotify watches what is outside. A link may lead to a copy of what it replaces:
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from hce_lab.benchmarks.torture.tally import WRONG, Tally
 
 # Whatever inotify tells but that a file was closed: reading, writing, listing, deleting, changing rights.
 WATCHED = 0x0001 | 0x0002 | 0x0004 | 0x0020 | 0x0040 | 0x0080 | 0x0100 | 0x0200 | 0x0400 | 0x0800
-KINDS = ("a copy", "the other kind", "a pipe", "a device", "itself")
+KINDS = ("a copy", "the other kind", "a pipe", "a device", "itself", "no link but a pipe", "no link but a device")
 ABSENT = (  # what is not there, and would be read or written where it was
     *("documents.sqlite-wal", "documents.sqlite-shm", "documents.sqlite-journal", "milvus.json", "map.safetensors"),
     *("untrained.safetensors", "passages", "model", "README.md"),
@@ -92,24 +93,34 @@ def commands(path: Path, *, is_index: bool) -> list[list[str]]:
 
 @contextmanager
 def replaced(whole: Path, place: Path, kind: str) -> Iterator[Watch]:
-    """Put a link in the place of a file or folder; yield what watches outside."""
+    """Put a link, a pipe or a device in the place of a file or folder; yield what watches outside."""
     path = whole / place
     outside = Path(tempfile.mkdtemp(prefix="outside-", dir=whole.parent))
     kept = outside.with_name(f"{outside.name}.kept") if path.exists() else None
     target = _target(path, outside, kind)
     if kept is not None:
         path.rename(kept)
-    path.symlink_to(target)
+    if kind == "no link but a pipe":
+        os.mkfifo(path)
+    elif kind == "no link but a device":
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+    else:
+        path.symlink_to(target)
     watch = Watch(outside)
     try:
         yield watch
     finally:
         watch.close()
-        if path.is_symlink():
+        if _is_strange(path):
             path.unlink()
         if kept is not None and not os.path.lexists(path):
             kept.rename(path)
         shutil.rmtree(outside)
+
+
+def _is_strange(path: Path) -> bool:
+    """Return whether what was put into a place is there still."""
+    return path.is_symlink() or path.is_fifo() or path.is_char_device()
 
 
 def _target(path: Path, outside: Path, kind: str) -> str:
@@ -141,31 +152,32 @@ def try_place(tally: Tally, whole: Path, place: Path, kind: str, chosen: list[li
         for arguments in chosen:
             tally.count(name)
             ending = children.command(*arguments)
-            what = f"{place} as a link to {kind}, hce {' '.join(arguments)}"
+            what = f"{place} as {kind}, hce {' '.join(arguments)}"
             if ending.fault:
                 tally.fault(name, ending.fault[0], f"{what}: {ending.fault[1]}")
             elif is_index and ending.code != 1:
                 tally.fault(name, WRONG, f"{what}: not refused: {ending.said}")
             if seen := watch.seen():
                 tally.fault(name, WRONG, f"{what}: outside, {', '.join(seen[:5])}")
-            if not (whole / place).is_symlink():
-                tally.fault(name, WRONG, f"{what}: the link is gone")
+            if not _is_strange(whole / place):
+                tally.fault(name, WRONG, f"{what}: what stood there is gone")
 
 
 def run(tally: Tally, samples: Samples, folder: Path, count: int, seed: int) -> None:
-    """Replace each place of an index and of a model in each way, and run every command; with 0, one in turn."""
+    """Replace each place of an index and of a model in each way, and run so many commands each; with 0, none."""
     index, model = folder / "strange" / "index", folder / "strange" / "model"
     shutil.copytree(samples.index, index)
     shutil.copytree(samples.model, model)
     children.child(lambda: _live_on(index))
     for whole in (index, model):
-        walk(tally, whole, is_index=whole is index, each=0 if count else 1, first=seed)
+        walk(tally, whole, is_index=whole is index, each=count, first=seed)
 
 
-def walk(tally: Tally, whole: Path, *, is_index: bool, each: int, first: int = 0) -> None:
-    """Try all places in all ways, with so many commands each, in turn; 0: with all."""
+def walk(tally: Tally, whole: Path, *, is_index: bool, each: int, first: int = 0, every: int = 1) -> None:
+    """Try every so-manyth place in all ways, with so many commands each, in turn."""
     known = commands(whole, is_index=is_index)
-    for number, (place, kind) in enumerate((place, kind) for place in places(whole) for kind in KINDS):
-        start = first + number * each
-        chosen = [known[(start + more) % len(known)] for more in range(each)] or known
-        try_place(tally, whole, place, kind, chosen, is_index=is_index)
+    kinds = KINDS if os.geteuid() == 0 else KINDS[:-1]  # others may not make devices
+    chosen = [(place, kind) for place in places(whole) for kind in kinds][first % every :: every]
+    for number, (place, kind) in enumerate(chosen):
+        some = [known[(first + number * each + more) % len(known)] for more in range(min(each, len(known)))]
+        try_place(tally, whole, place, kind, some, is_index=is_index)

@@ -1,4 +1,6 @@
-"""Diagnosis: at which level of the tree a query's way down leaves the way to a relevant document.
+"""At which level of the tree a query's way down leaves the way to a relevant document.
+
+    python -m hce_lab by_level data/scifact my-model [--split test] [--json]
 
 A query goes down greedily: from the root to the child whose centroid it has the largest inner product with, and so on
 to a document. The paper supposes that the early levels choose well and the last one, whose siblings training only
@@ -7,14 +9,20 @@ samples, does not; the steps of a `Diagnosis` say whether that is so.
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from hce.data.judgments import Qrels
+from hce.data.judgments import Dataset, Qrels
+from hce.encoding.corpus_vectors import encode_corpus
+from hce.encoding.encoder import Encoder
 from hce.errors import InputError
+from hce.training.model_folder import trained_tree
 from hce.tree.hierarchy import Hierarchy
 
 BEAM = 10
@@ -166,3 +174,25 @@ def _steps(ways: _Ways) -> list[Step]:
     accuracy = np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
     columns = (ways.choices.mean(axis=0), accuracy, ways.forced.mean(axis=0), reached, ways.by_beam.mean(axis=0))
     return [Step(level, *map(float, row)) for level, row in enumerate(zip(*columns, strict=True), start=1)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Follow the queries of a collection down the model's own tree, or one grown from its vectors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path, help="a folder in BEIR's format")
+    parser.add_argument("model", help="a folder that `hce train` wrote, or any encoder")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--seed", type=int, default=0, help="of a tree that is grown here")
+    parser.add_argument("--json", action="store_true", help="also the level at which each query left the way")
+    arguments = parser.parse_args(argv)
+    (corpus, queries, qrels), encoder = Dataset.load(arguments.dataset, arguments.split), Encoder.load(arguments.model)
+    vectors = encode_corpus(encoder, corpus)
+    hierarchy = trained_tree(arguments.model, corpus) or Hierarchy.build(vectors, seed=arguments.seed)
+    encoded = encoder.encode([queries[query_id].text for query_id in qrels], "query")
+    found = diagnose(hierarchy, corpus.ids, vectors, dict(zip(qrels, encoded, strict=True)), qrels)
+    steps = {"steps": [step._asdict() for step in found.steps], "left_at": found.left_at, "verdict": found.verdict}
+    print(json.dumps(steps, indent=2) if arguments.json else found)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,11 +18,10 @@ from plain_losses import unit
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.training.co_training import cluster_corpus
-from hce.training.losses import Taught, hce_loss
-from hce.training.neighbours import BEAM, BM25_B, BM25_K1, TEMPERATURE, WordTeacher, neighbours_of, taught_by
-from hce.training.pairs import Batch, InverseCloze, LabelledPairs
+from hce.training.losses import TeacherScores, hce_loss
+from hce.training.negatives import BEAM, BM25_B, BM25_K1, TEMPERATURE, WordTeacher, neighbors_of, teacher_scores_of
+from hce.training.pairs import Batch, InverseCloze, LabeledPairs, Sources
 from hce.training.recipe import Recipe
-from hce.training.sources import Sources
 from hce.training.steps import Counters, Trainer
 
 NOBODY = np.empty(0, dtype=np.int64)
@@ -31,7 +30,7 @@ WORDS = ["xq", "zk", "mj", "vp", "hw"]  # their own stems
 
 def test_neighbours_are_the_nearest_under_the_leaves_that_a_walk_comes_to(planted_tree, planted_vectors):
     held_out = np.arange(0, 240, 9)
-    found = neighbours_of(planted_tree, planted_vectors, 5, held_out)
+    found = neighbors_of(planted_tree, planted_vectors, 5, held_out)
     assert found.shape == (240, 5)
     leaves = planted_tree.walk(planted_vectors, BEAM)[-1]
     for position in range(0, 240, 7):
@@ -101,7 +100,7 @@ def test_words_that_no_document_has_teach_nothing():
     batch = Batch(["unknown words", "?"], ["xq zk", "mj vp"], np.array([0, 1]), np.array([[0], [1]]))
     teacher = WordTeacher(corpus, "english")
     assert teacher.scores(batch, np.array([[1], [0]])).tolist() == [[0, 0], [0, 0]]
-    lesson = taught_by(teacher, batch, np.array([[1], [-1]]), np.eye(2, dtype=np.float32), torch.device("cpu"))
+    lesson = teacher_scores_of(teacher, batch, np.array([[1], [-1]]), np.eye(2, dtype=np.float32), torch.device("cpu"))
     assert torch.isfinite(lesson.scores).all()
     assert lesson.forbidden.tolist() == [[False], [True]]
 
@@ -111,7 +110,7 @@ def test_a_lesson_by_hand():
     texts = ["xq zk mj", "xq vp hw", "mj vp hw"]
     batch = Batch(["xq zk"], ["mj"], np.array([0]), np.array([[0]]), np.array([True]))
     vectors = np.eye(3, dtype=np.float32)
-    lesson = taught_by(
+    lesson = teacher_scores_of(
         WordTeacher(corpus_of(texts), "english"), batch, np.array([[1, 2]] * 3), vectors, torch.device("cpu")
     )
     assert lesson.scores.tolist() == [[0.0, pytest.approx(1 / TEMPERATURE), 0.0]]
@@ -122,8 +121,8 @@ def test_the_loss_is_torchs_divergence_from_the_teacher():
     queries, documents, neighbours = unit(3, 4), unit(3, 4, seed=1), unit(3, 2, 4, seed=2)
     scores = 5 * torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     forbidden = torch.tensor([[False, False], [False, True], [True, True]])
-    lesson = Taught(neighbours, scores, forbidden)
-    terms = hce_loss(queries, documents, [], temperature=0.1, taught=lesson)
+    lesson = TeacherScores(neighbours, scores, forbidden)
+    terms = hce_loss(queries, documents, [], temperature=0.1, teacher=lesson)
     plain = hce_loss(queries, documents, [], temperature=0.1)
     losses = []
     for row in range(3):
@@ -131,14 +130,14 @@ def test_the_loss_is_torchs_divergence_from_the_teacher():
         candidates = torch.cat([documents[row][None], neighbours[row]])[kept]
         given = (candidates @ queries[row] / 0.1).log_softmax(0)
         losses.append(F.kl_div(given, scores[row, kept].log_softmax(0), reduction="sum", log_target=True))
-    torch.testing.assert_close(terms.neighbour_loss, torch.stack(losses).mean())
-    torch.testing.assert_close(terms.total, plain.total + terms.neighbour_loss)
-    assert plain.neighbour_loss is None
+    torch.testing.assert_close(terms.neighbor_loss, torch.stack(losses).mean())
+    torch.testing.assert_close(terms.total, plain.total + terms.neighbor_loss)
+    assert plain.neighbor_loss is None
 
 
 def test_pseudo_queries_are_taught_and_labelled_ones_are_not(concept_corpus, static_encoder, concept_labels):
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    spans, labelled = InverseCloze(concept_corpus, lengths=(4,)), LabelledPairs(concept_corpus, *concept_labels)
+    spans, labelled = InverseCloze(concept_corpus, lengths=(4,)), LabeledPairs(concept_corpus, *concept_labels)
     recipe = Recipe(batch_size=32, span_lengths=(4,), learning_rate=0.05)
     for sources, changes, expected in (
         (Sources(labelled, spans), {}, [False, True]),
@@ -153,7 +152,7 @@ def test_pseudo_queries_are_taught_and_labelled_ones_are_not(concept_corpus, sta
             trainer._source_batch(weight, source, next(source.batches(0, 32)), [0])
             for weight, source in trainer.weighted
         ]
-        assert [each.taught is not None for each in batches] == expected
+        assert [each.teacher is not None for each in batches] == expected
         losses, _ = next(trainer.steps(Counters()))
         assert ("neighbours" in losses) == any(expected)
         assert np.isfinite(losses["total"])

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import InputError
-from hce.evaluation.diagnostics import diagnose
 from hce.search.exact import nearest
 from hce.tree.growing import Level
 from hce.tree.hierarchy import Hierarchy
+from hce_lab.experiments.by_level import diagnose
 
 
 def at(degrees: float) -> np.ndarray:

@@ -1,0 +1,175 @@
+"""The tree of an index as Markdown files: a folder for each node of the first levels, for agents and for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hce.data.documents import Document
+from hce.data.text import ANY_WORD
+from hce.files import new_folder, open_atomically
+from hce.index.browse import LiveTree, NotThereError, Places
+from hce.index.index import Index
+from hce.index.store import Reader
+from hce.tree.hierarchy import Hierarchy, Names
+from hce.tree.names import name_nodes
+
+ROOT_FILE, NODE_FILE = "SKILL.md", "INDEX.md"  # agents look for the first name
+WORDS = 12
+REPRESENTATIVES = 5
+READ_CHARACTERS = 20_000  # of a document, to find a sentence in
+SENTENCE_CHARACTERS = 300
+READ_AT_ONCE = 1000
+NAME_CHARACTERS = 40  # of a folder
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
+MARKS = re.compile(r"([\\`*_\[\]<>#|!&~])")  # with which Markdown or HTML would begin
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
+
+
+class _Page(NamedTuple):
+    """What is known of a node before its file is written."""
+
+    level: int
+    node: int
+    name: str
+    folder: Path
+
+
+class Skills:
+    """Writes the tree of an index as files, as a reader sees it.
+
+    Args:
+        index: the index.
+        reader: what reads its documents, of one moment for all files.
+        levels: how many levels of nodes below the root have a folder.
+
+    Raises:
+        NotThereError: the index has no tree.
+    """
+
+    def __init__(self, index: Index, reader: Reader, levels: int) -> None:
+        self._reader = reader
+        self._places: Places = LiveTree(index).places_at(reader)
+        self._hierarchy: Hierarchy = self._places.tree.hierarchy
+        if not self._hierarchy.levels:
+            raise NotThereError("the tree of this index has no nodes: too few documents")
+        self._levels = min(levels, len(self._hierarchy.levels))
+        self._words: Names = self._words_of_now()
+        self._title = index.path.absolute().name
+
+    def write(self, folder: Path) -> int:
+        """Write all files into a folder; return how many."""
+        pages, written = [_Page(0, 0, self._title, folder)], 0
+        while pages:
+            page = pages.pop()
+            children = list(self._children(page)) if page.level < self._levels else []
+            page.folder.mkdir(exist_ok=True)
+            with open_atomically(page.folder / (NODE_FILE if page.level else ROOT_FILE)) as file:
+                file.writelines(f"{line}\n" for line in self._lines(page, children))
+            pages += children
+            written += 1
+        return written
+
+    def _words_of_now(self) -> Names:
+        """Return the words that set each node's documents of now apart."""
+        places, levels = self._places, self._hierarchy.levels
+        leaves = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
+        texts = (document.full_text for document in self._documents(places.numbers.tolist()))
+        return name_nodes(Hierarchy(levels, leaves, (), {}), texts, WORDS)
+
+    def _documents(self, numbers: Sequence[int]) -> Iterator[Document]:
+        for start in range(0, len(numbers), READ_AT_ONCE):
+            some = numbers[start : start + READ_AT_ONCE]
+            found = self._reader.documents(some)
+            yield from (found[number] for number in some)
+
+    def _children(self, page: _Page) -> Iterator[_Page]:
+        """Yield the children that have documents, largest first; their folders sort in this order."""
+        children = self._places.children(page.level, page.node).tolist()
+        digits = len(str(len(children)))
+        for place, child in enumerate(children, start=1):
+            words = self._hierarchy.name(page.level + 1, child)
+            folder = page.folder / f"{place:0{digits}}-{_safe(words)}".rstrip("-")
+            yield _Page(page.level + 1, child, " · ".join(words) or f"node {child}", folder)
+
+    def _lines(self, page: _Page, children: list[_Page]) -> Iterator[str]:
+        size = int(self._places.sizes[page.level][page.node])
+        if page.level == 0:
+            yield from _front(page.name, size, [child.name for child in children])
+        yield from (f"# {_plain(page.name)}", "", f"{size:,} documents, node {page.level}:{page.node}.", "")
+        words = self._words[page.level - 1][page.node] if page.level else []
+        if words:
+            yield from (f"Words: {_plain(', '.join(words))}", "")
+        yield from ("## Typical sentences", "", *self._sentences(page, words), "")
+        if children:
+            yield from ("## Parts", "", *map(self._link, children))
+        else:
+            yield from ("## Documents", "", "Ids, one JSON string a line:", "", "```json", *self._ids(page), "```")
+
+    def _sentences(self, page: _Page, words: Iterable[str]) -> Iterator[str]:
+        for document in self._documents(self._places.central(self._reader, page.level, page.node, REPRESENTATIVES)):
+            parts = (document.title[:SENTENCE_CHARACTERS], typical_sentence(document.text, words))
+            yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the mark keeps "1. …" from opening a list
+
+    def _link(self, child: _Page) -> str:
+        size = int(self._places.sizes[child.level][child.node])
+        return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size:,} documents"
+
+    def _ids(self, page: _Page) -> Iterator[str]:
+        leaves = np.arange(len(self._places.leaf_start) - 1)
+        under = self._hierarchy.ancestors(len(self._hierarchy.levels), leaves)[:, page.level] == page.node
+        for leaf in leaves[under]:
+            yield from (json.dumps(each.id) for each in self._documents(self._places.documents_of(leaf).tolist()))
+
+
+def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
+    """Write the first levels of an index's tree into a new folder, which appears complete or not at all.
+
+    Args:
+        index: the index.
+        folder: where to.
+        levels: how many levels of nodes below the root have a folder.
+
+    Returns:
+        How many files there are.
+
+    Raises:
+        InputError: the folder is not empty.
+        NotThereError: the index has no tree.
+    """
+    with new_folder(folder) as new, index.reading() as reader:
+        return Skills(index, reader, levels).write(new)
+
+
+def typical_sentence(text: str, words: Iterable[str]) -> str:
+    """Return the sentence with most of the words, the first of equals; the beginning of a text without sentences.
+
+    >>> typical_sentence("A first one. Wings flutter in flight! The end.", ["wings", "flutter"])
+    'Wings flutter in flight!'
+    """
+    wanted = set(words)
+    sentences = [each for each in SENTENCE_END.split(text[:READ_CHARACTERS]) if each.strip()] or [""]
+    best = max(sentences, key=lambda each: len(wanted.intersection(map(str.lower, ANY_WORD.findall(each)))))
+    return best if len(best) <= SENTENCE_CHARACTERS else f"{best[:SENTENCE_CHARACTERS]}…"
+
+
+def _front(name: str, size: int, parts: list[str]) -> Iterator[str]:
+    """Yield what agents read first of a skill: a name of letters, digits and hyphens, and what it is good for."""
+    about = f"{size:,} documents sorted by topic: {'; '.join(parts[:12])}"[:1000]
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64] or "documents"
+    yield from ("---", f"name: {slug}", f"description: {json.dumps(CONTROL.sub(' ', about))}", "---", "")
+
+
+def _safe(words: Iterable[str]) -> str:
+    """Return a part of a folder's name that every file system takes."""
+    return "-".join(re.findall(r"\w+", " ".join(words).casefold()))[:NAME_CHARACTERS]
+
+
+def _plain(text: str) -> str:
+    """Put a text on one line that Markdown shows unchanged: it opens no heading, link, tag or code."""
+    return MARKS.sub(r"\\\1", " ".join(CONTROL.sub(" ", text).split()))

@@ -1,0 +1,118 @@
+"""/metrics: requests, their times and the state of the index, in the text form of Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hce.errors import HceError, MissingPackageError
+from hce.index.derived import Live
+from hce.web.api import NO_STORE, Served, ServedIndex
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+    from prometheus_client.core import GaugeMetricFamily
+except ImportError as error:
+    raise MissingPackageError(
+        f"metrics need the package {error.name}, not installed here; "
+        "pip install 'hierarchical-corpus-encoder[web]', or hce serve --no-metrics"
+    ) from error
+
+PATH = "/metrics"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+VERDICTS = ("ok", "re-cluster", "retrain", "unknown")
+DRIFT_SECONDS = 600.0  # between two measurements that a monitor sets off
+GONE = "499"  # as nginx has it: the client left before there was an answer
+NO_ROUTE = "none"  # of a path that does not exist, or a request that the guard refused
+
+
+class Metrics:
+    """The numbers of one server, collected when they are asked for."""
+
+    def __init__(self, site: ServedIndex) -> None:
+        self._site = site
+        self._registry = CollectorRegistry()
+        self._requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
+        self._seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
+        self._registry.register(self)
+
+    def count(self, route: str, code: str, seconds: float) -> None:
+        """Count an answered request."""
+        self._requests.labels(route, code).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the state of the index; nothing of a store that cannot be read now, so that requests still show."""
+        try:
+            found = self._of_index()
+        except HceError:
+            found = {}
+        yield GaugeMetricFamily("hce_up", "1 if the store can be read.", value=float(bool(found)))
+        for name, (text, value) in found.items():
+            yield GaugeMetricFamily(f"hce_{name}", text, value=value)
+        verdict = GaugeMetricFamily("hce_drift", "1 for the last verdict on the drift.", labels=["verdict"])
+        last = self._site.drift.now(DRIFT_SECONDS).verdict if found else "unknown"
+        for each in VERDICTS:
+            verdict.add_metric([each], float(each == last))
+        yield verdict
+
+    def text(self) -> bytes:
+        """Return all of it as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+    def _of_index(self) -> dict[str, tuple[str, float]]:
+        part = self._site.index.derived.engine_part
+        with self._site.index.reading() as reader:
+            found = {
+                "documents": ("Documents in the index.", float(reader.moment().documents)),
+                "pending_changes": ("Changes that are not in the engine's snapshot.", float(part.pending(reader))),
+            }
+        saved = part.saved_at() if isinstance(part, Live) else None
+        if saved is not None:
+            found["snapshot_age_seconds"] = ("Seconds since the engine's last snapshot.", time.time() - saved)
+        return found
+
+
+class Metered:
+    """ASGI middleware: counts and times each request, those that the guard refuses too."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        code, start = GONE, time.perf_counter()
+
+        async def noted(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = str(message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted)
+        finally:
+            self._metrics.count(_route(scope), code, time.perf_counter() - start)
+
+
+def add_metrics(app: FastAPI, site: ServedIndex) -> None:
+    """Count the requests of an application, and answer at /metrics; call it after all other middleware is there."""
+    metrics = Metrics(site)
+    app.add_middleware(Metered, metrics=metrics)
+
+    @app.get(PATH, include_in_schema=False)
+    async def numbers(site: Served, request: Request) -> Response:
+        return Response(await site.looks.run(metrics.text), headers=NO_STORE, media_type=TEXT)
+
+
+def _route(scope: Scope) -> str:
+    """Return the template of the route, never the path: a monitor keeps each label for good."""
+    route: Any = scope.get("route")
+    return getattr(route, "path", "") or scope.get("root_path") or NO_ROUTE  # the latter of mounted files
