@@ -504,8 +504,6 @@ def test_wrong_addresses_change_nothing(tmp_path, documents, module_static_encod
             assert "\n" not in str(raised.value)
         with pytest.raises(InputError, match="only the engine milvus has an address"):
             index.rebuild("codes", at=nobody)
-        with pytest.raises(InputError, match="Milvus keeps vectors in float32"):
-            index.rebuild("milvus", "int8", at=nobody)
         assert (index.path / "manifest.json").read_bytes() == manifest and index.search("star", 1)
     with pytest.raises(AwayError):
         index_at(tmp_path / "new", documents[:5], module_static_encoder, nobody, "x")
