@@ -336,7 +336,7 @@ def test_labels_help_pefa_on_the_queries_they_come_from(task):
 
 
 def test_unsupervised_systems_never_see_labels(task, monkeypatch):
-    seen = []
+    seen, task = [], replace(task, built={})  # nothing that an earlier test trained
     monkeypatch.setattr(
         "hce_lab.comparison.systems.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
@@ -351,7 +351,7 @@ def test_unsupervised_systems_never_see_labels(task, monkeypatch):
 
 
 def test_systems_with_and_without_the_tree_differ_in_the_tree_alone(task, monkeypatch):
-    seen = []
+    seen, task = [], replace(task, built={})  # nothing that an earlier test trained
     monkeypatch.setattr(
         "hce_lab.comparison.systems.train",
         lambda *args, **options: seen.append(options) or (_ for _ in ()).throw(InputError("enough")),
@@ -395,10 +395,22 @@ def test_a_killed_run_is_continued(task, tmp_path, monkeypatch):
 def test_the_choice_follows_the_data(task):
     bare = replace(task, pairs=None, dev=None, generated=None)
     assert choose([], bare, is_static=True) == [
-        *("bm25", "untrained", "fitted", "hybrid", "rrf", "ct", "no-tree", "hce", "hce-hybrid")
+        *(
+            "bm25",
+            "untrained",
+            "fitted",
+            "hybrid",
+            "served",
+            "rrf",
+            "ct",
+            "no-tree",
+            "hce",
+            "hce-hybrid",
+            "no-tree-hybrid",
+        )
     ]
     assert choose([], bare, is_static=False) == [
-        *("bm25", "untrained", "hybrid", "rrf", "ct", "no-tree", "hce", "hce-hybrid")
+        *("bm25", "untrained", "hybrid", "served", "rrf", "ct", "no-tree", "hce", "hce-hybrid", "no-tree-hybrid")
     ]
     everything = choose([], task, is_static=True)
     assert set(DEFAULT) <= set(everything)

@@ -83,7 +83,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
     chances = _chances(reports)
     out.print(_table(reports, chances))
-    out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomisation test, Holm's correction)")
+    out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomization test, Holm's correction)")
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
@@ -114,13 +114,16 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         "BM25": WordSearcher.of(corpus),
         "untrained": by_untrained,
         "untrained and words": HybridSearcher.of(by_untrained, corpus),
-        "untrained, as served": as_served(by_untrained, corpus),
     }
-    if untrained.table is not None:
-        searchers["fitted, not trained"] = DenseSearcher.of(untrained.fitted_to(corpus), corpus)
+    if untrained.table is None:
+        searchers["untrained, words and tokens"] = as_served(by_untrained, corpus)
+    else:
+        searchers["fitted and words"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["trained without the tree"] = DenseSearcher.of(plain.encoder, corpus)
+    searchers["trained without the tree"] = as_served(
+        DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration
+    )
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
