@@ -21,6 +21,7 @@ export const page = {
   async refresh(parameters = {}) {
     [page.facts, { fields: page.fields }] = await Promise.all([get("/api/status", parameters), get("/api/fields")]);
     $("where").placeholder = exampleOf(page.fields);
+    $("where").parentElement.hidden = !page.fields.length && !$("where").value; // nothing to ask by
     $("name").textContent = page.facts.name;
     $("count").textContent = plural(page.facts.index.documents, "document");
     $("add").hidden = !page.facts.writable;

@@ -31,6 +31,7 @@ export function show(parameters) {
   if ($("q").value.trim() !== q.trim()) $("q").value = q;
   const where = parameters.get("where") || "";
   if ($("where").value.trim() !== where.trim()) $("where").value = where;
+  if (where) $("where").parentElement.hidden = false; // so that it can be taken back
   if (!matchMedia("(pointer: coarse)").matches && document.activeElement === document.body) $("q").focus();
   return run();
 }

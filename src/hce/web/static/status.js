@@ -29,6 +29,7 @@ export async function show() {
         index.tree_levels ? `${facts.tree_nodes.map(count).join(" → ")} nodes above the documents` : ""),
       card("On disk", size(index.bytes), day(index.created) === day(index.changed) ? `made ${day(index.created)}` : `made ${day(index.created)}, changed ${day(index.changed)}`),
       driftCard(facts.drift),
+      index.search ? searchCard(index.search) : null,
       grownCard(facts.drift.grown)),
     training ? trainingOf(training, index) : notTrained(index));
   if (training) await draw(training);
@@ -39,6 +40,13 @@ export async function show() {
 
 function card(title, figure, note) {
   return el("div", { class: "card" }, el("h3", {}, title), el("div", { class: "figure" }, figure), note ? el("p", {}, note) : null);
+}
+
+// The figure of the search that users get, and how it was measured.
+function searchCard(search) {
+  const [, figure, parts, how] = search.match(/^(nDCG.*?) \((.*)\) (by .*)$/) ?? [];
+  return el("div", { class: "card wide" }, el("h3", {}, "Search"), figure ? el("div", { class: "figure" }, figure) : null,
+    el("p", {}, sentence(figure ? `${parts}; measured ${how}` : search)));
 }
 
 function driftCard(drift) {
@@ -58,7 +66,7 @@ function grownCard(grown) {
       `${plural(region.before, "document")} and ${count(region.added)} later ones`,
       ...(region.words.length ? [" · new words: ", el("b", {}, region.words.join(", "))] : []));
   });
-  return el("div", { class: "card grown" }, el("h3", {}, "Regions of the tree that grew"), el("ul", {}, items));
+  return el("div", { class: "card wide grown" }, el("h3", {}, "Regions of the tree that grew"), el("ul", {}, items));
 }
 
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;

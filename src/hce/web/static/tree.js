@@ -207,7 +207,7 @@ function tiles() {
   const add = (id, name, parent, value, tone, words = null) => {
     drawn.ids.push(id);
     drawn.names.push(plain(name));
-    drawn.labels.push(plain(cut(name, side(value)))); // what a tile with others in it is headed by
+    drawn.labels.push(plain(cut(name, 0.8 * side(value)))); // the heading of a tile with others in it; a narrow one shows some of it
     drawn.text.push((words ? fitted(words, value) : [cut(name, side(value))]).map(plain).join("<br>"));
     drawn.parents.push(parent);
     drawn.values.push(value);
