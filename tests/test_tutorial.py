@@ -164,14 +164,14 @@ def test_the_readmes_session(smaller, concept_corpus):
     run_all(wrong)
 
 
-def test_the_demo_prints_what_the_readme_shows(smaller, monkeypatch):
+def test_the_demo_prints_what_the_tutorial_shows(smaller, monkeypatch):
     import hce.demo
 
     monkeypatch.setattr(hce.demo, "python_docstrings", docstrings.python_docstrings)
     monkeypatch.setattr(hce.demo, "train", _one_epoch(hce.demo.train))
     result = CliRunner().invoke(app, ["demo", "--json"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    (shown,) = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", TUTORIAL, flags=re.DOTALL)
     first = [line for line in shown.splitlines() if re.match(r" ?[A-Za-z]|  hce |  (before|added|removed) ", line)]
     told = {skeleton(word) for word in result.stderr.split()}  # by words: a wide terminal breaks lines elsewhere
     assert [line for line in first if skeleton(line) not in told] == []

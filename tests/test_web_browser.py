@@ -202,6 +202,17 @@ def test_values_of_metadata_are_counted_and_chosen(site, visit):
     expect(page.locator("#hits .hit")).to_have_count(2)
 
 
+def test_conditions_are_hidden_where_no_document_has_a_field(site, visit):
+    page = visit(site.url)
+    expect(page.locator("#count")).to_have_text("240 documents")
+    expect(page.locator("#where")).to_be_hidden()
+    page = visit(f"{site.url}/#search?q=w0&where=year=2001", refused=(400,))
+    expect(page.locator("#where")).to_have_value("year=2001")
+    expect(page.locator("#where")).to_be_visible()
+    site.index.add([Document("m", "w0 w0 w0", metadata={"year": 2001})])
+    expect(visit(site.url).locator("#where")).to_be_visible()
+
+
 def test_numbers_have_ranges_and_other_fields_are_behind_more(site, visit):
     tags = [["red", "new"], ["red"], ["blue"]]
     rows = [{"size": n, "lang": "en", "tag": tags[n % 3], "kind": "ab"[n % 2]} for n in range(12)]
@@ -578,6 +589,7 @@ def test_status_in_light_and_dark(site, visit, monkeypatch):
         expect(page.locator("#status")).to_contain_text("trained from start")
         expect(page.locator(".measures")).to_contain_text("mean")
         expect(page.locator(".verdict")).to_be_visible()
+        expect(page.locator(".card.wide")).to_contain_text("words count 0.50", ignore_case=True)
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(backgrounds) == 2
 
@@ -636,6 +648,17 @@ def test_writing_with_a_token(site, visit):
         page = visit(url)
         expect(page.locator("#count")).to_have_text("241 documents")
         expect(page.locator("#add")).to_be_hidden()
+
+
+def test_narrow_regions_of_the_treemap_keep_a_heading(site, visit):
+    page = visit(f"{site.url}/#tree", reduced_motion="reduce")
+    expect(page.locator("#treemap g.slice").first).to_be_attached()
+    headings = page.evaluate("""(() => { const d = document.querySelector('#treemap').data[0];
+        return d.labels.filter((_, i) => d.parents[i] === d.ids[0]) })()""")
+    assert len(headings) >= 2
+    texts = page.locator("#treemap g.slicetext text")
+    for heading in headings:
+        expect(texts.filter(has_text=heading).first).to_be_visible()
 
 
 @pytest.mark.parametrize("press", ["#map-in", "+"])
