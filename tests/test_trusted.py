@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from hce.errors import InputError
-from hce.index import trusted
 from hce.index.index import Index
+from hce.milvus import trusted
 from hce.milvus.trusted import require_trusted, trust, trust_address_of, trusted_file
 
 

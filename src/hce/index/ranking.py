@@ -43,8 +43,8 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the three parts below; in a search by words alone,
-            BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
+        score: the cosine to the query; in a hybrid search the sum of the three parts below, at most 1; in a search by
+            words alone, BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
         number: the number of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
