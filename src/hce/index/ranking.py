@@ -362,8 +362,8 @@ def _rankings(searched: Searched, request: SearchRequest) -> list[RankedWithPass
     """Rank documents for each query."""
     queries, vectors, k, allowed, mode, *_ = request
     words, engine = searched.words, searched.engine
-    if vectors is None or engine is None:
-        return [_by_words(words.search(query, k, allowed)) for query in queries] if words else []
+    if vectors is None or engine is None:  # an empty index of words is false, and finds nothing
+        return [] if words is None else [_by_words(words.search(query, k, allowed)) for query in queries]
     count = k if mode == "dense" else candidate_count_for(k)
     found = _nearest(engine, searched.passages, vectors, count, allowed)
     nearest = [NearestToOne.of(searched, vector, *row) for vector, *row in zip(vectors, *found, strict=True)]
