@@ -210,7 +210,7 @@ def test_train_with_labels_as_json(run_hce, concepts_file, encoder_folder, tmp_p
     run = run_hce("train", str(concepts_file), "-o", str(tmp_path / "model"), "--json", *options)
     assert run.returncode == 0, run.stderr
     answer = json.loads(run.stdout)
-    assert set(answer) == {"model", "before", "after", "mix", "shares", "stages"}
+    assert set(answer) == {"model", "before", "after", "mix", "shares", "stages", "calibration"}
     facts = json.loads((tmp_path / "model" / "hce.json").read_text())
     assert facts["recipe"]["mode"] == "joint"
     qrels.write_text("q0\tnowhere\t1")

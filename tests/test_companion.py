@@ -199,7 +199,7 @@ def test_an_index_takes_over_what_labels_told(concept_corpus, static_encoder, tm
     facts["calibration"]["shares"]["words"] = 0.7
     (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
     (tmp_path / "model" / "checksums.json").unlink()  # the change is meant
-    assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").manifest.words_share == 0.7
+    assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").state.manifest.words_share == 0.7
     index = Index.create(tmp_path / "other", concept_corpus, tmp_path / "model", words_share=0.1)
     assert index.state.manifest.words_share == 0.1
 
@@ -210,7 +210,7 @@ def test_an_index_takes_over_what_labels_told_0_2_0(concept_corpus, static_encod
     facts |= {"calibration": None, "words_share": 0.7}
     (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
     (tmp_path / "model" / "checksums.json").unlink()  # the change is meant
-    assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").manifest.words_share == 0.7
+    assert Index.create(tmp_path / "index", concept_corpus, tmp_path / "model").state.manifest.words_share == 0.7
 
 
 def test_an_encoder_that_comes_with_companions_is_trained_as_what_it_is(

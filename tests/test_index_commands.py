@@ -80,7 +80,9 @@ def only_error(result: SimpleNamespace) -> str:
 def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     made = run("index", corpus_file, "-m", model, "-o", tmp_path / "index")
     assert made.code == 0, made.err
-    assert made.out.startswith(f"240 documents are in {tmp_path / 'index'}; ")
+    search, there = made.out.splitlines()
+    assert search.startswith("search: words count 0.50")
+    assert there.startswith(f"240 documents are in {tmp_path / 'index'}; ")
     found = run("search", tmp_path / "index", "star red w3", "-k", "2")
     assert found.code == 0
     lines = found.out.splitlines()
@@ -450,5 +452,5 @@ def test_indexing_german_with_an_english_encoder_says_so_once(run, tmp_path, mon
     small_static(tmp_path / "cache", [document.text for document in documents])
     (tmp_path / "german.jsonl").write_text("\n".join(document.to_json() for document in documents))
     assert run("index", tmp_path / "german.jsonl", "-o", tmp_path / "index").code == 0
-    (line,) = [line for line in caplog.messages if "seem to be German" in line]
+    (line,) = [line for line in caplog.messages if "seem to be in German" in line]
     assert "--language german" in line

@@ -73,7 +73,7 @@ def test_what_is_no_cross_encoder_is_refused_in_one_line(tmp_path, folder):
         Reranker.load("nobody/nothing", local=True)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.json").write_text("{")
-    with pytest.raises(FormatError, match="a damaged cross-encoder"):
+    with pytest.raises(FormatError, match=r"damaged"):
         Reranker.load(tmp_path / "damaged")
     (tmp_path / "static").mkdir()
     modules = [{"idx": 0, "type": "sentence_transformers.models.StaticEmbedding"}]

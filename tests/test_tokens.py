@@ -170,15 +170,15 @@ def hit(number: int, score: float) -> Hit:
 def test_order_by_hand():
     """Scores .9 and .5 differ by .4; tokens add at most ⅔ of that: nothing to 1, all of it to 2, half of it to 3.
 
-    So 2 has .7667 and 3 has .6333, and 1 stays first.
+    So 2 has .7667 and 3 has .6333, and 1 stays first. All is scaled by .6, so that no score is above 1.
     """
     query = QueryTokens(np.array([[1, 0]], np.float32), np.array([1.0], np.float32))
     codes = {"text 1": [[0, 127]], "text 2": [[127, 0]], "text 3": [[64, 110]]}
     found = {text: np.array(rows, np.int8) for text, rows in codes.items()}
     hits = in_order_of_tokens(query, [hit(1, 0.9), hit(2, 0.5), hit(3, 0.5)], found, SHARE)
     assert ids_of(hits) == ["1", "2", "3"]
-    assert [each.from_tokens for each in hits] == pytest.approx([0, 0.4 * 2 / 3, 0.4 / 3], abs=0.002)
-    assert [each.score for each in hits] == pytest.approx([0.9, 0.7667, 0.6333], abs=0.002)
+    assert [each.from_tokens for each in hits] == pytest.approx([0, 0.4 * 0.4, 0.4 * 0.2], abs=0.002)
+    assert [each.score for each in hits] == pytest.approx([0.54, 0.46, 0.38], abs=0.002)
     assert [each.rank for each in hits] == [1, 2, 3]
 
 
@@ -193,10 +193,11 @@ def test_order_is_by_score_and_loses_nothing(scores, random):
     assert ids_of(hits[FIRST:]) == ids_of(given_hits[FIRST:])
     assert [each.rank for each in hits] == list(range(1, len(hits) + 1))
     assert all(one.score >= other.score - 1e-5 for one, other in pairwise(hits))
-    most = SHARE / (1 - SHARE) * (scores[0] - scores[min(FIRST, len(scores)) - 1])
+    most = SHARE * (scores[0] - scores[min(FIRST, len(scores)) - 1])
     for each in hits:
         assert each.score == pytest.approx(each.from_meaning + each.from_words + each.from_tokens)
         assert -1e-9 <= each.from_tokens <= most + 1e-6
+        assert each.score <= 1
 
 
 # ------------------------------------------------------------------------------------------------- in an index
@@ -217,7 +218,7 @@ def test_tokens_tell_documents_apart_that_meaning_does_not(index, tmp_path, tran
         without = plain.search("ships of the night", 8)
         assert not any(each.from_tokens for each in without)
         assert {each.id: each.from_meaning for each in hits} == pytest.approx(
-            {each.id: each.from_meaning for each in without}
+            {each.id: (1 - SHARE) * each.from_meaning for each in without}
         )
 
 

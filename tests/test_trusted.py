@@ -8,9 +8,10 @@ import socket
 import pytest
 
 from hce.errors import InputError
-from hce.index import trusted
+from hce.index.elsewhere import trust_address_of
 from hce.index.index import Index
-from hce.milvus.trusted import require_trusted, trust, trust_address_of, trusted_file
+from hce.milvus import trusted
+from hce.milvus.trusted import require_trusted, trust, trusted_file
 
 
 @pytest.fixture(autouse=True)

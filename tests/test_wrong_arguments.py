@@ -11,7 +11,8 @@ import hce
 from hce.errors import FormatError, HceError, InputError
 from hce.index.store import Store
 
-WRONG = [None, 2.5, "abc", b"x", ["a"], {"a": 1}, object(), True, 10**30, np.ones(2)]
+NOTHING_OF_USE = type("NothingOfUse", (), {"__repr__": lambda self: "NothingOfUse()"})()
+WRONG = [None, 2.5, "abc", b"x", ["a"], {"a": 1}, NOTHING_OF_USE, True, 10**30, np.ones(2)]
 DOCUMENTS = [hce.Document(f"d{number}", f"star w{number}", metadata={"year": number}) for number in range(5)]
 
 
@@ -29,7 +30,7 @@ def test_reading_after_what_is_no_number_names_the_argument(index, method, after
     assert len(index.vectors(np.int64(3))[0]) == 2
 
 
-@pytest.mark.parametrize("value", [["a"], {"a": 1}, object(), 10**30], ids=repr)
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, NOTHING_OF_USE, 10**30], ids=repr)
 def test_what_sqlite_cannot_bind_is_no_damage(index, value):
     with pytest.raises(InputError, match="nothing was changed"), index.state.reading() as reader:
         reader.find(value)

@@ -48,7 +48,6 @@ def tree(
     from hce.files import require_new, require_parent
     from hce.index.numbered_tree import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
-    from hce.tree.names import nested, outline
 
     if output is not None:
         require_parent(output)
@@ -58,6 +57,8 @@ def tree(
         hierarchy, ids = Hierarchy.load(saved), _ids(path, saved) if as_json else None
     else:
         hierarchy, ids = _grow_tree(path, encoder, branching, seed, reading)
+    from hce.tree.names import nested, outline  # with scipy
+
     if output is not None:
         hierarchy.save(output)
         err.print(f"saved to {output}")

@@ -163,6 +163,7 @@ class HybridSearcher:
             similarities = query.max_similarities([self.tokens.codes[position] for position in first])
             order, added = order_by_tokens(first, scores[: len(first)], similarities, self.shares.tokens)
             scores[: len(first)] = (scores[: len(first)] + added)[order]
+            scores *= 1 - self.shares.tokens  # as an index does, so that no score is above 1
             positions = np.concatenate([first[order], positions[len(first) :]])
         rows = zip(positions.tolist(), scores.tolist(), strict=True)
         return [Scored(self.dense.ids[position], score) for position, score in rows]

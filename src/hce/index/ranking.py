@@ -43,8 +43,8 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the three parts below; in a search by words alone,
-            BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
+        score: the cosine to the query; in a hybrid search the sum of the three parts below, at most 1; in a search by
+            words alone, BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
         number: the number of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
@@ -362,8 +362,8 @@ def _rankings(searched: Searched, request: SearchRequest) -> list[RankedWithPass
     """Rank documents for each query."""
     queries, vectors, k, allowed, mode, *_ = request
     words, engine = searched.words, searched.engine
-    if vectors is None or engine is None:
-        return [_by_words(words.search(query, k, allowed)) for query in queries] if words else []
+    if vectors is None or engine is None:  # an empty index of words is false, and finds nothing
+        return [] if words is None else [_by_words(words.search(query, k, allowed)) for query in queries]
     count = k if mode == "dense" else candidate_count_for(k)
     found = _nearest(engine, searched.passages, vectors, count, allowed)
     nearest = [NearestToOne.of(searched, vector, *row) for vector, *row in zip(vectors, *found, strict=True)]

@@ -372,11 +372,18 @@ def in_order_of_tokens(
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
     order, added = order_by_tokens(np.array([hit.number for hit in first]), scores, similarities, tokens_share)
+    ordered = zip(order.tolist(), added[order].tolist(), strict=True)
     changed = [
-        first[row]._replace(rank=rank, score=float(scores[row] + added[row]), from_tokens=float(added[row]))
-        for rank, row in enumerate(order.tolist(), 1)
+        _with_tokens(first[row], gain, tokens_share)._replace(rank=r) for r, (row, gain) in enumerate(ordered, 1)
     ]
-    return [*changed, *others]
+    return [*changed, *(_with_tokens(hit, 0.0, tokens_share) for hit in others)]
+
+
+def _with_tokens(hit: Hit, added: float, tokens_share: float) -> Hit:
+    """Return a hit whose score has the tokens' part, scaled so that no score is above 1."""
+    kept = 1 - tokens_share
+    meaning, words, tokens = kept * hit.from_meaning, kept * hit.from_words, kept * added
+    return hit._replace(score=kept * hit.score + tokens, from_meaning=meaning, from_words=words, from_tokens=tokens)
 
 
 def _sealed(codes: np.ndarray) -> bytes:

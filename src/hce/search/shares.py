@@ -76,14 +76,15 @@ class Calibration:
         return {**asdict(self), "shares": self.shares._asdict()}
 
     def summary(self) -> str:
-        r"""Return the shares and what the search gains by them, in a sentence.
+        """Return the shares and what the search gains by them, in a sentence.
 
         >>> print(Calibration(Shares(0.35)).summary())
         words count 0.35 (usual: no questions could be cut out of the documents)
         >>> ndcg = {"vectors": 0.4, "words": 0.3, "both": 0.42, "+ words": 0.43}
-        >>> print(Calibration(Shares(0.25), "cut", 120, ndcg, (-0.01, 0.03)).summary())
-        nDCG@10 0.430 (vectors 0.400, words 0.300, both 0.420; 95 % of the gain over these: -0.010 to +0.030) \
-by 120 titles and first sentences cut out of documents; words count 0.25
+        >>> for part in Calibration(Shares(0.25), "cut", 120, ndcg, (-0.01, 0.03)).summary().split(" by "):
+        ...     print(part)
+        nDCG@10 0.430 (vectors 0.400, words 0.300, both 0.420; 95 % of the gain over these: -0.010 to +0.030)
+        120 titles and first sentences cut out of documents; words count 0.25
         """
         counted = ", ".join(f"{name} count {share:.2f}" for name, share in self.shares._asdict().items() if share)
         counted = counted or "vectors alone count"

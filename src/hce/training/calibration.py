@@ -33,6 +33,7 @@ LADDERS = {
 }
 PULL = {"cut": 1.0, "titles": 1.0, "written": 0.1}
 LABELED_PULL = 3.0  # divided by the number of labeled queries
+FEW = 200  # questions; of fewer, chance decides more, and the pull grows
 ROUNDS = 2  # of choosing each share in turn
 # Standard errors by which a simpler search has to be ahead to replace the chosen one. Where people's queries said
 # otherwise, cut sentences preferred a simpler search by up to 4.4 standard errors.
@@ -230,7 +231,8 @@ class _Evidence:
 
 def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequence[str]) -> Shares:
     """Choose each free share in turn, the others fixed; of equal ones, the nearest to the usual."""
-    pull = LABELED_PULL / len(questions.texts) if questions.kind == "labeled" else PULL[questions.kind]
+    asked = len(questions.texts)
+    pull = LABELED_PULL / asked if questions.kind == "labeled" else PULL[questions.kind] * max(1.0, FEW / asked)
 
     def value(shares: Shares) -> float:
         away = sum((getattr(shares, name) - getattr(usual, name)) ** 2 for name in free)

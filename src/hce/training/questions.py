@@ -24,7 +24,7 @@ from hce.search.shares import Kind
 from hce.training.heldout import DevSet, first_sentence_of, with_random_others
 
 MOST_ASKED = 300  # documents; each is encoded once more
-LEAST_ASKED = 20
+LEAST_ASKED = 10
 LEAST_WORDS = 24  # of a text without sentences whose first words are cut
 POOL = 8192  # documents that are searched
 # A quoted text or a comment in a program, which says in words what the code does.
@@ -87,7 +87,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
     texts = Counter(corpus[position].full_text for position in pool.tolist())
     unique = [(row, each) for row, each in zip(rows, documents, strict=True) if texts[each.full_text] == 1]
     for kind, cuts in _ways(unique, titles):
-        if len(cuts) >= min(LEAST_ASKED, len(asked)) and (kind != "written" or 2 * len(cuts) >= len(unique)):
+        if len(cuts) >= LEAST_ASKED and (kind != "written" or 2 * len(cuts) >= len(unique)):
             asked_by = [(text, row) for row, cut in cuts for text in cut.questions]
             return Questions(
                 kind,
@@ -143,7 +143,7 @@ def _title_alone(document: Document, titles: Counter[str]) -> Cut | None:
 
 def _some_of(positions: np.ndarray, document_count: int, seed: int) -> np.ndarray:
     """Draw the documents that are asked about: at most a tenth of all, so that the pool stays what it is."""
-    count = min(len(positions), MOST_ASKED, max(LEAST_ASKED, document_count // 10))
+    count = min(len(positions), MOST_ASKED, max(2 * LEAST_ASKED, document_count // 10))
     return np.sort(np.random.default_rng([seed, 19]).choice(positions, count, replace=False))
 
 
