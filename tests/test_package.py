@@ -102,7 +102,9 @@ def environment(built, declared, tmp_path_factory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-index", "--no-deps", str(built.wheel)], check=True)
+    # pip would take a source tree on PYTHONPATH, with its egg-info, for the installed wheel.
+    without_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*pip, "--no-index", "--no-deps", str(built.wheel)], check=True, env=without_path)
     (site,) = folder.glob("lib/python*/site-packages")
     for name in set().union(*(closure(name) for name in declared.core)):
         link(name, site)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -187,6 +188,15 @@ def test_a_damaged_model_or_one_with_links_stays_here(model):
     (model / "history.jsonl").unlink()
     (model / "history.jsonl").symlink_to("/etc/passwd")
     with pytest.raises(OutsideError, match="a link"):
+        uploads_of(model)
+
+
+def test_nothing_outside_of_the_model_is_sent(model, tmp_path):
+    """Even where the list of its files names a path that leads out, with the right checksum."""
+    (tmp_path / "secret.txt").write_text("mine")
+    known = json.loads((model / "checksums.json").read_text())
+    (model / "checksums.json").write_text(json.dumps({**known, "../secret.txt": zlib.crc32(b"mine")}))
+    with pytest.raises(FormatError, match=r"\.\./secret\.txt is missing, or is no regular file"):
         uploads_of(model)
 
 
