@@ -25,6 +25,7 @@ from hce.training.heldout import DevSet, first_sentence_of, with_random_others
 
 MOST_ASKED = 300  # documents; each is encoded once more
 LEAST_ASKED = 10
+LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # of the documents, from which on a kind stands for them
 LEAST_WORDS = 24  # of a text without sentences whose first words are cut
 POOL = 8192  # documents that are searched
 # A quoted text or a comment in a program, which says in words what the code does.
@@ -87,7 +88,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
     texts = Counter(corpus[position].full_text for position in pool.tolist())
     unique = [(row, each) for row, each in zip(rows, documents, strict=True) if texts[each.full_text] == 1]
     for kind, cuts in _ways(unique, titles):
-        if len(cuts) >= LEAST_ASKED and (kind != "written" or 2 * len(cuts) >= len(unique)):
+        if len(cuts) >= max(LEAST_ASKED, LEAST_PART[kind] * len(unique)):
             asked_by = [(text, row) for row, cut in cuts for text in cut.questions]
             return Questions(
                 kind,
