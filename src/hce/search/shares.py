@@ -92,8 +92,8 @@ class Calibration:
             return f"{counted} (usual: no questions could be cut out of the documents)"
         simple = ", ".join(f"{name} {self.ndcg[name]:.3f}" for name in ("vectors", "words", "both"))
         low, high = self.interval
-        gain = f"95 % of the gain over these: {low:+.3f} to {high:+.3f}"
-        return f"nDCG@10 {self.value:.3f} ({simple}; {gain}) by {self.asked} {ASKED[self.kind]}; {counted}"
+        gain = f"; 95 % of the gain over these: {low:+.3f} to {high:+.3f}" if high > low else ""
+        return f"nDCG@10 {self.value:.3f} ({simple}{gain}) by {self.asked} {ASKED[self.kind]}; {counted}"
 
     @property
     def value(self) -> float:
