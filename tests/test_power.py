@@ -99,7 +99,8 @@ def test_a_folder_is_synced_before_its_name(power, tmp_path):
 def test_a_model_and_an_index_of_it(power, tmp_path, concept_corpus, bert_folder):
     """Training with its checkpoints, an index, a rebuild, a reindexing to the model and back."""
     small = Corpus.from_documents(concept_corpus[:60])
-    hce.train(small, bert_folder, recipe=hce.Recipe(epochs=2, batch_size=16), output=tmp_path / "model")
+    recipe = hce.Recipe(epochs=2, batch_size=16, train="encoder", keep="last")  # so that another encoder comes out
+    hce.train(small, bert_folder, recipe=recipe, output=tmp_path / "model")
     assert {"LAST", "manifest.json", "model"} <= set(power.renamed)
     with Index.create(tmp_path / "index", small, bert_folder, "grow", engine="codes") as index:
         index.search("w1")
