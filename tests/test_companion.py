@@ -255,8 +255,9 @@ def test_a_short_log_moves_queries_less(static_encoder):
     assert np.linalg.norm(short) < np.linalg.norm(long) < 0.75
 
 
-def test_a_table_is_not_centered(concept_corpus, static_encoder):
+def test_a_table_is_not_centered_and_the_user_is_told(concept_corpus, static_encoder, caplog):
     assert train(concept_corpus, static_encoder, recipe=QUICK, log=LOG).encoder.centres is None
+    assert "the log of queries changes nothing" in caplog.text
 
 
 def test_no_text_of_a_log_is_kept(concept_corpus, bert_folder, tmp_path, tables_are_at_hand):
@@ -273,6 +274,14 @@ JSON_LINES = '{"id": "a", "text": "one query"}\n{"id": "b", "text": "another"}\n
 def test_logs_are_read(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     assert read_log(tmp_path / name) == ["one query", "another"]
+
+
+def test_a_log_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be read \(No such file or directory\); check the path"):
+        read_log(tmp_path / "none.txt")
+    (tmp_path / "log.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(InputError, match="save it as UTF-8"):
+        read_log(tmp_path / "log.txt")
 
 
 def test_an_empty_log_is_refused(tmp_path):

@@ -96,6 +96,10 @@ def train(
     corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
+    if log and (given.is_table or recipe.train == "encoder"):
+        logger.warning(
+            "the log of queries changes nothing: it centers a transformer with companions, not %s", given.name
+        )
     warn_of_language(corpus, given.name)
     run_folder = None if output is None else unfinished(output)
     if process_count() > 1:
