@@ -97,9 +97,7 @@ def train(
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
     if log and (given.is_table or recipe.train == "encoder"):
-        logger.warning(
-            "the log of queries changes nothing: it centers a frozen transformer, not %s", given.name
-        )
+        logger.warning("the log of queries changes nothing: it does not center %s", given.name)
     warn_of_language(corpus, given.name)
     run_folder = None if output is None else unfinished(output)
     if process_count() > 1:
