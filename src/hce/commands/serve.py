@@ -70,7 +70,7 @@ def mcp(path: ReadIndexArgument) -> None:
     """Serve an index to an agent over stdin and stdout, by the Model Context Protocol.
 
     The tools search, fetch, browse the tree and find similar documents; none of them writes. Clients start this
-    command themselves: see docs/agents.md for the lines to give them. `hce serve` answers the same at /mcp.
+    command themselves: see docs/guide.md for the lines to give them. `hce serve` answers the same at /mcp.
 
     Examples:
       hce mcp my-index
