@@ -162,14 +162,14 @@ class Server(uvicorn.Server):
 def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[None]:
     """Answer agents at /mcp; return what has to be entered while they are answered."""
     try:
-        from hce.web.mcp import PATH, Endpoint, Tools
+        from hce.web.mcp import PATH, Tools, over_http
     except MissingPackageError as error:
         sentence = str(error)
         app.post("/mcp", include_in_schema=False)(lambda: _error(501, sentence))
         return nullcontext()
-    endpoint = Endpoint(Tools(site.index, site.tree, site.searches.run, site.sentence))
+    endpoint, running = over_http(Tools(site.index, site.tree, site.searches.run, site.sentence))
     app.router.routes.append(Route(PATH, endpoint, methods=["POST"], include_in_schema=False))
-    return endpoint.running()
+    return running
 
 
 def _add_page(app: FastAPI) -> None:

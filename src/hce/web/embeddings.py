@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from hce.data.text import is_unicode
 from hce.deadline import check_deadline
@@ -25,8 +25,6 @@ router = APIRouter()
 
 class EmbeddingsRequest(BaseModel):
     """What OpenAI's clients send; `input_type` says which side of a retrieval the texts are on."""
-
-    model_config = ConfigDict(extra="ignore")
 
     input: str | list[str] = Field(description=f"a text, or up to {INPUTS:,} texts")
     model: str = Field(default="", description="any name: there is one encoder, and the answer names it")
@@ -72,27 +70,21 @@ async def embeddings(site: Served, request: Request) -> Json:
         return _refused(503, "too many requests are waiting; try again in a moment", {"retry-after": "1"})
     except HceError as error:
         return _refused(500, site.shown(site.sentence(error)))
-    return Json(_answer(site, vectors, asked.encoding_format, texts), headers=NO_STORE)
+    spell = _base64 if asked.encoding_format == "base64" else np.ndarray.tolist
+    data = [{"object": "embedding", "index": row, "embedding": spell(each)} for row, each in enumerate(vectors)]
+    words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
+    usage = {"prompt_tokens": words, "total_tokens": words}
+    model = site.shown(site.index.state.manifest.encoder)
+    return Json({"object": "list", "model": model, "data": data, "usage": usage}, headers=NO_STORE)
 
 
 def _encode(site: ServedIndex, texts: list[str], side: str) -> np.ndarray:
     encode = site.index.state.encode_queries if side == "query" else site.index.encode_documents
-    parts = []
+    vectors = []
     for start in range(0, len(texts), AT_ONCE):
         check_deadline()
-        parts.append(encode(texts[start : start + AT_ONCE]))
-    return np.concatenate(parts)
-
-
-def _answer(site: ServedIndex, vectors: np.ndarray, encoding: str, texts: list[str]) -> dict[str, Any]:
-    spell = _base64 if encoding == "base64" else np.ndarray.tolist
-    words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
-    return {
-        "object": "list",
-        "model": site.shown(site.index.state.manifest.encoder),
-        "data": [{"object": "embedding", "index": row, "embedding": spell(each)} for row, each in enumerate(vectors)],
-        "usage": {"prompt_tokens": words, "total_tokens": words},
-    }
+        vectors.append(encode(texts[start : start + AT_ONCE]))
+    return np.concatenate(vectors)
 
 
 def _base64(vector: np.ndarray) -> str:
@@ -108,5 +100,4 @@ def _fault(error: ValidationError) -> str:
 def _refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> Json:
     """Refuse a request in the form that OpenAI's clients read."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": sentence, "type": kind, "param": None, "code": None}
-    return Json({"error": error}, status, headers)
+    return Json({"error": {"message": sentence, "type": kind, "param": None, "code": None}}, status, headers)

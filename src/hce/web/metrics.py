@@ -31,7 +31,7 @@ NO_ROUTE = "none"  # of a path that does not exist, or a request that the guard 
 
 
 class Metrics:
-    """The numbers of one server, collected when they are asked for."""
+    """The numbers of one server, collected for each request to /metrics."""
 
     def __init__(self, site: ServedIndex) -> None:
         self._site = site
@@ -48,12 +48,11 @@ class Metrics:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the state of the index; nothing of a store that cannot be read now, so that requests still show."""
         try:
-            found = self._of_index()
+            found = [*self._of_index()]
         except HceError:
-            found = {}
+            found = []
         yield GaugeMetricFamily("hce_up", "1 if the store can be read.", value=float(bool(found)))
-        for name, (text, value) in found.items():
-            yield GaugeMetricFamily(f"hce_{name}", text, value=value)
+        yield from found
         verdict = GaugeMetricFamily("hce_drift", "1 for the last verdict on the drift.", labels=["verdict"])
         last = self._site.drift.now(DRIFT_SECONDS).verdict if found else "unknown"
         for each in VERDICTS:
@@ -64,27 +63,25 @@ class Metrics:
         """Return all of it as Prometheus reads it."""
         return generate_latest(self._registry)
 
-    def _of_index(self) -> dict[str, tuple[str, float]]:
+    def _of_index(self) -> Iterator[GaugeMetricFamily]:
         part = self._site.index.state.derived.engine_part
         with self._site.index.state.reading() as reader:
-            found = {
-                "documents": ("Documents in the index.", float(reader.moment().documents)),
-                "pending_changes": ("Changes that are not in the engine's snapshot.", float(part.pending(reader))),
-            }
+            documents, pending = reader.moment().documents, part.pending(reader)
+        yield GaugeMetricFamily("hce_documents", "Documents in the index.", documents)
+        yield GaugeMetricFamily("hce_pending_changes", "Changes that are not in the engine's snapshot.", pending)
         saved = part.saved_at() if isinstance(part, Live) else None
         if saved is not None:
-            found["snapshot_age_seconds"] = ("Seconds since the engine's last snapshot.", time.time() - saved)
-        return found
+            age = time.time() - saved
+            yield GaugeMetricFamily("hce_snapshot_age_seconds", "Seconds since the engine's last snapshot.", age)
 
 
 class Metered:
-    """ASGI middleware: counts and times each request, those that the guard refuses too."""
+    """ASGI middleware: counts and times each request, including those that the guard refuses."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
