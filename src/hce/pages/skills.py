@@ -84,9 +84,8 @@ class Skills:
     def _lines(self, page: _Page, children: list[_Page]) -> Iterator[str]:
         size = int(self._places.sizes[page.level][page.node])
         if page.level == 0:
-            yield from _front(
-                page.name, f"{size:,} documents sorted by topic: {'; '.join(c.name for c in children[:12])}"
-            )
+            names = "; ".join(child.name for child in children[:12])
+            yield from _front(page.name, f"{size:,} documents sorted by topic: {names}")
         yield from (f"# {_plain(page.name)}", "", f"{size:,} documents, node {page.level}:{page.node}.", "")
         words = self._words[page.level - 1][page.node] if page.level else []
         yield from (f"Words: {_plain(', '.join(words))}", "") if words else ()

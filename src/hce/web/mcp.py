@@ -185,7 +185,7 @@ class Tools:
 
 
 def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
-    """Return what answers agents at /mcp, each request alone, and what to enter while it does; the guard comes before."""
+    """Return what answers agents at /mcp, and what to enter meanwhile; the guard comes before it."""
     server = tools.server()
     open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     application = server.streamable_http_app(

@@ -82,6 +82,7 @@ class Metered:
         self.app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
