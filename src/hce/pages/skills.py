@@ -82,11 +82,10 @@ class Skills:
             yield _Page(page.level + 1, child, " · ".join(words) or f"node {child}", folder)
 
     def _lines(self, page: _Page, children: list[_Page]) -> Iterator[str]:
-        size = int(self._places.sizes[page.level][page.node])
+        documents = f"{self._places.sizes[page.level][page.node]:,} documents"
         if page.level == 0:
-            names = "; ".join(child.name for child in children[:12])
-            yield from _front(page.name, f"{size:,} documents sorted by topic: {names}")
-        yield from (f"# {_plain(page.name)}", "", f"{size:,} documents, node {page.level}:{page.node}.", "")
+            yield from _front(page.name, f"{documents} sorted by topic: {'; '.join(c.name for c in children[:12])}")
+        yield from (f"# {_plain(page.name)}", "", f"{documents}, node {page.level}:{page.node}.", "")
         words = self._words[page.level - 1][page.node] if page.level else []
         yield from (f"Words: {_plain(', '.join(words))}", "") if words else ()
         yield from ("## Typical sentences", "", *self._sentences(page, words), "")
@@ -101,8 +100,8 @@ class Skills:
             yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the mark keeps "1. …" from opening a list
 
     def _link(self, child: _Page) -> str:
-        size = int(self._places.sizes[child.level][child.node])
-        return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size:,} documents"
+        size = f"{self._places.sizes[child.level][child.node]:,}"
+        return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size} documents"
 
     def _ids(self, page: _Page) -> Iterator[str]:
         leaves = np.arange(len(self._places.leaf_start) - 1)

@@ -33,11 +33,7 @@ class EmbeddingsRequest(BaseModel):
     input_type: Literal["document", "query"] = "document"
 
     def texts(self) -> list[str]:
-        """Return the texts.
-
-        Raises:
-            InputError: there are none or too many, or one cannot be encoded.
-        """
+        """Return the texts; refuse none, too many, and one that cannot be encoded."""
         texts = [self.input] if isinstance(self.input, str) else self.input
         if not 1 <= len(texts) <= INPUTS:
             raise InputError(f"input has {len(texts):,} texts; send 1 to {INPUTS:,} at once")
@@ -57,19 +53,12 @@ async def embeddings(site: Served, request: Request) -> Json:
     """Encode texts to unit vectors with the index's encoder, as OpenAI's API has it."""
     try:
         asked = EmbeddingsRequest.model_validate_json(await request.body())
-        texts = asked.texts()
-        dim = site.index.state.manifest.dim
+        texts, dim = asked.texts(), site.index.state.manifest.dim
         if asked.dimensions not in (None, dim):
             raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}, and cannot be cut")
         vectors = await site.embeddings.run(_encode, site, texts, asked.input_type)
-    except ValidationError as error:
-        return _refused(400, _fault(error))
-    except InputError as error:
-        return _refused(400, site.sentence(error))
-    except BusyError:
-        return _refused(503, "too many requests are waiting; try again in a moment", {"retry-after": "1"})
-    except HceError as error:
-        return _refused(500, site.shown(site.sentence(error)))
+    except (ValidationError, BusyError, HceError) as error:
+        return _refused(site, error)
     spell = _base64 if asked.encoding_format == "base64" else np.ndarray.tolist
     data = [{"object": "embedding", "index": row, "embedding": spell(each)} for row, each in enumerate(vectors)]
     words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
@@ -91,13 +80,18 @@ def _base64(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
 
 
-def _fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False)[0]
-    where = str(fault["loc"][0]) if fault["loc"] else "the body"
-    return f"{where}: send a text or a list of texts, not tokens" if where == "input" else f"{where}: {fault['msg']}"
-
-
-def _refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> Json:
+def _refused(site: ServedIndex, error: Exception) -> Json:
     """Refuse a request in the form that OpenAI's clients read."""
+    status, sentence = 500, site.shown(site.sentence(error))
+    if isinstance(error, ValidationError):
+        fault = error.errors(include_url=False)[0]
+        where = str(fault["loc"][0]) if fault["loc"] else "the body"
+        status, what = 400, "send a text or a list of texts, not tokens" if where == "input" else fault["msg"]
+        sentence = f"{where}: {what}"
+    elif isinstance(error, BusyError):
+        status, sentence = 503, "too many requests are waiting; try again in a moment"
+    elif isinstance(error, InputError):
+        status = 400
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return Json({"error": {"message": sentence, "type": kind, "param": None, "code": None}}, status, headers)
+    told = {"message": sentence, "type": kind, "param": None, "code": None}
+    return Json({"error": told}, status, {"retry-after": "1"} if status == 503 else None)

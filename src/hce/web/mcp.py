@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote_plus
 
 import numpy as np
@@ -16,12 +16,12 @@ import numpy as np
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.deadline import DeadlineError
-from hce.errors import HceError, MissingPackageError
+from hce.errors import HceError, needs_extra
 from hce.index.browse import LiveTree, Node, NotThereError, WayStep
 from hce.index.index import Index
 from hce.index.ranking import Hit
 
-try:
+with needs_extra("mcp", "answering agents"):
     import anyio.to_thread
     from mcp.server import MCPServer
     from mcp.server.mcpserver import Context
@@ -30,10 +30,6 @@ try:
     from mcp.types import ToolAnnotations
     from pydantic import BaseModel, Field
     from starlette.applications import Starlette
-except ImportError as error:
-    raise MissingPackageError(
-        f"agents need the package {error.name}, not installed here; pip install 'hierarchical-corpus-encoder[mcp]'"
-    ) from error
 
 from hce.web.background import BusyError
 
@@ -99,6 +95,7 @@ class Browsed(NodeLine):
     listed: list[Found] = Field(description=f"in the last level, {CHILDREN} documents from `start` on")
 
 
+Answer = TypeVar("Answer")
 Run = Callable[..., Awaitable[Any]]  # a function with its arguments, in a thread
 Sentence = Callable[[Exception], str]  # what to show of an error
 
@@ -125,22 +122,21 @@ class Tools:
 
     async def fetch(self, id: DocumentId, ctx: Ctx, start: Start = 0) -> Fetched:  # noqa: A002
         """Get a document's text, metadata and place in the tree; of a long text, 50,000 characters from `start` on."""
-        fetched: Fetched = await self._read(self._fetched, id, start, _page(ctx))
-        return fetched
+        return await self._read(self._fetched, id, start, _page(ctx))
 
     async def browse(self, ctx: Ctx, node: NodeId = ROOT, start: Start = 0) -> Browsed:
         """Look at a node of the tree of topics: its name, size and path, its children, and documents typical of it."""
-        browsed: Browsed = await self._read(self._browsed, *map(int, node.split(":")), start, _page(ctx))
-        return browsed
+        return await self._read(self._browsed, *map(int, node.split(":")), start, _page(ctx))
 
     async def similar(self, id: DocumentId, ctx: Ctx, k: Count = 10) -> Results:  # noqa: A002
         """Find the documents closest in meaning to a document, closest first, without the document itself."""
         return Results(results=_found(await self._read(self._neighbors, id, k), _page(ctx)))
 
-    async def _read(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _read(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """Call `work` in a thread; what an agent can mend or wait for becomes a sentence."""
         try:
-            return await self._run(work, *arguments)
+            answer: Answer = await self._run(work, *arguments)
+            return answer
         except HceError as error:
             raise ToolError(self._sentence(error)) from error
         except BusyError as error:

@@ -9,18 +9,13 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hce.errors import HceError, MissingPackageError
+from hce.errors import HceError, needs_extra
 from hce.index.derived import Live
 from hce.web.api import NO_STORE, Served, ServedIndex
 
-try:
+with needs_extra("web", "hce serve without --no-metrics"):
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.core import GaugeMetricFamily
-except ImportError as error:
-    raise MissingPackageError(
-        f"metrics need the package {error.name}, not installed here; "
-        "pip install 'hierarchical-corpus-encoder[web]', or hce serve --no-metrics"
-    ) from error
 
 PATH = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,14 +31,9 @@ class Metrics:
     def __init__(self, site: ServedIndex) -> None:
         self._site = site
         self._registry = CollectorRegistry()
-        self._requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
-        self._seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
+        self.requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
+        self.seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
         self._registry.register(self)
-
-    def count(self, route: str, code: str, seconds: float) -> None:
-        """Count an answered request."""
-        self._requests.labels(route, code).inc()
-        self._seconds.labels(route).observe(seconds)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the state of the index; nothing of a store that cannot be read now, so that requests still show."""
@@ -97,7 +87,9 @@ class Metered:
         try:
             await self.app(scope, receive, noted)
         finally:
-            self._metrics.count(_route(scope), code, time.perf_counter() - start)
+            route = _route(scope)
+            self._metrics.requests.labels(route, code).inc()
+            self._metrics.seconds.labels(route).observe(time.perf_counter() - start)
 
 
 def add_metrics(app: FastAPI, site: ServedIndex) -> None:
