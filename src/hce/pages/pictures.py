@@ -1,4 +1,4 @@
-"""Pictures as HTML and SVG: bars, lines, points and trees that any browser draws, without a script.
+"""Pictures as HTML and SVG: bars, lines and trees that any browser draws, without a script.
 
 Colours are those of the page (`hce.pages.page`), so that light and dark are its business alone. Text is escaped here.
 What lies above zero is a gain and green, what lies below is a loss and red; where a bar stands says the same.
@@ -15,7 +15,6 @@ SERIES = 8  # colours for lines, of the page
 NAMED_BARS = 600  # bars that say what they are; more are drawn as one outline
 WIDTH, HEIGHT = 340, 210  # of a panel, in its own units: about pixels
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30  # of a panel's margins
-LETTER = 6.2  # the width of one, about
 
 
 class Panel(NamedTuple):
@@ -37,25 +36,6 @@ class Panel(NamedTuple):
         return all(value is None for values in self.lines.values() for value in values)
 
 
-class Bar(NamedTuple):
-    """A bar of a length, with an interval around its end."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    is_ours: bool
-
-
-class Point(NamedTuple):
-    """A point with a name."""
-
-    name: str
-    x: float
-    y: float
-    is_ours: bool
-
-
 class Branch(NamedTuple):
     """A node of a tree with its size, and some of what is below it."""
 
@@ -72,37 +52,6 @@ def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
     keys = "".join(f'<li><i style="background:{colours[name]}"></i>{escape(name)}</li>' for name in names)
     legend = f'<ul class="legend">{keys}</ul>' if names else ""
     return f'{legend}<div class="panels">{"".join(_lines(epochs, panel, colours) for panel in drawn)}</div>'
-
-
-def bar_panels(panels: Mapping[str, Sequence[Bar]]) -> str:
-    """Draw for each title bars with their intervals, all panels from 0 to the largest value of any."""
-    most = max((bar.high for bars in panels.values() for bar in bars), default=0) or 1
-    parts = []
-    for title, bars in panels.items():
-        rows = "".join(_bar(bar, most) for bar in bars)
-        parts.append(f'<figure><figcaption>{escape(title)}</figcaption><div class="bars">{rows}</div></figure>')
-    return f'<div class="panels">{"".join(parts)}</div>'
-
-
-def point_panel(points: Sequence[Point], x_label: str, y_label: str) -> str:
-    """Draw named points; x has equal steps for equal factors, and what took nothing stands at the left."""
-    placed = _Axis.logarithmic([point.x for point in points])
-    heights = _Axis.linear([point.y for point in points])
-    taken: list[tuple[float, float, float, float]] = []
-    parts = [_frame(heights, lambda value: f"{value:.3g}")]
-    parts += [_tick_below(placed.at(value), f"{value:,.6g}") for value in placed.ticks]
-    for point in points:
-        x, y = placed.at(point.x), heights.at(point.y)
-        kind = "ours" if point.is_ours else "rival"
-        text_x, text_y, anchor = _room(x, y, len(point.name) * LETTER, taken)
-        told = f"{point.name}: {y_label} {point.y:.4f}, {x_label} {point.x:,.4g}"
-        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"><title>{escape(told)}</title></circle>')
-        parts.append(
-            f'<text class="name {kind}" x="{text_x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">'
-            f"{escape(point.name)}</text>"
-        )
-    caption = f"<figcaption>{escape(y_label)} against {escape(x_label)}</figcaption>"
-    return f"<figure>{caption}{_svg(parts, f'{y_label} against {x_label}')}</figure>"
 
 
 def difference_bars(differences: Iterable[tuple[float, str]], axis: str) -> str:
@@ -141,7 +90,7 @@ def tree_list(branches: Sequence[Branch]) -> str:
 # ------------------------------------------------------------------------------------------------- the parts of one
 
 
-class _Axis(NamedTuple):
+class Axis(NamedTuple):
     """Where values stand: from `start` to `end` in a panel for `low` to `high`; and the values that are written."""
 
     low: float
@@ -149,10 +98,10 @@ class _Axis(NamedTuple):
     start: float
     end: float
     ticks: list[float]
-    is_logarithmic: bool = False
 
     @classmethod
-    def linear(cls, values: Sequence[float]) -> _Axis:
+    def linear(cls, values: Sequence[float]) -> Axis:
+        """Return the upright axis of some values."""
         low, high = min(values), max(values)
         room = (high - low or abs(high) or 1) * 0.08
         low, high = (low - room if low < 0 or low > room else 0.0), high + room
@@ -161,21 +110,8 @@ class _Axis(NamedTuple):
         marks = [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
         return cls(low, high, HEIGHT - BOTTOM, TOP, marks)
 
-    @classmethod
-    def logarithmic(cls, values: Sequence[float]) -> _Axis:
-        some = [value for value in values if value > 0] or [1.0]
-        low, high = math.log10(min(some)) - 0.3, math.log10(max(some)) + 0.3
-        start = LEFT + (34 if min(values) <= 0 else 8)
-        powers = range(math.floor(low), math.floor(high) + 1)
-        factors = (1, 2, 5) if high - low < 2 else (1,)
-        marks = [m for power in powers for factor in factors if low <= math.log10(m := factor * 10.0**power) <= high]
-        return cls(low, high, start, WIDTH - RIGHT, [0.0, *marks] if min(values) <= 0 else marks, is_logarithmic=True)
-
     def at(self, value: float) -> float:
-        if self.is_logarithmic:
-            if value <= 0:
-                return LEFT + 8.0
-            value = math.log10(value)
+        """Return the place of a value."""
         return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
 
 
@@ -189,12 +125,12 @@ def _lines(epochs: Sequence[int], panel: Panel, colours: Mapping[str, str]) -> s
         return f"{value:.0%}" if panel.is_share else f"{value:.3g}"
 
     known = [value for values in panel.lines.values() for value in values if value is not None]
-    axis = _Axis.linear(known)
+    axis = Axis.linear(known)
     span = max(max(epochs) - min(epochs), 1)
     across = {epoch: LEFT + 8 + (WIDTH - RIGHT - LEFT - 16) * (epoch - min(epochs)) / span for epoch in epochs}
-    parts = [_frame(axis, written)]
+    parts = [frame(axis, written)]
     every = max(1, -(-len(epochs) // 10))
-    parts += [_tick_below(across[epoch], str(epoch)) for epoch in epochs[::every]]
+    parts += [tick_below(across[epoch], str(epoch)) for epoch in epochs[::every]]
     parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">epoch</text>')
     for name, values in panel.lines.items():
         colour = colours.get(name, "var(--series-0)")
@@ -207,15 +143,16 @@ def _lines(epochs: Sequence[int], panel: Panel, colours: Mapping[str, str]) -> s
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" style="fill:{colour}"><title>{escape(told)}</title></circle>'
             for x, y, told in dots
         ]
-    return f"<figure><figcaption>{escape(panel.title)}</figcaption>{_svg(parts, panel.title)}</figure>"
+    return f"<figure><figcaption>{escape(panel.title)}</figcaption>{svg(parts, panel.title)}</figure>"
 
 
-def _tick_below(x: float, text: str) -> str:
+def tick_below(x: float, text: str) -> str:
+    """Write a value under the level axis."""
     return f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{text}</text>'
 
 
-def _frame(axis: _Axis, written: Callable[[float], str]) -> str:
-    """Lines across for the marks of the upright axis, with their values."""
+def frame(axis: Axis, written: Callable[[float], str]) -> str:
+    """Draw lines across for the marks of the upright axis, with their values."""
     parts = []
     for value in axis.ticks:
         y = axis.at(value)
@@ -224,37 +161,9 @@ def _frame(axis: _Axis, written: Callable[[float], str]) -> str:
     return "".join(parts)
 
 
-def _svg(parts: Iterable[str], about: str) -> str:
+def svg(parts: Iterable[str], about: str) -> str:
+    """Return the picture of a panel."""
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'
-
-
-def _bar(bar: Bar, most: float) -> str:
-    kind = "ours" if bar.is_ours else "rival"
-    low, value, high = (100 * max(end, 0) / most for end in (bar.low, bar.value, bar.high))
-    return (
-        f'<span class="{kind}">{escape(bar.name)}</span>'
-        f'<span class="track" title="95 % between {bar.low:.4f} and {bar.high:.4f}">'
-        f'<i class="{kind}" style="width:{value:.2f}%"></i>'
-        f'<b style="left:{low:.2f}%;width:{max(high - low, 0):.2f}%"></b></span><span>{bar.value:.3f}</span>'
-    )
-
-
-def _room(x: float, y: float, width: float, taken: list[tuple[float, float, float, float]]) -> tuple[float, float, str]:
-    """Find a place for a name beside a point where no other name stands, and take it."""
-    places = [(x + 8, y + 4, "start"), (x - 8, y + 4, "end"), (x, y - 9, "middle"), (x, y + 16, "middle")]
-    for shift in (14, -14, 28, -28, 42, -42, 56, -56, 70, -70):
-        places += [(x + 8, y + 4 + shift, "start"), (x - 8, y + 4 + shift, "end")]
-    best = places[0]
-    for text_x, text_y, anchor in places:
-        left = text_x - {"start": 0, "middle": width / 2, "end": width}[anchor]
-        box = (left, text_y - 10, left + width, text_y + 3)
-        is_inside = box[0] >= LEFT and box[2] <= WIDTH and box[1] >= 0 and box[3] <= HEIGHT - BOTTOM + 6
-        is_free = all(box[2] < o[0] or o[2] < box[0] or box[3] < o[1] or o[3] < box[1] for o in taken)
-        if is_inside and is_free:
-            best = (text_x, text_y, anchor)
-            taken.append(box)
-            break
-    return best
 
 
 def _named_bars(ordered: Sequence[tuple[float, str]], most: float) -> str:
