@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hce.errors import FormatError
-from hce.pages.pictures import Panel, difference_bars, line_panels
+from hce.pages.page import Panel, difference_bars, line_panels
 from hce.pages.report import branches, command, report, training_panels
 from hce.training.model_folder import DevQuery, ModelFolder
 from hce.training.recipe import Recipe

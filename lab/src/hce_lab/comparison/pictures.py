@@ -1,4 +1,4 @@
-"""Pictures of a comparison: bars with intervals, and points with names, next to those of `hce.pages.pictures`."""
+"""Pictures of a comparison: bars with intervals, and points with names, next to those of `hce.pages.page`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from hce.pages.pictures import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axis, frame, svg, tick_below
+from hce.pages.page import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axis, frame, svg, tick_below
 
 LETTER = 6.2  # the width of one, about
 
