@@ -254,17 +254,6 @@ def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = 
     return new, best
 
 
-def nearest_rows(vectors: np.ndarray, positions: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Find the nearest centroid of the vectors at these positions, of shape (positions,), int64, a part at a time."""
-    ends, device = torch.from_numpy(centroids), torch.device("cpu")
-    source = np.asarray(vectors)
-
-    def one_chunk(limits: tuple[int, int]) -> np.ndarray:
-        return nearest_centroid(_unit(source[positions[slice(*limits)]]), ends)[0].numpy()
-
-    return np.concatenate(run_all(one_chunk, chunk_ranges(len(positions), max(source.shape[1], len(ends))), device))
-
-
 def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
     """Sum each cluster's rows, of shape (k, n), in float64; members are added in row order."""
     sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
