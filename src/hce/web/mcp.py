@@ -17,8 +17,8 @@ from hce._version import __version__
 from hce.data.documents import Document
 from hce.deadline import DeadlineError
 from hce.errors import HceError, MissingPackageError
-from hce.index.browse import LiveTree, Node, NotThereError
 from hce.index.index import Index
+from hce.index.tree import LiveTree, Node, NotThereError
 
 try:
     import anyio.to_thread
