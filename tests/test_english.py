@@ -135,6 +135,15 @@ def test_docstrings_have_no_more_of(kind):
     assert len(found) <= IN_DOCSTRINGS[kind], "\n".join([f"{len(found)}, not {IN_DOCSTRINGS[kind]}:", *found])
 
 
+def test_pages_are_few_and_short():
+    """A newcomer reads the README in a minute; a fact has one page to stand on."""
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 600
+    assert len(changes.splitlines()) <= 80
+    assert len(list((ROOT / "docs").glob("*.md"))) <= 9
+    assert len((ROOT / "docs" / "guide.md").read_text(encoding="utf-8").split()) <= 4500
+
+
 def test_the_counts_see_what_they_count():
     text = "# A page\n\n" + "word " * 36 + ".\n\n| the whole | colour |\n|---|---|\n| `learnt` | it is told anew |\n"
     assert len(long_sentences(prose(text))) == 1
