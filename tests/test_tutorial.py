@@ -176,7 +176,7 @@ def test_the_demo_prints_what_the_tutorial_shows(smaller, monkeypatch):
     told = {skeleton(word) for word in result.stderr.split()}  # by words: a wide terminal breaks lines elsewhere
     assert [line for line in first if skeleton(line) not in told] == []
     answer = json.loads(result.stdout)
-    assert set(answer["p"]) == set(answer["measures"]) - {"hce"}
+    assert set(answer["p"]) == set(answer["measures"]) - {"hce-hybrid"}
     assert Path(answer["model"], "hce.json").is_file()
     assert Path(answer["index"], "manifest.json").is_file()
 

@@ -43,7 +43,7 @@ QUESTION = "move an object to another place at once"
 PRODUCT = "hce-hybrid"  # what `hce train` and `hce index` give; names of systems are those of `hce compare`
 LEGEND = """untrained and hce search by vectors alone, the others by words too.
 hybrid: BM25 and the untrained encoder. served: `hce index` without training.
-no-tree-hybrid: trained without the tree. hce-hybrid: `hce train`, then `hce index`."""
+no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
         searchers["served"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["no-tree-hybrid"] = as_served(
-        DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration
-    )
+    searchers["no-tree-hybrid"] = as_served(DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
