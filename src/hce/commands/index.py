@@ -371,7 +371,7 @@ def _parts(hit: Hit) -> str:
     """Show what meaning, tokens and words gave to the score, and the words."""
     parts = [f"{hit.from_meaning:.2f} meaning"]
     parts += [f"{hit.from_tokens:.2f} tokens"] if hit.from_tokens else []
-    parts += [f"{hit.from_words:.2f} {' '.join(hit.matched)}"] if hit.from_words else []
+    parts += [f"{hit.from_words:.2f} {' '.join(hit.matched) or 'common words'}"] if hit.from_words else []
     return " + ".join(parts)
 
 
