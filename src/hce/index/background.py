@@ -277,11 +277,7 @@ class Untrained:
 
 
 def _load_local(spec: str) -> Encoder:
-    """Load the encoder that an index names, from this machine alone: the index may come from a stranger.
-
-    Raises:
-        InputError: it is not on this machine.
-    """
+    """Load the encoder that an index names, from this machine alone: the index may come from a stranger."""
     from hce.encoding.encoder import Encoder  # with torch, which the server need not wait for
 
     try:

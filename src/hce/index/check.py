@@ -336,11 +336,7 @@ def _unsound(part: str, number: int, line: str, numbers: _Numbers) -> Finding:
 
 
 def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
-    """Heal what can be healed, and give checksums to what has none.
-
-    Raises:
-        InputError: the store or the encoder is damaged, which all else is made from.
-    """
+    """Heal what can be healed, and give checksums to what has none."""
     needed = ("store", Manifest.read(path).encoder_folder)
     beyond = [each for each in findings if each.part in needed and each.state == "damaged" and not each.can_heal]
     if beyond:

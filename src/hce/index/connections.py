@@ -271,9 +271,6 @@ def require_own_files(path: Path) -> None:
     """Refuse a file of SQLite where opening it would read, write or delete anything but itself and what is beside it.
 
     A journal can name a file that SQLite deletes as soon as it has undone the write; hce never makes such a journal.
-
-    Raises:
-        OutsideError: there is a link, or a journal that names another file.
     """
     for suffix in ("", "-wal", "-shm"):
         is_file(f"{path}{suffix}")
@@ -361,11 +358,7 @@ KNOWN |= {
 
 
 def check_schema(connection: sqlite3.Connection, where: str) -> None:
-    """Refuse a file that is not made of these tables: a view, a trigger or another table could do anything when used.
-
-    Raises:
-        FormatError: `where` is no store, or a damaged one.
-    """
+    """Refuse a file that is not made of these tables: a view or a trigger could do anything when used."""
     try:
         rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.OperationalError as error:

@@ -228,11 +228,7 @@ def create_index(
 
 
 def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None) -> None:
-    """Refuse an engine or a hierarchy that an index cannot have.
-
-    Raises:
-        InputError: it cannot have one of these.
-    """
+    """Refuse an engine or a hierarchy that an index cannot have."""
     check_engine(engine, at)
     if at is not None:
         home_of(engine).claim_place(at, path, named_by_user=True)
@@ -241,11 +237,7 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of so many documents does not fit into a bound, if there is one.
-
-    Raises:
-        InputError: the bound is too small.
-    """
+    """Fail if an index of so many documents does not fit into a bound, if there is one."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
         logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
@@ -263,11 +255,7 @@ def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: boo
 
 
 def checked_share(words_share: float | None) -> None:
-    """Refuse what cannot be the share of words in a hybrid search.
-
-    Raises:
-        InputError: it is no number from 0 to 1.
-    """
+    """Refuse what cannot be the share of words in a hybrid search."""
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")

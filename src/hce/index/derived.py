@@ -214,11 +214,7 @@ class Live(Part[Held]):
                 self._try_to_save()
 
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
-        """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it.
-
-        Raises:
-            FormatError: documents to add cannot be read from the store, or cannot be added.
-        """
+        """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it."""
         held, held_at = self._held, self._moment
         self._held = self._moment = None
         failed: set[Moment] = set()
@@ -319,22 +315,14 @@ class Live(Part[Held]):
                 yield folder, moment
 
     def _moment_of(self, folder: Path, reader: Reader) -> Moment | None:
-        """Return the moment of a snapshot; None if it is of another builder or store.
-
-        Raises:
-            FormatError: the file that says so is damaged.
-        """
+        """Return the moment of a snapshot; None if it is of another builder or store."""
         saved = _read_snapshot(folder)
         if not self.builder.identity.items() <= saved.items():
             return None
         return reader.moment_at(saved.get("change", -1), saved.get("token", ""))
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
-        """Read a snapshot that claims to be of a moment.
-
-        Raises:
-            FormatError: the snapshot is damaged, or not of the documents of that moment.
-        """
+        """Read a snapshot that claims to be of a moment."""
         check_tree(folder, self.store.path.parent)
         held = self.builder.load(folder)
         if not self.builder.fits(held, reader.numbers_at(moment)):
@@ -381,11 +369,7 @@ class Live(Part[Held]):
 
 
 def _read_snapshot(folder: Path) -> dict[str, Any]:
-    """Read the file that names the builder and the moment of a snapshot.
-
-    Raises:
-        FormatError: it is missing or damaged.
-    """
+    """Read the file that names the builder and the moment of a snapshot."""
     try:
         saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
     except FormatError as error:

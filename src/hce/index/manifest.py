@@ -221,11 +221,7 @@ class Manifest:
             store.close()
 
     def _check(self) -> None:
-        """Refuse values that no index has.
-
-        Raises:
-            FormatError: there is one.
-        """
+        """Refuse values that no index has."""
         other = self.other()
         sound = {
             "format": self.format == FORMAT,

@@ -314,11 +314,7 @@ class CarriedEncoder:
 
 
 def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None:
-    """Refuse an encoder that did not make the vectors.
-
-    Raises:
-        InputError: `encoder` is another one.
-    """
+    """Refuse an encoder that did not make the vectors."""
     fingerprint = encoder.fingerprint
     if fingerprint != manifest.fingerprint:
         raise InputError(
@@ -419,11 +415,7 @@ def _refit_table(state: IndexState, progress: bool) -> None:
 
 
 def _give_up_earlier(state: IndexState) -> None:
-    """Drop the vectors of the encoder that the last reindexing replaced.
-
-    Raises:
-        InputError: another process is taking it up again.
-    """
+    """Drop the vectors of the encoder that the last reindexing replaced."""
     path = state.path
     other = Manifest.read(path).other()
     if other is None or not other.was_in_force:

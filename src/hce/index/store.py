@@ -724,11 +724,7 @@ def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
 
 
 def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:
-    """Return blobs as vectors, of shape (blobs, n).
-
-    Raises:
-        FormatError: one of them is something else.
-    """
+    """Return blobs as vectors, of shape (blobs, n)."""
     try:
         return np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
     except (TypeError, ValueError) as error:

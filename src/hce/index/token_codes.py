@@ -305,12 +305,7 @@ def _with_tokens(hit: Hit, added: float, tokens_share: float) -> Hit:
 
 
 def _opened(file: Path) -> closing[sqlite3.Connection]:
-    """Open a file of codes, which may not be there yet.
-
-    Raises:
-        OutsideError: it is a link, or SQLite would open or delete another file.
-        sqlite3.DatabaseError: there is more in it than the one table, such as a view.
-    """
+    """Open a file of codes, which may not be there yet."""
     require_own_files(file)
     connection = sqlite3.connect(file, timeout=SECONDS_TO_WAIT)
     try:

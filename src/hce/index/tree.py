@@ -495,11 +495,7 @@ class LiveTree:
 
 
 def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
-    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it.
-
-    Raises:
-        WriterBusyError: that has just happened.
-    """
+    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it."""
     levels = tree.hierarchy.levels
     if levels and levels[0].centroids.shape[1] != dim:
         raise WriterBusyError("the index has just got another encoder; try again")

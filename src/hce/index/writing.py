@@ -34,11 +34,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def checked(documents: Iterable[Document]) -> Sequence[Document]:
-    """Make sure that documents can be written as they are.
-
-    Raises:
-        InputError: at the first that cannot, with its place.
-    """
+    """Make sure that documents can be written as they are."""
     if isinstance(documents, Corpus):
         return documents
     if isinstance(documents, str | Document) or not isinstance(documents, Iterable):
@@ -78,11 +74,7 @@ def checked_ids(ids: Iterable[str]) -> list[str]:
 
 
 def check_id(doc_id: str) -> None:
-    """Make sure that an id is a text.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Make sure that an id is a text."""
     if not isinstance(doc_id, str):
         raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
 
@@ -99,11 +91,7 @@ def checked_after(number: int) -> int:
 
 
 def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder: Path) -> None:
-    """Make sure that none of these documents is there.
-
-    Raises:
-        InputError: the id of one is.
-    """
+    """Make sure that none of these documents is there."""
     for chunk in chunks:
         if known := writer.present(document.id for document in chunk):
             raise InputError(
@@ -112,11 +100,7 @@ def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder:
 
 
 def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
-    """Make sure that no document that is to be replaced was left out of a corpus.
-
-    Raises:
-        InputError: one has neither text nor title.
-    """
+    """Make sure that no document that is to be replaced was left out of a corpus."""
     for batch in batches:
         if isinstance(batch, Corpus) and batch.left_out:
             raise InputError(f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it")

@@ -25,12 +25,7 @@ def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
 
 
 def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
-    """Make sure that an index can have a collection at an address, before anything is written.
-
-    Raises:
-        InputError: it is no address, the user has never named it, or the collection there is of another index.
-        AwayError: Milvus does not answer.
-    """
+    """Make sure that an index can have a collection at an address, before anything is written."""
     if named_by_user:
         trust(at)
     require_trusted(at, index_folder)

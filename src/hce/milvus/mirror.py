@@ -198,11 +198,7 @@ class Mirror:
         return moment.last - known.last + len(reader.removed_since(known.change))
 
     def check_later(self, moment: Moment) -> None:
-        """Make sure that there is a later moment than one whose documents are not all in the collection.
-
-        Raises:
-            FormatError: there is none: the collection has lost documents.
-        """
+        """Make sure that there is a later moment than one whose documents are not all in the collection."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
                 raise FormatError(
@@ -269,11 +265,7 @@ class Mirror:
         return reader.moment_at(pointer.change, pointer.token) if is_there else None
 
     def _begin(self, server: Milvus, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
-        """Make an empty collection, of this index alone; readers see the one before until it is whole.
-
-        Raises:
-            InputError: the name stands for a collection of another index.
-        """
+        """Make an empty collection, of this index alone; readers see the one before until it is whole."""
         _check_owner(server, before)
         is_here = before is not None and before.address == manifest.engine_at
         if before is not None and is_here and not before.is_whole and server.exists(before.collection):
@@ -323,12 +315,7 @@ class Mirror:
 
 
 def check_place(at: str, index_folder: Path) -> None:
-    """Make sure that an index can have a collection at an address, before anything is written.
-
-    Raises:
-        InputError: it is no address, or the collection there is of another index.
-        AwayError: Milvus does not answer.
-    """
+    """Make sure that an index can have a collection at an address, before anything is written."""
     server = Milvus(Address.parse(at))
     try:
         _check_owner(server, Pointer.of(index_folder))
@@ -341,11 +328,7 @@ def _inode(index_folder: Path) -> int:
 
 
 def _refuse_copy(index_folder: Path, manifest: Manifest) -> None:
-    """Refuse to write to the collection that the original of a copied folder writes to.
-
-    Raises:
-        InputError: that is where the copy would write.
-    """
+    """Refuse to write to the collection that the original of a copied folder writes to."""
     pointer = Pointer.read(index_folder)
     if pointer is not None and pointer.address == manifest.engine_at:
         raise InputError(
