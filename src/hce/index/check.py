@@ -318,7 +318,7 @@ def _text_key(title: Any, text: Any) -> int | None:
 
 
 def _is_vector(blob: Any, dim: int) -> bool:
-    """Tell whether a blob can be a vector: of the right length in bytes, and of length 1."""
+    """Return whether a blob can be a vector: of the right length in bytes, and of length 1."""
     if not isinstance(blob, bytes) or len(blob) != 4 * dim:
         return False
     vector = np.frombuffer(blob, "<f4")

@@ -52,7 +52,7 @@ class Calibration:
         return cls(fingerprint, *np.quantile(np.array(found), FARTHEST, axis=0).tolist())
 
     def is_good(self, found: HitCloseness) -> bool:
-        """Tell whether a best hit is a good match."""
+        """Return whether a best hit is a good match."""
         return found.cosine >= self.cosine or (found.coverage > 0 and found.coverage >= self.coverage)
 
 
@@ -92,7 +92,7 @@ def calibrate(
     fingerprint: str,
     words_share: float,
 ) -> Calibration | None:
-    """Search for spans of documents; None where there are too few to judge by, or the moment has passed.
+    """Search for spans of documents; None if there are too few to judge by, or the moment has passed.
 
     Args:
         reader: of the moment.

@@ -101,11 +101,11 @@ class Connections:
             self._take_back(connection)
 
     def can_write(self, connection: Connection) -> bool:
-        """Tell whether there is a right to write; SQLite itself finds out only when it writes, and locks nobody out."""
+        """Return whether there is a right to write; SQLite itself finds out only when it writes."""
         return connection.stamp is None and os.access(self._path, os.W_OK)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
@@ -116,7 +116,7 @@ class Connections:
             _abandon(self._idle.pop())
 
     def log_size(self) -> int:
-        """Return the length of SQLite's log; 0 where there is none."""
+        """Return the length of SQLite's log; 0 if there is none."""
         try:
             return self._path.with_name(f"{self._path.name}-wal").stat().st_size
         except OSError:
@@ -407,7 +407,7 @@ def swap_beside(connection: sqlite3.Connection) -> None:
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """Tell whether there is a table of this name."""
+    """Return whether there is a table of this name."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     return connection.execute(query, (name,)).fetchone() is not None
 

@@ -244,7 +244,7 @@ def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> No
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them; None where the encoder tells of none."""
+    """Return what a killed run has left of tokens, or a new place for them; None if the encoder tells of none."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)

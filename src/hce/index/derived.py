@@ -604,12 +604,12 @@ class Derived:
 # --------------------------------------------------------------------------------------- engines that live elsewhere
 
 
-HOMES = {"milvus": "hce.milvus.home"}
+HOMES = {"milvus": "hce.milvus.mirror"}
 """The module of each engine that lives elsewhere, imported when an index names the engine."""
 
 
 def home_of(engine: str) -> Any:
-    """Import the module of an engine that lives elsewhere: see `hce.milvus.home` for what has to be in it.
+    """Import the module of an engine that lives elsewhere: see the top of `hce.milvus.mirror` for what is in it.
 
     Raises:
         InputError: there is no such engine.

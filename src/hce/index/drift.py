@@ -60,11 +60,11 @@ class Population(NamedTuple):
         spread: standard deviation of these cosines.
         astray: the share that a walk down the tree would put under another parent than the nearest leaf's.
         found: the share of pieces of text (16 tokens) that find the document they were cut from among the first ten;
-            of old documents only those count that training held out (it has seen pieces of the others); None where
+            of old documents only those count that training held out (it has seen pieces of the others); None if
             there are too few.
         asked: how many pieces were tried.
         unknown: the share of words that the encoder's table of the corpus's words does not have (they count by their
-            pieces until the next training); None where it has no such table.
+            pieces until the next training); None if it has no such table.
     """
 
     documents: int
@@ -288,7 +288,7 @@ def _judge(old: Population, new: Population, fullest: float, outside: int) -> Dr
 
 
 def _differ(higher: float, count: int, lower: float, other_count: int, least: float) -> bool:
-    """Tell whether a share exceeds another by `least`, and by more than chance would have it."""
+    """Return whether a share exceeds another by `least`, and by more than chance would have it."""
     error = np.sqrt(higher * (1 - higher) / count + lower * (1 - lower) / other_count)
     return bool(higher - lower > max(least, STANDARD_ERRORS * error))
 

@@ -128,7 +128,7 @@ def compile_filter(conditions: Filter) -> Condition:
 
 
 def _split(wanted: Any) -> tuple[list[Any] | None, Any]:
-    """Return the values that a field must not have, and what else is asked of it; None where that is nothing."""
+    """Return the values that a field must not have, and what else is asked of it; None if that is nothing."""
     if not isinstance(wanted, Mapping) or NOT_EQUAL not in wanted:
         return None, _listed(wanted) if not isinstance(wanted, Mapping) else wanted
     rest = {name: end for name, end in wanted.items() if name != NOT_EQUAL}

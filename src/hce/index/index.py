@@ -383,7 +383,7 @@ class Index:
         *,
         vector: np.ndarray | None = None,
     ) -> bool | None:
-        """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
+        """Return whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
         The hit is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`. Where
         tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
@@ -396,7 +396,7 @@ class Index:
             vector: the query's vector, of shape (n,), if at hand; the vector of the last search is remembered.
 
         Returns:
-            None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
+            None if that is not known: nothing was found; words alone, or a part of the documents, were searched; the
             index has few documents or an engine that lives elsewhere; or it has got another encoder since, which
             `rebuild` makes up for.
         """
@@ -478,7 +478,7 @@ class Index:
         return status_of(self.state)
 
     def drift(self, seed: int = 0) -> Drift:
-        """Tell whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
+        """Return whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
 
         Takes seconds, and all vectors in memory; loads the encoder.
         """

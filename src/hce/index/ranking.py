@@ -51,10 +51,10 @@ class Hit(NamedTuple):
         from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
         matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
             that stand in every English text ("the", "from") are left out, unless the query has no others.
-        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None where
+        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None if
             the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
             score.
-        first_rank: the rank before a cross-encoder re-ranked the hits; None where none did.
+        first_rank: the rank before a cross-encoder re-ranked the hits; None if none did.
         folded: the ids of near-equal documents that were found below this one and left out, best first.
         path: the nodes of the tree that the document lies under, from the top; empty if the index has no tree.
     """
@@ -117,7 +117,7 @@ class SearchRequest(NamedTuple):
 
     Attributes:
         queries: the texts to look for.
-        vectors: of the queries, of shape (queries, n), float32; None where only words are looked for.
+        vectors: of the queries, of shape (queries, n), float32; None if only words are looked for.
         k: how many documents are wanted for each.
         allowed: search among the documents of these numbers only, rising.
         mode: by meaning, by words, or by both.
@@ -200,7 +200,7 @@ class Searched(NamedTuple):
     Attributes:
         reader: the documents.
         engine: the vectors of the documents; None in a search by words alone.
-        passages: the vectors of the passages of long documents; None where there are none, or no `engine`.
+        passages: the vectors of the passages of long documents; None if there are none, or no `engine`.
         words: the words of the documents; None in a search by meaning alone.
     """
 

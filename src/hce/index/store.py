@@ -206,7 +206,7 @@ class Store:
             connection.execute(f"PRAGMA user_version = {version}")  # a write, by which the log is begun anew
 
     def close(self) -> None:
-        """Let go of the file; nothing is lost by not doing so."""
+        """Close the file; nothing is lost by not doing so."""
         self._connections.close()
 
     def _commit(self, connection: Connection, writer: Writer) -> None:
@@ -270,7 +270,7 @@ class Reader:
         return Moment(*row)
 
     def moment_at(self, change: int, token: str) -> Moment | None:
-        """Return an earlier moment of this store; None where the store never was in it."""
+        """Return an earlier moment of this store; None if the store never was in it."""
         row = self._one(f"{MOMENTS} WHERE change = ? AND token = ?", (change, token))
         return Moment(*row) if row else None
 
@@ -337,7 +337,7 @@ class Reader:
         return found
 
     def has_passages(self) -> bool:
-        """Tell whether a document here is long enough to be read in passages."""
+        """Return whether a document here is long enough to be read in passages."""
         return self._has_passage_table() and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
 
     def passages(self, after: int = 0) -> PassageVectors:
@@ -383,7 +383,7 @@ class Reader:
         return {document for (document,) in self._each_in(query, numbers)}
 
     def last_beside(self) -> int | None:
-        """Return the last number that has a vector beside those in force, 0 where none has; None without the table."""
+        """Return the last number that has a vector beside those in force, 0 if none has; None without the table."""
         if not has_table(self._connection, "vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
@@ -413,7 +413,7 @@ class Reader:
         return change_checksum(self._connection, change)
 
     def row_count(self, table: str) -> int:
-        """Count the rows of a table; 0 where there is none of this name."""
+        """Count the rows of a table; 0 if there is none of this name."""
         if not has_table(self._connection, table):
             return 0
         return int(self._one(f"SELECT count(*) FROM {table}")[0])  # noqa: S608

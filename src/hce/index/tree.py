@@ -119,7 +119,7 @@ def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool
 
 
 def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Grow a tree of the documents there are now in a folder of this name; None where they are too few for one."""
+    """Grow a tree of the documents there are now in a folder of this name; None if they are too few for one."""
     with all_vectors(reader, index_folder) as (numbers, vectors):
         tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
@@ -130,7 +130,7 @@ def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool =
 
 
 def hierarchy_folder(path: str | Path) -> Path | None:
-    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None where there is none.
+    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None if there is none.
 
     Raises:
         FormatError: `path` is an index that was made without a tree.
@@ -217,7 +217,7 @@ def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.n
 
 
 def are_few(reader: Reader, numbers: np.ndarray) -> bool:
-    """Tell whether the vectors of these documents fit into memory."""
+    """Return whether the vectors of these documents fit into memory."""
     return 4 * reader.dim * len(numbers) <= HELD
 
 

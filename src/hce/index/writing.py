@@ -49,7 +49,7 @@ def checked(documents: Iterable[Document]) -> Sequence[Document]:
 
 
 def _all_sound(documents: list[Document]) -> bool:
-    """Tell whether there is nothing to find fault with; this takes a tenth of the time of a careful look."""
+    """Return whether there is nothing to find fault with; this takes a tenth of the time of a careful look."""
     try:
         for document in documents:
             (document.id + document.title + document.text).encode()  # fails where there is no text, or no Unicode
@@ -331,7 +331,7 @@ class _Rows(Sequence[Document]):
 
 
 def _untruncated(tokenizer: Any) -> Tokenizer | None:
-    """Return a copy of a tokenizer that reads texts of any length; None where it cannot say where a token stands."""
+    """Return a copy of a tokenizer that reads texts of any length; None if it cannot say where a token stands."""
     tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
     if not isinstance(tokenizer, Tokenizer):
         return None
