@@ -30,7 +30,7 @@ from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine, wants_tree
+from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, load_engine, new_engine, wants_tree
 from hce.search.passages import PassageEngine
 from hce.search.words import PassageText, Words
 
@@ -119,6 +119,10 @@ class Part(Generic[Held]):
     def ahead(self) -> Path | None:
         """Return a snapshot of a later moment than the store's, which shows that the store lost writes."""
         return None
+
+    def is_there(self) -> bool:
+        """Return whether a usable snapshot exists, or none is needed."""
+        return True
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Yield each damaged snapshot with what is wrong with it."""
@@ -296,6 +300,11 @@ class Live(Part[Held]):
                 return folder
         return None
 
+    def is_there(self) -> bool:
+        """Return whether a snapshot of this builder's kind is on disk."""
+        identity = self.builder.identity.items()
+        return any(identity <= _saved_in(folder).items() for folder in self._snapshots())
+
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Read the snapshots that would be used, and yield each damaged one with what is wrong with it."""
         for folder in self._snapshots():
@@ -346,6 +355,8 @@ class Live(Part[Held]):
                 return False
             manifest = manifest.with_in_force(other)
         named = asdict(manifest)
+        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
+            del named["engine"]
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())
 
     def _save(self) -> None:
@@ -532,7 +543,8 @@ class Derived:
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         self._index_folder = store.path.parent
-        self.engine_name = manifest.engine
+        # The usual engine stands in for one that this version no longer has.
+        self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
         self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
         engine, passages, words = self._builders(manifest)
         self.engine_part: Part[Engine] = Live(store, engine, manifest.suffix)
@@ -540,7 +552,7 @@ class Derived:
         self.words_part: Live[Words] = Live(store, words, manifest.suffix)
         if self.mirror is not None:
             self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
-        self._warn_of_lost_writes(store)
+        self._warn(store, manifest)
 
     def _builders(self, manifest: Manifest) -> tuple[_EngineBuilder, _PassagesBuilder, _WordsBuilder]:
         return (
@@ -549,7 +561,14 @@ class Derived:
             _WordsBuilder(manifest.language),
         )
 
-    def _warn_of_lost_writes(self, store: Store) -> None:
+    def _warn(self, store: Store, manifest: Manifest) -> None:
+        """Warn of an engine that is no more, and of writes that the store has lost."""
+        if self.engine_name != manifest.engine and not self.engine_part.is_there():
+            logger.warning(
+                "%s was made with the engine %s, which is no more; %s searches in its place, and "
+                "'hce rebuild %s --engine %s' makes that permanent",
+                *(self._index_folder, manifest.engine, self.engine_name, self._index_folder, self.engine_name),
+            )
         for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(

@@ -18,7 +18,6 @@ from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
-from hce.search.engine import ELSEWHERE, ENGINES
 from hce.search.shares import Calibration
 
 FORMAT = 2  # 1 was that of 0.1.0
@@ -28,6 +27,7 @@ IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encode
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
+EARLIER = {"dtype"}  # fields that 0.2.0 wrote
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
@@ -197,7 +197,7 @@ class Manifest:
                 manifest = manifest._decided(folder, reader)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
-        strange = values.keys() - {field.name for field in fields(cls)}
+        strange = values.keys() - {field.name for field in fields(cls)} - EARLIER
         if is_as_written is False or (is_as_written is None and strange):  # of which one may have been the checksum
             raise FormatError(
                 f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
@@ -226,7 +226,6 @@ class Manifest:
         sound = {
             "format": self.format == FORMAT,
             "documents": self.documents >= 0,
-            "engine": self.engine in (*ENGINES, *ELSEWHERE),
             "words_share": 0 <= self.words_share <= 1,
             "tokens_share": 0 <= self.tokens_share < 1,
             "window": self.window > 0,

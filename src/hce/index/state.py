@@ -50,7 +50,7 @@ from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import NumberedHierarchy, load_tree, regrow_tree
 from hce.index.writing import Cutter
-from hce.search.engine import ELSEWHERE, check_engine
+from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 from hce.search.fusion import TOKENS_FIRST
 
 
@@ -389,7 +389,7 @@ def rebuild(
         state.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
-        engine = engine or known.engine
+        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else state.derived.engine_name)
         manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
         _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed

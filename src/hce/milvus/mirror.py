@@ -187,9 +187,7 @@ class Mirror:
             with self._lock:
                 self._known = self._catch_up()
         except (AwayError, UntrustedError) as error:
-            logger.warning(
-                "%s; all is kept in %s, and the next write or search sends it", error, self.index_folder
-            )
+            logger.warning("%s; all is kept in %s, and the next write or search sends it", error, self.index_folder)
 
     def rebuild(self, reader: Reader) -> None:
         """Fill a new collection, or go on with one that was begun, while nobody writes; readers see it when whole."""
