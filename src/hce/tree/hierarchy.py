@@ -114,8 +114,8 @@ class Hierarchy:
 
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
-            branching: expected number of children b, or "auto": the smallest power of two with which the tree need be
-                no deeper than `depth` (for some small N its depth is then one less).
+            branching: expected number of children b, or "auto": the smallest with which the tree need be no deeper than
+                `depth`.
             depth: L that "auto" aims at, the documents' level included; a given `branching` decides it by itself.
             method: "agglomerative", bottom-up, is the paper's Alg. 1; "divisive", top-down, takes less time and memory
                 for small b and many vectors, and makes looser leaves (docs/LOG.md, "Clustering").
