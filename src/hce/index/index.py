@@ -17,17 +17,18 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import wrong_type
 from hce.files import checked_fields
-from hce.index.confidence import Calibration, closeness
 from hce.index.derived import replica_at
 from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import MANIFEST_FILE, IndexStatus
 from hce.index.ranking import (
     RERANKED,
     Hit,
+    MatchThresholds,
     SearchMode,
     check_k,
     checked_queries,
     checked_vectors,
+    closeness,
     reranked,
 )
 from hce.index.state import IndexState, ReindexedError, build_parts, rebuild, status_of
@@ -385,7 +386,7 @@ class Index:
     ) -> bool | None:
         """Return whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
-        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`. Where
+        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.ranking`. Where
         tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
 
         Args:
@@ -403,7 +404,7 @@ class Index:
         noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
             return None
-        calibration = checked_fields(Calibration, noted)
+        calibration = checked_fields(MatchThresholds, noted)
         if calibration.fingerprint != self.state.manifest.fingerprint:
             return None
         vector = self.state.encode_query(query) if vector is None else vector

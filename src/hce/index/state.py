@@ -30,7 +30,6 @@ from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
 from hce.files import held_alone
-from hce.index.confidence import calibrate
 from hce.index.connections import heed_forks
 from hce.index.derived import Derived, home_of
 from hce.index.filters import Filter
@@ -45,7 +44,17 @@ from hce.index.manifest import (
     file_stamps,
     size_on_disk,
 )
-from hce.index.ranking import Hit, SearchMode, SearchRequest, check_k, check_mode, find_hits, with_matched, with_paths
+from hce.index.ranking import (
+    Hit,
+    SearchMode,
+    SearchRequest,
+    check_k,
+    check_mode,
+    find_hits,
+    find_thresholds,
+    with_matched,
+    with_paths,
+)
 from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import NumberedHierarchy, load_tree, regrow_tree
@@ -239,7 +248,7 @@ class IndexState:
                 k=k if codes is None else min(max(k, TOKENS_FIRST), most),
                 allowed=None if conditions is None else reader.numbers_where(conditions),
                 words_share=shares.words_share,
-                tell_matched=codes is None,
+                with_matched=codes is None,
             )
             hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
         if codes is None:
@@ -362,7 +371,7 @@ def build_parts(state: IndexState) -> None:
         state.keep_up(writer)
         derived = state.derived
         derived.rebuild(writer, replace(state.manifest, engine=derived.engine_name))
-        _calibrate(state, writer)
+        _find_thresholds(state, writer)
 
 
 def rebuild(
@@ -395,7 +404,7 @@ def rebuild(
         manifest.write(path)  # by which others notice what has changed
         state.adopt(manifest)
         state.derived.rebuild(writer, manifest)
-        _calibrate(state, writer)
+        _find_thresholds(state, writer)
         writer.forget(manifest.documents)
         delete_other_folders(path, manifest)
     if before.engine_at is not None and before.engine_at != at:
@@ -441,13 +450,13 @@ def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, prog
         read_all_tokens(folder, state.for_documents.encoder(), writer, progress=progress)
 
 
-def _calibrate(state: IndexState, writer: Writer) -> None:
+def _find_thresholds(state: IndexState, writer: Writer) -> None:
     """Find the thresholds of a good match, and write them into the manifest."""
     known = Manifest.settled(state.path, writer)
     found = None
     if state.derived.mirror is None:
         encode = partial(state.for_queries.encode, side="query")
-        found = calibrate(writer, state.derived, encode, known.fingerprint, known.words_share)
+        found = find_thresholds(writer, state.derived, encode, known.fingerprint, known.words_share)
     calibration = None if found is None else asdict(found)
     if calibration != known.calibration:
         manifest = replace(known, calibration=calibration)
