@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from hce.deadline import check_deadline
-from hce.errors import AwayError, HceError, InputError, MissingPackageError, one_line
+from hce.errors import AwayError, HceError, InputError, needs_extra, one_line
 from hce.search.engine import Found
 from hce.search.exact import SLACK, k_best, search_exactly
 
@@ -232,13 +232,9 @@ class Milvus:
 
 def _client(address: Address) -> Any:
     """Connect; the password, where there is one, is in the environment and in no file."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by an error
-    try:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors say what goes wrong
+    with needs_extra("milvus", str(address)):
         import pymilvus
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{address}: needs pymilvus; pip install 'hierarchical-corpus-encoder[milvus]'"
-        ) from error
     for name in ("pymilvus", "milvus_lite", "grpc._server"):  # they log each error that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address.uri.endswith(".db") and not Path(address.uri).parent.is_dir():
