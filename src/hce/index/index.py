@@ -1,7 +1,7 @@
 """Index: documents that come and go, found by words and by meaning.
 
-An index holds an encoder, a store of the documents, and what is derived from the store: an engine of vectors, an index
-of words. Adding and removing documents needs no training.
+An index has an encoder, a store of the documents, and an engine of vectors and an index of words, derived from the
+store. Adding and removing documents needs no training.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 class Index:
     """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
 
-    An index can be used from several threads. Nothing is loaded before it is needed: only a search by text or an
-    addition loads the encoder, only a search loads the engine.
+    An index can be used from several threads. Only a search by text or an addition loads the encoder, only a search
+    loads the engine.
 
     Attributes:
         path: the folder.
@@ -192,7 +192,6 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             refuse_known(writer, chunks_of(sound), self.path)
             insert_documents(writer, chunks_of(sound), self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -209,7 +208,6 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
             insert_documents(writer, chunks, self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -222,20 +220,20 @@ class Index:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
         distinct = checked_ids(ids)
-        with self.state.store.writing() as writer:
-            self.state.keep_up(writer)
+        with self._writing([], progress=False) as (writer, _):
             writer.delete(numbers_of(writer, distinct, self.path))
-        self.state.derived.follow_write()
         return len(distinct)
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
+        """Open a write with the current encoder, and then bring the engine up to date with it."""
         with (
             self.state.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
         ):
             self.state.keep_up(writer)
             yield writer, advance
+        self.state.derived.follow_write()
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
