@@ -287,7 +287,7 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
         advance(1)
         if checksum != reader.change_checksum(row):
             yield Finding("changes", f"change {row[0]} is not as it was written", can_heal=True)
-    moment, removed = reader.moment(), reader.removed_numbers()
+    moment, removed = reader.moment(), reader.removed_since(-1)
     if moment.documents != len(numbers.there):
         line = f"{len(numbers.there):,} documents are there, and {moment.documents:,} were written"
         yield Finding("changes", line, can_heal=True, remedy="find out which are missing, and put them in again")

@@ -35,7 +35,7 @@ from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.derived import Derived, home_of
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
-from hce.index.state import CarriedEncoder
+from hce.index.state import IndexEncoder
 from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
@@ -461,7 +461,7 @@ class _Reindexing:
         self.store = store
         self.other = other
         self.folder = store.path.parent
-        carried = CarriedEncoder(self.folder, other)
+        carried = IndexEncoder(self.folder, other)
         codes = TokenCodes.find(token_folder(self.folder, other.suffix))
         self._encode, self._cutter = partial(encode_keeping_tokens, carried, codes), Cutter(carried.encoder())
 

@@ -76,7 +76,7 @@ class Builder(Protocol[Held]):
         """Add the documents above a number; return how many vectors or texts were added."""
 
     def facts(self, held: Held) -> dict[str, Any]:
-        """Return what a snapshot says about itself; see `Live.renew`."""
+        """Return what a snapshot says about itself; see `LocalPart.renew`."""
 
 
 class Part(Generic[Held]):
@@ -124,12 +124,16 @@ class Part(Generic[Held]):
         """Return whether a usable snapshot exists, or none is needed."""
         return True
 
+    def saved_at(self) -> float | None:
+        """Return when the newest snapshot was written, in seconds since 1970; None if there is none."""
+        return None
+
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Yield each damaged snapshot with what is wrong with it."""
         return iter(())
 
 
-class Live(Part[Held]):
+class LocalPart(Part[Held]):
     """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
     def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
@@ -547,9 +551,9 @@ class Derived:
         self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
         self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
         engine, passages, words = self._builders(manifest)
-        self.engine_part: Part[Engine] = Live(store, engine, manifest.suffix)
-        self.passages_part: Part[PassageEngine] = Live(store, passages, manifest.suffix)
-        self.words_part: Live[Words] = Live(store, words, manifest.suffix)
+        self.engine_part: Part[Engine] = LocalPart(store, engine, manifest.suffix)
+        self.passages_part: Part[PassageEngine] = LocalPart(store, passages, manifest.suffix)
+        self.words_part: LocalPart[Words] = LocalPart(store, words, manifest.suffix)
         if self.mirror is not None:
             self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
         self._warn(store, manifest)

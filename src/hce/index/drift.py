@@ -20,7 +20,7 @@ from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Side
 from hce.index.manifest import Manifest
-from hce.index.state import CarriedEncoder
+from hce.index.state import IndexEncoder
 from hce.index.store import Reader
 from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy, are_few
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
@@ -122,7 +122,7 @@ class Drift:
 
 
 def drift_of(
-    reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: CarriedEncoder, seed: int = 0
+    reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: IndexEncoder, seed: int = 0
 ) -> Drift:
     """Compare the documents of an index that came after its encoder with those that were there."""
     if tree is None or tree.hierarchy.depth < 2:

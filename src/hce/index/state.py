@@ -85,13 +85,13 @@ class IndexState:
         check_tree(path)  # before anything that opens files by their paths
         if encoder is not None:
             check_same(encoder, self.manifest, path)
-        self.for_queries = CarriedEncoder(path, self.manifest, encoder)
-        self.for_documents = self.for_queries if encoder else CarriedEncoder(path, self.manifest)
+        self.for_queries = IndexEncoder(path, self.manifest, encoder)
+        self.for_documents = self.for_queries if encoder else IndexEncoder(path, self.manifest)
         self.store = Store(path, self.manifest.dim)
         self.derived = Derived(self.store, self.manifest)
         self._codes: dict[str, TokenCodes | None] = {}  # by the suffix of the encoder's folders
         self._cutter: Cutter | None = None
-        self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
+        self._last_query: tuple[IndexEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it may not be the current one
         self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
 
@@ -138,7 +138,7 @@ class IndexState:
             return  # of an earlier moment than another thread has seen
         if manifest.encoder_folder != self.manifest.encoder_folder:
             self.derived.take_up(manifest)
-            self.for_queries, self.for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
+            self.for_queries, self.for_documents = (IndexEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
         if manifest.engine_at != self.manifest.engine_at:
             self.derived = Derived(self.store, manifest)
@@ -146,7 +146,7 @@ class IndexState:
         self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
         self._stamp = None if manifest.switch else stamp
 
-    def present_encoder(self) -> CarriedEncoder:
+    def present_encoder(self) -> IndexEncoder:
         """Return the encoder of queries, after a look at whether the index has another one by now."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
@@ -188,7 +188,7 @@ class IndexState:
             known = self._tree = manifest, load_tree(self.path)
         return known[1]
 
-    def _codes_of(self, encoder: CarriedEncoder) -> TokenCodes | None:
+    def _codes_of(self, encoder: IndexEncoder) -> TokenCodes | None:
         """Return the tokens of the texts that an encoder has read; None if none are kept."""
         if self.manifest.engine in ELSEWHERE:  # whose readers would not have them
             return None
@@ -261,7 +261,7 @@ class IndexState:
 # ------------------------------------------------------------------------------------------------- its encoder
 
 
-class CarriedEncoder:
+class IndexEncoder:
     """The encoder in an index's folder: loaded when needed, checked, and used by one thread at a time.
 
     Tokenizers are not made for several threads.

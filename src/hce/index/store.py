@@ -328,7 +328,7 @@ class Reader:
 
     def has_passages(self) -> bool:
         """Return whether a document here is long enough to be read in passages."""
-        return self._has_passage_table() and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
+        return has_table(self._connection, "passages") and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
 
     def passages(self, after: int = 0) -> PassageVectors:
         """Read the passages of documents above `after`; where `has_passages`."""
@@ -361,7 +361,7 @@ class Reader:
 
     def all_extents(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
         """Yield each long document above `after`, by number, with where its passages stand: number → extent."""
-        if not self._has_passage_table():
+        if not has_table(self._connection, "passages"):
             return
         query = "SELECT document, number, start, stop FROM passages WHERE document > ? ORDER BY document, number"
         for document, rows in groupby(self._connection.execute(query, (after,)), key=itemgetter(0)):
@@ -376,9 +376,6 @@ class Reader:
     def count_after(self, number: int) -> int:
         """Count the documents above a number."""
         return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
-
-    def _has_passage_table(self) -> bool:
-        return has_table(self._connection, "passages")
 
     def removed_since(self, change: int) -> np.ndarray:
         """Return the numbers taken out by later writes than this one, which `moment_at` must know of."""
@@ -407,10 +404,6 @@ class Reader:
         """Return what SQLite finds wrong with its own pages, a line each."""
         lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
         return [] if lines == ["ok"] else lines
-
-    def removed_numbers(self) -> np.ndarray:
-        """Return the numbers of removed documents that are still known of."""
-        return self._numbers("SELECT number FROM removed")
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
         """Return the numbers of the documents that there were at this moment or an earlier one, rising."""
@@ -546,7 +539,7 @@ class Writer(Reader):
     def delete(self, numbers: Sequence[int]) -> None:
         """Take documents out, and their passages."""
         queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
-        if self._has_passage_table():
+        if has_table(self._connection, "passages"):
             queries.append("DELETE FROM passages WHERE document = ?")
         if self.last_beside() is not None:
             queries.append("DELETE FROM vectors_beside WHERE number = ?")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from hce.encoding.encoder import Encoder, OnTokens
     from hce.encoding.tokens import QueryTokens, TokenSpace
-    from hce.index.state import CarriedEncoder
+    from hce.index.state import IndexEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TokenCodes:
         self._queries[text] = self.space.query(ids, states)
 
     def in_order(
-        self, encoder: CarriedEncoder, queries: Sequence[str], hits: Sequence[Sequence[Hit]], tokens_share: float
+        self, encoder: IndexEncoder, queries: Sequence[str], hits: Sequence[Sequence[Hit]], tokens_share: float
     ) -> list[list[Hit]]:
         """Put the first hits of each query into the order of tokens; the encoder makes what is missing."""
         known = self._queries
@@ -114,7 +114,7 @@ class TokenCodes:
             ordered.append(in_order_of_tokens(known[query], row, codes, tokens_share))
         return ordered
 
-    def _codes_of(self, texts: Sequence[str], encoder: CarriedEncoder) -> dict[str, np.ndarray]:
+    def _codes_of(self, texts: Sequence[str], encoder: IndexEncoder) -> dict[str, np.ndarray]:
         """Return the codes of all texts; those that are not kept are made."""
         found = self.get(dict.fromkeys(texts))
         left = [text for text in dict.fromkeys(texts) if text not in found]
@@ -254,7 +254,7 @@ def is_token_folder(folder: Path) -> bool:
     return is_file(folder / SPACE_FILE)
 
 
-def encode_keeping_tokens(encoder: CarriedEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
+def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
     """Encode documents to unit vectors of shape (texts, n), and keep their tokens if there is a place for them."""
     if codes is None:
         return encoder.encode(texts, "document")
