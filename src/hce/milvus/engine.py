@@ -16,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -272,6 +273,7 @@ def _reason(error: Exception) -> str:
 # ----------------------------------------------------------------------------------------- one collection
 
 
+@dataclass(eq=False)
 class Collection:
     """Rows in the partitions of one collection.
 
@@ -282,18 +284,18 @@ class Collection:
         since: reads see all that was written before this moment of Milvus's clock; 0: all at all, which takes longer.
     """
 
-    def __init__(self, server: Milvus, name: str, dim: int, since: int = 0) -> None:
-        self.server = server
-        self.name = name
-        self.dim = dim
-        self.since = since
+    server: Milvus
+    name: str
+    dim: int
+    since: int = 0
 
-    def _reading(self, partition: Partition) -> dict[str, Any]:
+    def _call(self, method: str, partition: Partition, options: dict[str, Any]) -> Any:
         """Read all up to `since`; a strong read waits for the clock of the data, 0.2 to 0.4 s each time."""
-        options = {"partition_names": [partition.name], "timeout": PATIENCE}
-        if not self.since:
-            return {**options, "consistency_level": "Strong"}
-        return {**options, "consistency_level": "Customized", "guarantee_timestamp": self.since}
+        place = {"partition_names": [partition.name], "timeout": PATIENCE}
+        consistency: dict[str, Any] = {"consistency_level": "Strong"}
+        if self.since:
+            consistency = {"consistency_level": "Customized", "guarantee_timestamp": self.since}
+        return self._ask(lambda client: getattr(client, method)(self.name, **options, **place, **consistency))
 
     def _ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
         """Call Milvus about the collection, which a restarted server may have to load first."""
@@ -425,7 +427,14 @@ class Collection:
         scores = np.empty((len(queries), count), np.float32)
         for start in range(0, len(queries), at_once):
             block = queries[start : start + at_once]
-            hits = self._search(partition, block, count, condition, with_vectors)
+            options = {
+                "data": list(np.ascontiguousarray(block, np.float32)),
+                "limit": count,
+                "filter": condition,
+                "output_fields": ["number", "vector"] if with_vectors else ["number"],
+                "search_params": {"metric_type": "IP"},
+            }
+            hits = self._call("search", partition, options)
             for row, of_one in enumerate(hits, start):
                 if len(of_one) < count:
                     raise GoneOnError(f"{self.server.address}: {len(of_one)} of {count} documents are there")
@@ -438,32 +447,9 @@ class Collection:
                 scores[row] = scores_with(vectors, queries[row])
         return Found(numbers, scores)
 
-    def _search(
-        self, partition: Partition, queries: np.ndarray, count: int, condition: str, with_vectors: bool
-    ) -> list[list[dict[str, Any]]]:
-        fields = ["number", "vector"] if with_vectors else ["number"]
-        return self._ask(
-            lambda client: client.search(
-                self.name,
-                data=list(np.ascontiguousarray(queries, np.float32)),
-                limit=count,
-                filter=condition,
-                output_fields=fields,
-                search_params={"metric_type": "IP"},
-                **self._reading(partition),
-            )
-        )
-
     def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, MilvusRow]:
-        answer = self._ask(
-            lambda client: client.query(
-                self.name,
-                filter=condition,
-                output_fields=list(fields),
-                limit=MOST_FOUND,
-                **self._reading(partition),
-            )
-        )
+        options = {"filter": condition, "output_fields": list(fields), "limit": MOST_FOUND}
+        answer = self._call("query", partition, options)
         found = {}
         for each in answer:
             number = partition.step * (int(each["number"]) - partition.base)
@@ -512,6 +498,7 @@ def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]
 # ----------------------------------------------------------------------------------------- as an engine
 
 
+@dataclass(eq=False)
 class MilvusEngine:
     """The vectors of one partition at one moment, searched as any engine is.
 
@@ -523,21 +510,12 @@ class MilvusEngine:
         are_there: returns, for numbers of any shape, which there are at that moment: a removed one may not be deleted.
     """
 
+    collection: Collection
+    partition: Partition
+    count: int
+    last: int
+    are_there: Callable[[np.ndarray], np.ndarray]
     name: ClassVar[str] = "milvus"
-
-    def __init__(
-        self,
-        collection: Collection,
-        partition: Partition,
-        count: int,
-        last: int,
-        are_there: Callable[[np.ndarray], np.ndarray],
-    ) -> None:
-        self.collection = collection
-        self.partition = partition
-        self.count = count
-        self.last = last
-        self.are_there = are_there
 
     def __len__(self) -> int:
         return self.count
