@@ -13,7 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import hce.progress
 from hce.errors import FormatError, InputError
-from hce.tree.growing import Level, branching_for_depth, level_sizes
+from hce.tree.growing import Level, branching_for_depth, level_sizes, power_of_two
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
@@ -40,18 +40,30 @@ def small_tree() -> Hierarchy:
 @pytest.mark.parametrize(
     ("count", "depth", "expected"),
     [
-        (1_000_000, 3, 128),
-        (5183, 3, 32),
+        (1_000_000, 3, 100),
+        (5183, 3, 18),
         (3633, 3, 16),
         (4096, 3, 16),
-        (4097, 3, 32),
+        (4097, 3, 17),
+        (513, 3, 9),
         (512, 3, 8),
         (1, 3, 2),
-        (100, 1, 128),
+        (100, 1, 100),
     ],
 )
-def test_branching_follows_the_papers_rule(count, depth, expected):
+def test_branching_is_the_least_that_reaches_the_depth(count, depth, expected):
     assert branching_for_depth(count, depth) == expected
+
+
+@given(st.integers(65, 10**7))
+def test_the_first_level_has_about_as_many_nodes_as_a_node_has_children(count):
+    b = branching_for_depth(count, 3)
+    assert b / 2 < level_sizes(count, b)[0] <= b
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1_000_000, 128), (5183, 32), (3633, 16), (4097, 32), (512, 8)])
+def test_the_papers_rule_rounds_up_to_a_power_of_two(count, expected):
+    assert power_of_two(branching_for_depth(count, 3)) == expected
 
 
 def test_depth_is_counted_and_not_computed_in_floating_point():

@@ -44,15 +44,24 @@ class Grown(NamedTuple):
 
 
 def branching_for_depth(count: int, depth: int) -> int:
-    """The paper's rule for BEIR: the smallest power of two b with b^depth ≥ count.
+    """Return the smallest b with b^depth ≥ count, so that every level divides by about as much.
 
     >>> branching_for_depth(1_000_000, 3)
-    128
+    100
     """
     branching = 2
     while branching**depth < count:
-        branching *= 2
+        branching += 1
     return branching
+
+
+def power_of_two(branching: int) -> int:
+    """Return the next power of two: the paper's rule for BEIR. It leaves few nodes on top of some trees.
+
+    >>> power_of_two(branching_for_depth(1_000_000, 3))
+    128
+    """
+    return 1 << (branching - 1).bit_length()
 
 
 def level_sizes(count: int, branching: int) -> list[int]:

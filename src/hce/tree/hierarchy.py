@@ -105,8 +105,8 @@ class Hierarchy:
 
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
-            branching: expected number of children b, or "auto": the smallest power of two with which the tree need be
-                no deeper than `depth` (for some small N its depth is then one less).
+            branching: expected number of children b, or "auto": the smallest with which the tree need be no deeper than
+                `depth`.
             depth: L that "auto" aims at, the documents' level included; a given `branching` decides it by itself.
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
