@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import hce.progress
 from hce.errors import FormatError, InputError
-from hce.tree import growing
 from hce.tree.growing import Level, branching_for_depth, level_sizes, power_of_two
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
@@ -80,16 +78,13 @@ def test_depth_is_counted_and_not_computed_in_floating_point():
 @given(
     count=st.integers(1, 300),
     branching=st.integers(2, 20),
-    method=st.sampled_from(["agglomerative", "divisive"]),
     seed=st.integers(0, 5),
     duplicates=st.booleans(),
-    sampled=st.sampled_from([2, 256]),
 )
-def test_invariants(count, branching, method, seed, duplicates, sampled):
+def test_invariants(count, branching, seed, duplicates):
     vectors = unit_rows(count, 6, seed, distinct=max(1, count // 5) if duplicates else None)
-    with mock.patch.object(growing, "SAMPLED", sampled):
-        tree = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
-        again = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
+    tree = Hierarchy.build(vectors, branching, seed=seed, mode="exact")
+    again = Hierarchy.build(vectors, branching, seed=seed, mode="exact")
 
     assert tree.depth == len(level_sizes(count, branching)) + 1
     assert tree.paths.shape == (count, tree.depth)  # each document once, all paths of length L
@@ -124,27 +119,6 @@ def test_members_are_under_the_nearest_centroid_which_is_their_mean(count, branc
         np.testing.assert_allclose((sums / np.maximum(lengths, 1e-9))[settled], centroids[settled], atol=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    count=st.integers(20, 300),
-    branching=st.integers(2, 8),
-    seed=st.integers(0, 3),
-    sampled=st.sampled_from([2, 256]),
-)
-def test_divisive_documents_are_under_the_nearest_child_at_every_step(count, branching, seed, sampled):
-    """Also those that were not among the sample by which their node was split."""
-    vectors = unit_rows(count, 6, seed)
-    with mock.patch.object(growing, "SAMPLED", sampled):
-        tree = Hierarchy.build(vectors, branching, method="divisive", seed=seed, mode="exact")
-    for level in range(1, tree.depth):
-        scores = vectors @ tree.levels[level - 1].centroids.T
-        own = tree.nodes_at(level)
-        parents = tree.nodes_at(level - 1)
-        for document in range(count):
-            family = tree.children(level - 1, int(parents[document]))
-            assert scores[document, own[document]] >= scores[document, family].max() - 1e-5
-
-
 def test_planted_tree_is_found():
     rng = np.random.default_rng(0)
     top = np.linalg.qr(rng.normal(size=(24, 24)))[0][:4]
@@ -161,7 +135,6 @@ def test_planted_tree_is_found():
     ("options", "message"),
     [
         ({"branching": 1}, "branching factor 1"),
-        ({"method": "sideways"}, "method 'sideways'"),
         ({"depth": 0}, "depth 0"),
     ],
 )

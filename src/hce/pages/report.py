@@ -12,8 +12,7 @@ import numpy as np
 from hce.data.records import USUAL, Reading
 from hce.evaluation.significance import compare_several
 from hce.files import checked_fields
-from hce.pages.page import definitions, html_page, html_table
-from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
+from hce.pages.page import Branch, Panel, definitions, difference_bars, html_page, html_table, line_panels, tree_list
 from hce.search.shares import Calibration
 from hce.training.model_folder import (
     CorpusFacts,
