@@ -156,7 +156,7 @@ class IndexState:
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
         encoder = self.present_encoder()
-        codes = self._codes_of(encoder)
+        codes = self._codes_of(encoder) if self.manifest.tokens_share > 0 else None
         vectors = encoder.encode(texts, "query", None if codes is None else codes.keep_query)
         if len(texts) == 1:
             self._last_query = encoder, texts[0], vectors[0].copy()
