@@ -94,10 +94,6 @@ class Part(Generic[Held]):
         """Do now what the first search would have to wait for."""
         raise NotImplementedError
 
-    def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        """Drop what is held: the index has another encoder since a change."""
-        raise NotImplementedError
-
     def rebuild(self, reader: Reader, builder: Any) -> None:
         """Build the part again from all documents."""
         raise NotImplementedError
@@ -136,11 +132,11 @@ class Part(Generic[Held]):
 class LocalPart(Part[Held]):
     """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
-    def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
+    def __init__(self, store: Store, builder: Builder[Held], manifest: Manifest) -> None:
         self.store = store
         self.builder: Builder[Held] = builder
-        self._suffix = suffix  # of the folder: parts built from another encoder's vectors have a folder of their own
-        self._since = 0  # the change since which the store has the vectors that this part is built from
+        self._suffix = manifest.suffix  # of the folder: parts from another encoder's vectors have one of their own
+        self._since = manifest.since  # the change since which the store has the vectors that this part is built from
         self._lock = SharedLock()
         self._held: Held | None = None
         self._moment: Moment | None = None
@@ -178,13 +174,6 @@ class LocalPart(Part[Held]):
         with self._lock.alone():
             if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
                 self._catch_up(reader, moment)
-
-    def take_up(self, builder: Builder[Held], suffix: str, since: int) -> None:
-        """Drop what is held; from now on build it with `builder`, from the vectors active since a change."""
-        with self._lock.alone():
-            if since >= self._since:  # else another thread was faster, with later vectors
-                self.builder, self._suffix, self._since = builder, suffix, since
-                self._held = self._moment = None
 
     def save_snapshot(self, reader: Reader) -> None:
         """Bring what is held to the moment of `reader`, and write a snapshot unless the last one is current."""
@@ -535,7 +524,7 @@ class Mirror(Protocol):
 
 
 class Derived:
-    """The parts that are derived from a store; each lends what it holds at a reader's moment.
+    """The parts that are derived from a store with one encoder; each lends what it holds at a reader's moment.
 
     Attributes:
         engine_part: the engine of the vectors of all documents.
@@ -551,9 +540,9 @@ class Derived:
         self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
         self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
         engine, passages, words = self._builders(manifest)
-        self.engine_part: Part[Engine] = LocalPart(store, engine, manifest.suffix)
-        self.passages_part: Part[PassageEngine] = LocalPart(store, passages, manifest.suffix)
-        self.words_part: LocalPart[Words] = LocalPart(store, words, manifest.suffix)
+        self.engine_part: Part[Engine] = LocalPart(store, engine, manifest)
+        self.passages_part: Part[PassageEngine] = LocalPart(store, passages, manifest)
+        self.words_part: LocalPart[Words] = LocalPart(store, words, manifest)
         if self.mirror is not None:
             self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
         self._warn(store, manifest)
@@ -602,12 +591,6 @@ class Derived:
         """Close the connection to an engine that lives elsewhere."""
         if self.mirror is not None:
             self.mirror.close()
-
-    def take_up(self, manifest: Manifest) -> None:
-        """Drop all parts; from now on build them from the vectors of the encoder that `manifest` names."""
-        parts: tuple[Part[Any], ...] = (self.engine_part, self.passages_part, self.words_part)
-        for part, builder in zip(parts, self._builders(manifest), strict=True):
-            part.take_up(builder, manifest.suffix, manifest.since)
 
     def save_snapshots(self, reader: Reader) -> None:
         """Write a snapshot of each part that lacks a current one."""

@@ -160,11 +160,6 @@ class Mirror:
         if self._server is not None:
             self._server.close()
 
-    def forget(self) -> None:
-        """Look again at what there is: the index has another encoder, or another collection."""
-        with self._lock:
-            self._known = None
-
     def at(self, reader: Reader) -> Collection | None:
         """Return the collection, up to date with the moment that `reader` sees; None if it has gone on.
 
@@ -476,9 +471,6 @@ class _MirroredPart(Part[Searched]):
 
     def prepare(self, reader: Reader) -> None:
         self.mirror.at(reader)
-
-    def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        self.mirror.forget()
 
     def rebuild(self, reader: Reader, builder: Any) -> None:
         self.mirror.rebuild(reader)
