@@ -24,7 +24,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import platformdirs
@@ -472,7 +472,7 @@ class _MirroredPart(Part[Searched]):
     def prepare(self, reader: Reader) -> None:
         self.mirror.at(reader)
 
-    def rebuild(self, reader: Reader, builder: Any) -> None:
+    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         self.mirror.rebuild(reader)
 
     def pending(self, reader: Reader) -> int:
