@@ -52,11 +52,7 @@ class Part(Generic[Held]):
     """A part of an index, lent at the moment of a reader. This base is one without snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Held]:
-        """Lend the part as of the moment that `reader` sees.
-
-        Raises:
-            MomentPassedError: the part is at a later moment.
-        """
+        """Lend the part as of the moment that `reader` sees; MomentPassedError if the part is at a later moment."""
         raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:

@@ -98,11 +98,7 @@ def _parts(clause: str) -> tuple[str, str, str]:
 
 
 def compile_filter(conditions: Filter) -> Condition:
-    """Turn a filter into SQL over the column `metadata`.
-
-    Raises:
-        InputError: a field or value that cannot be asked for.
-    """
+    """Turn a filter into SQL over the column `metadata`; InputError if it asks for what cannot be."""
     if not isinstance(conditions, Mapping):
         raise InputError(f"a filter is a mapping of fields to values, not a {type(conditions).__name__}")
     if len(conditions) > MOST_FIELDS:

@@ -51,11 +51,7 @@ class NumberedHierarchy(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path) -> NumberedHierarchy:
-        """Read what `save` wrote.
-
-        Raises:
-            FormatError: nothing is there, or it is damaged.
-        """
+        """Read what `save` wrote; FormatError if nothing is there, or it is damaged."""
         hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
         try:
             numbers = np.array(np.load(plain_path(path), mmap_mode="r", allow_pickle=False))  # no longer than its file
