@@ -150,7 +150,7 @@ class VectorsByContent(NamedTuple):
         return self if kept.all() else VectorsByContent(self.contents[kept], self.vectors[kept])
 
     def rows_of(self, contents: np.ndarray) -> np.ndarray:
-        """Return the row of each text, all of which are here."""
+        """Return the row of each text; all are here."""
         order = np.argsort(self.contents)
         return order[np.searchsorted(self.contents, contents, sorter=order)]
 

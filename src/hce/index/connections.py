@@ -49,7 +49,7 @@ class Connection(sqlite3.Connection):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether another process opened it, of which this one is a fork."""
+        """Whether the process that this one was forked from opened it."""
         return self.process != os.getpid()
 
 

@@ -47,7 +47,7 @@ class Condition(NamedTuple):
 
 
 def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
-    """Read conditions as they are written on the command line: 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
+    """Read conditions of the command line: 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
 
     >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr", "kind not in memo,draft", "meta.open=true"])
     {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr'], 'kind': {'ne': ['memo', 'draft']}, \

@@ -34,7 +34,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def checked(documents: Iterable[Document]) -> Sequence[Document]:
-    """Make sure that documents can be written as they are."""
+    """Make sure that documents can be written unchanged."""
     if isinstance(documents, Corpus):
         return documents
     if isinstance(documents, str | Document) or not isinstance(documents, Iterable):
