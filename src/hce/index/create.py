@@ -237,14 +237,14 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of so many documents does not fit into a bound, if there is one."""
+    """Fail if an index of this size does not fit into a bound, if there is one."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
         logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them; None if the encoder tells of none."""
+    """Return what a killed run has left of tokens, or a new place; None if the encoder has none."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -525,7 +525,7 @@ class _Reindexing:
             self._catch_up(progress=False)
 
     def _switch(self, *, whatever_is_left: bool) -> bool:
-        """Activate the new vectors, unless so many documents came meanwhile that others would wait for long."""
+        """Activate the new vectors, unless too many documents came meanwhile."""
         with _writing(self.store) as writer:
             if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
                 return False

@@ -136,12 +136,13 @@ class IndexState:
         """Switch to another manifest of this index, and to its encoder if that is another one."""
         if manifest.since < self.manifest.since:
             return  # of an earlier moment than another thread has seen
-        if manifest.encoder_folder != self.manifest.encoder_folder:
-            self.derived.take_up(manifest)
+        is_same_encoder = manifest.encoder_folder == self.manifest.encoder_folder
+        is_same_place = manifest.engine_at == self.manifest.engine_at
+        if not (is_same_encoder and is_same_place):
+            self.derived = Derived(self.store, manifest, self.derived.mirror if is_same_place else None)
+        if not is_same_encoder:
             self.for_queries, self.for_documents = (IndexEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
-        if manifest.engine_at != self.manifest.engine_at:
-            self.derived = Derived(self.store, manifest)
         self._codes = {}
         self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
         self._stamp = None if manifest.switch else stamp
@@ -156,7 +157,7 @@ class IndexState:
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
         encoder = self.present_encoder()
-        codes = self._codes_of(encoder)
+        codes = self._codes_of(encoder) if self.manifest.tokens_share > 0 else None
         vectors = encoder.encode(texts, "query", None if codes is None else codes.keep_query)
         if len(texts) == 1:
             self._last_query = encoder, texts[0], vectors[0].copy()

@@ -324,7 +324,7 @@ def _key(text: str) -> int:
 
 
 def _keys_of(reader: Reader) -> Iterator[int]:
-    """Yield the keys of all documents, and of the passages of long ones as they are read."""
+    """Yield the keys of all documents, and of the passages of long ones."""
     yield from reader.contents()[1].tolist()
     for number, extents in reader.all_extents():
         for document in reader.documents([number]).values():
