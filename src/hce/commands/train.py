@@ -174,8 +174,8 @@ def train(
     loads = f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it"
     line = f"vectors: {result.recipe.mode} training; {improvement(result)}\n{search}{loads}"
     facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
-    chosen = calibration.as_dict() if calibration else None
-    answer(line, {"model": str(output), **facts, "calibration": chosen, "shares": shares}, as_json)
+    choice = calibration.as_dict() if calibration else None
+    answer(line, {"model": str(output), **facts, "calibration": choice, "shares": shares}, as_json)
 
 
 def report(
