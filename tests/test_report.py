@@ -47,6 +47,12 @@ def test_the_page_tells_the_measures(model):
     assert not re.search(r"<script|src=|href=|url\(", page)  # nothing from elsewhere
 
 
+def test_the_page_says_how_to_measure_the_tree(model):
+    assert "no-tree-hybrid" in report(model)
+    facts = replace(model.facts, recipe={**model.facts.recipe, "tree": False})
+    assert "no-tree-hybrid" not in report(replace(model, facts=facts))
+
+
 def test_changes_come_in_order(model):
     queries = [DevQuery("k", f"q{i}", 0.5, after) for i, after in enumerate((0.5, 0.9, 0.1, 1.0, 0.4))]
     page = report(replace(model, queries=queries, facts=replace(model.facts, before={"k": 0.5}, after={"k": 0.58})))

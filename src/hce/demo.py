@@ -48,6 +48,10 @@ NEWCOMER = Document(
     title="teleport(thing, place)",
 )
 QUESTION = "move an object to another place at once"
+PRODUCT = "hce-hybrid"  # what `hce train` and `hce index` give; names of systems are those of `hce compare`
+LEGEND = """untrained and hce search by vectors alone, the others by words too.
+hybrid: BM25 and the untrained encoder. served: `hce index` without training.
+no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
 SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; below that there is nothing to find, or nothing to find it by
 
@@ -86,7 +90,8 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
     chances = _chances(reports)
     out.print(_table(reports, chances))
-    out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomization test, Holm's correction)")
+    out.print(f"p: could the difference to {PRODUCT} be chance? (paired randomization test, Holm's correction)")
+    out.print(LEGEND)
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
@@ -114,39 +119,37 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
     by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
-        "BM25": WordSearcher.of(corpus),
+        "bm25": WordSearcher.of(corpus),
         "untrained": by_untrained,
-        "untrained and words": HybridSearcher.of(by_untrained, corpus),
+        "hybrid": HybridSearcher.of(by_untrained, corpus),
     }
     if untrained.table is None:
-        searchers["untrained, words and tokens"] = as_served(by_untrained, corpus)
+        searchers["served"] = as_served(by_untrained, corpus)
     else:
-        searchers["fitted and words"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
+        searchers["served"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["trained without the tree"] = as_served(
-        DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration
-    )
+    searchers["no-tree-hybrid"] = as_served(DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce, meaning alone": by_trained, "hce": as_served(by_trained, corpus, result.calibration)}
+    return {**searchers, "hce": by_trained, PRODUCT: as_served(by_trained, corpus, result.calibration)}
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Return for each rival the p of its difference to hce, corrected for the number of rivals."""
+    """Return the p of each rival's difference to the product, corrected for the number of rivals."""
     scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
-    compared = compare_several({name: (scores["hce"], each) for name, each in scores.items() if name != "hce"})
+    compared = compare_several({name: (scores[PRODUCT], each) for name, each in scores.items() if name != PRODUCT})
     return {name: each.p_holm for name, each in compared.items()}
 
 
 def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table:
-    """Show the means, and for each rival whether the difference to hce could be chance."""
+    """Show the means, and for each rival whether the difference to the product could be chance."""
     table = Table("", *MEASURES, "p", box=None)
     for name, report in reports.items():
         means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
-        chance = "" if name == "hce" else f"{chances[name]:.4f}"
-        table.add_row(name, *means, chance, style="bold" if name == "hce" else None)
+        chance = "" if name == PRODUCT else f"{chances[name]:.4f}"
+        table.add_row(name, *means, chance, style="bold" if name == PRODUCT else None)
     return table
 
 
@@ -163,7 +166,7 @@ def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
-        table = Table("untrained and words", "hce", box=None, padding=(0, 3, 0, 2))
+        table = Table("hybrid", PRODUCT, box=None, padding=(0, 3, 0, 2))
         for before, after in zip(untrained.search([question], 3)[0], index.search(question, 3), strict=True):
             table.add_row(before.id, after.id)
         out.print(f"\n{question}", style="bold")

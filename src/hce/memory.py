@@ -1,7 +1,8 @@
 """The memory that a command may take: the user's bound, checked against an estimate before the work begins.
 
 The estimate is what the process has taken by then, and what grows with the documents by measured figures
-(docs/operating.md, "Sizes"; lab: `large_corpus`). Pages of mapped files do not count: the system takes them back.
+(docs/LOG.md, "All commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system takes
+them back.
 """
 
 from __future__ import annotations

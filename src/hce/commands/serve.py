@@ -70,13 +70,13 @@ def mcp(path: ReadIndexArgument) -> None:
     """Serve an index to an agent over stdin and stdout, by the Model Context Protocol.
 
     The tools search, fetch, browse the tree and find similar documents; none writes. Clients start this command:
-    docs/agents.md has the lines to give them. `hce serve` answers the same at /mcp.
+    docs/guide.md has the lines to give them. `hce serve` answers the same at /mcp.
 
     Examples:
       hce mcp my-index
     """
-    from hce.index.browse import LiveTree
     from hce.index.index import Index
+    from hce.index.tree import LiveTree
     from hce.web.mcp import Tools
 
     with Index.open(path) as index:
