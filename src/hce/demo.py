@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,7 @@ Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class WordSearcher:
-    """BM25 as an index has it, over the documents of a collection.
-
-    Attributes:
-        ids: of the documents.
-        words: of the documents, numbered by their position.
-    """
+    """BM25 as an index has it; documents are numbered by their position."""
 
     ids: Sequence[str]
     words: Words
@@ -83,16 +79,12 @@ class WordSearcher:
 
 
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Run the demo and print it; progress goes to `err`, model and index to `folder`.
-
-    Returns:
-        Where model and index are, and what was measured, for JSON.
-    """
+    """Run and print the demo: progress goes to `err`, model and index to `folder`; return the facts for JSON."""
     start = time.perf_counter()
     folder = _free_name(folder)
     dataset = python_docstrings()
-    count = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
-    out.print(count.append(" of this Python's standard library are the documents.", style="not bold"))
+    found = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
+    out.print(found.append(" of this Python's standard library are the documents.", style="not bold"))
     out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
     searchers = _searchers(dataset, encoder_spec, seed, folder, err)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
@@ -199,12 +191,9 @@ def _come_and_go(out: Console, index: Index) -> None:
 
 
 def _free_name(folder: Path) -> Path:
-    """Return the first of folder, folder-2, folder-3, … that is not there: nothing of an earlier demo is touched."""
-    number, free = 1, folder
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
+    """Return the first of folder, folder-2, folder-3, … that does not exist: earlier demos stay."""
+    names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))
+    return next(free for name in names if not (free := folder.with_name(name)).exists())
 
 
 # ------------------------------------------------------------------------------------------------- docstrings
@@ -213,8 +202,7 @@ def _free_name(folder: Path) -> Path:
 def python_docstrings(library: Path | None = None) -> Dataset:
     """Make documents, queries and judgments of the docstrings below `library`, by default the standard library.
 
-    The document's id is the dotted name of what it documents; its title is empty, as the name would give the answer
-    away to a query that repeats it.
+    A document's id is the dotted name of what it documents. It has no title: queries often repeat the name.
     """
     library = library or Path(sysconfig.get_paths()["stdlib"])
     documents: dict[str, Document] = {}

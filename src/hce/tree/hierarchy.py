@@ -288,10 +288,9 @@ class Hierarchy:
         """Summarize sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, counts in enumerate(self.document_counts()[1:], start=1):
-            quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
             share = counts[counts > 0] / len(self)
             balance = float(-(share * np.log(share)).sum() / np.log(len(counts)))
-            sizes = tuple(map(int, quantiles))
+            sizes = tuple(map(int, np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")))
             summaries.append(LevelSummary(level, len(counts), sizes, balance, self.mean_cosines[level - 1]))  # type: ignore[arg-type]
         return summaries
 
