@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.confidence import FARTHEST, LEAST, Calibration, HitCloseness
+from hce.index.confidence import FARTHEST, LEAST, MatchThresholds, HitCloseness
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.state import CarriedEncoder
@@ -158,11 +158,11 @@ def test_a_server_passes_it_on_if_it_knows(said, known):
 
 def test_a_hit_is_good_by_its_cosine_or_by_its_words():
     without = [HitCloseness(place / 100, place / 200) for place in range(101)]
-    calibration = Calibration.of("encoder", without)
+    calibration = MatchThresholds.of("encoder", without)
     assert (calibration.cosine, calibration.coverage) == pytest.approx((FARTHEST, FARTHEST / 2))
     verdicts = [calibration.is_good(HitCloseness(*found)) for found in ((0.15, 0.05), (0.3, 0.05), (0.15, 0.2))]
     assert verdicts == [False, True, True]
-    wordless = Calibration.of("encoder", [HitCloseness(0.5, 0.0)] * 50)  # spans without a word of another document
+    wordless = MatchThresholds.of("encoder", [HitCloseness(0.5, 0.0)] * 50)  # spans without a word of another document
     assert wordless.coverage == 0
     verdicts = [wordless.is_good(HitCloseness(*found)) for found in ((0.1, 0.0), (0.5, 0.0), (0.1, 0.1))]
     assert verdicts == [False, True, True]

@@ -88,7 +88,7 @@ class Asked(NamedTuple):
     measures: list[str]
     depth: int
     drop_self: bool
-    mode: SearchMode
+    mode: SearchMode | None
 
 
 class Source(NamedTuple):
@@ -142,7 +142,13 @@ def evaluate(
     drop_self: Annotated[
         bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
     ] = True,
-    mode: Annotated[str, typer.Option(help="how an index is searched: hybrid, dense or words")] = "hybrid",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="how to search: hybrid, dense or words; by default hybrid for an index, dense for a model",
+            show_default=False,
+        ),
+    ] = None,
     rerank: Annotated[
         str | None,
         typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
@@ -178,7 +184,7 @@ def evaluate(
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
     searches = bool(model or (against and not against_run))
     judged = _read(dataset, split, reading, searches=searches)
-    asked = Asked(judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
+    asked = Asked(judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode | None", mode))
     sources = [_open(model, run_file)._replace(rerank=reranking)]
     if against:
         # Before the work: a wrong one is reported at once.
@@ -278,17 +284,19 @@ def _measured(asked: Asked, source: Source, *, is_compared: bool) -> Measured:
 
 
 def _searcher(asked: Asked, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus; an index is searched as it is."""
+    """Make a model search the corpus, by words too as an index of it; an index is searched as it is."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
     corpus = cast("Corpus", asked.judged.corpus)  # it was read, as there is a model
     if isinstance(source, Index):
         _check_index(source, corpus)
-        return InMode(source, asked.mode, rerank)
+        return InMode(source, asked.mode or "hybrid", rerank)
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
-    return DenseSearcher.of(source, corpus, progress=True)
+    if asked.mode in (None, "dense"):
+        return DenseSearcher.of(source, corpus, progress=True)
+    return InMode(Index.temporary(corpus, source), asked.mode)
 
 
 def _check_index(index: Index, corpus: Corpus) -> None:

@@ -131,23 +131,6 @@ class TokenSpace:
         return cls(*kept.arrays)
 
 
-class TextTokens(NamedTuple):
-    """The tokens of a corpus: their space, and the codes of each document in order."""
-
-    space: TokenSpace
-    codes: list[np.ndarray]
-
-    @classmethod
-    def read(cls, encoder: Encoder, corpus: Corpus) -> TextTokens | None:
-        """Read all documents for their tokens; None where the encoder tells of none."""
-        space, found = TokenSpace.fit(encoder, corpus), dict[str, np.ndarray]()
-        if space is None:
-            return None
-        texts, codes = list(corpus.texts()), space.codes
-        encoder.encode(texts, on_tokens=lambda text, ids, states: found.update({text: codes(states)}))
-        return cls(space, [found[text] for text in texts])
-
-
 def _spread_out(corpus: Corpus, most: int) -> list[str]:
     """Return the texts of at most that many documents, from all over a corpus."""
     every = max(1, -(-len(corpus) // most))

@@ -6,38 +6,24 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import QueryTokens, TextTokens, TokenSpace
 from hce.errors import InputError, wrong_type
 from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
-from hce.search.fusion import (
-    TOKENS_FIRST,
-    Ranked,
-    candidate_count_for,
-    order_by_tokens,
-    search_both,
-)
-from hce.search.shares import Shares
-from hce.search.words import Words
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
 VALUES_SUFFIXES = (".tsv", ".jsonl")
-FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
-"""Shares of words that were best on average, for a hybrid search that is not calibrated: the rival to beat."""
 
 logger = logging.getLogger(__name__)
 
@@ -107,106 +93,6 @@ class InnerProductSearcher(DenseSearcher):
     def encode(self, queries: Sequence[str]) -> np.ndarray:
         """Encode queries, of shape (queries, n)."""
         return self.encoder.encode_unnormalised(queries, "query")
-
-
-@dataclass(frozen=True)
-class HybridSearcher:
-    """A dense searcher and the words of the same documents, fused as an index fuses them; tokens too, where given.
-
-    Attributes:
-        dense: what searches by meaning.
-        words: of the documents, numbered by their position.
-        shares: how much words and tokens count.
-        tokens: of the documents, in their order; needed where tokens count.
-    """
-
-    dense: DenseSearcher
-    words: Words
-    shares: Shares
-    tokens: TextTokens | None = None
-
-    @classmethod
-    def of(
-        cls, dense: DenseSearcher, corpus: Corpus, shares: Shares | None = None, tokens: TextTokens | None = None
-    ) -> HybridSearcher:
-        """Index the words of the documents that a dense searcher has the vectors of.
-
-        Args:
-            dense: what searches by meaning.
-            corpus: the documents.
-            shares: how much words and tokens count; by default `FIXED`, which is what can be had without calibration.
-            tokens: see `HybridSearcher`.
-        """
-        words = Words.new()
-        words.add(enumerate(corpus.texts()))
-        shares = shares or FIXED["table" if dense.encoder.is_table else "transformer"]
-        return cls(dense, words, shares, tokens if shares.tokens else None)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents of each query by words and meaning, best first."""
-        wanted = k if self.tokens is None else max(k, TOKENS_FIRST)
-        query_tokens, encode = dict[str, QueryTokens](), self.dense.encoder.encode
-        if self.tokens is not None:
-            encode = partial(encode, on_tokens=partial(_keep_tokens, self.tokens.space, query_tokens))
-        query_vectors = encode(queries, "query")
-        fused = fused_search(
-            *(queries, query_vectors, self.dense.vectors, self.words, candidate_count_for(wanted)),
-            words_share=self.shares.words,
-            k=wanted,
-        )
-        return [self._scored(each, query_tokens.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
-
-    def _scored(self, ranked: Ranked, query: QueryTokens | None) -> list[Scored]:
-        positions, scores = ranked.numbers, ranked.from_meaning + ranked.from_words
-        if self.tokens is not None and query is not None:
-            first = positions[:TOKENS_FIRST]
-            similarities = query.max_similarities([self.tokens.codes[position] for position in first])
-            order, added = order_by_tokens(first, scores[: len(first)], similarities, self.shares.tokens)
-            scores[: len(first)] = (scores[: len(first)] + added)[order]
-            scores *= 1 - self.shares.tokens  # as an index does, so that no score is above 1
-            positions = np.concatenate([first[order], positions[len(first) :]])
-        rows = zip(positions.tolist(), scores.tolist(), strict=True)
-        return [Scored(self.dense.ids[position], score) for position, score in rows]
-
-
-def fused_search(
-    queries: Sequence[str],
-    query_vectors: np.ndarray,
-    vectors: np.ndarray,
-    words: Words,
-    candidate_count: int,
-    *,
-    words_share: float,
-    k: int | None = None,
-) -> list[Ranked]:
-    """Search by words and, exactly, by meaning, and fuse what both find; see `hce.search.fusion.search_both`.
-
-    `query_vectors` are of shape (queries, n), `vectors`, the documents', of shape (N, n); `words` numbers documents by
-    their position.
-    """
-    found = nearest(query_vectors, vectors, candidate_count)
-    return [
-        search_both(
-            *(words, text),
-            numbers=positions,
-            cosines=cosines,
-            cosines_at=partial(_cosines, vectors, vector),
-            candidate_count=candidate_count,
-            words_share=words_share,
-            k=k,
-        )
-        for text, vector, positions, cosines in zip(queries, query_vectors, *found, strict=True)
-    ]
-
-
-def _keep_tokens(
-    space: TokenSpace, query_tokens: dict[str, QueryTokens], text: str, ids: np.ndarray, states: Tensor
-) -> None:
-    query_tokens[text] = space.query(ids, states)
-
-
-def _cosines(vectors: np.ndarray, query: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    return np.asarray(vectors[positions]) @ query
 
 
 @dataclass(frozen=True)

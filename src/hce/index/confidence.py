@@ -33,7 +33,7 @@ FARTHEST = 0.2  # the share of those best hits that are too far off; measured in
 
 
 @dataclass(frozen=True)
-class Calibration:
+class MatchThresholds:
     """Thresholds above which a hit is a good match, taken from the best hits of spans.
 
     Attributes:
@@ -47,7 +47,7 @@ class Calibration:
     coverage: float
 
     @classmethod
-    def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> Calibration:
+    def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> MatchThresholds:
         """Sum up how close the best hits of spans were, without the spans' own documents."""
         return cls(fingerprint, *np.quantile(np.array(found), FARTHEST, axis=0).tolist())
 
@@ -85,13 +85,13 @@ def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, 
     return HitCloseness(float((vectors @ vector).max()), shared / whole if whole else 0.0)
 
 
-def calibrate(
+def find_thresholds(
     reader: Reader,
     derived: Derived,
     encode: Callable[[list[str]], np.ndarray],
     fingerprint: str,
     words_share: float,
-) -> Calibration | None:
+) -> MatchThresholds | None:
     """Search for spans of documents; None where there are too few to judge by, or the moment has passed.
 
     Args:
@@ -105,7 +105,7 @@ def calibrate(
         measured = list(_measured_spans(reader, derived, encode, words_share))
     except MomentPassedError:
         return None
-    return Calibration.of(fingerprint, measured) if len(measured) >= LEAST else None
+    return MatchThresholds.of(fingerprint, measured) if len(measured) >= LEAST else None
 
 
 def _measured_spans(

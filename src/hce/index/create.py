@@ -126,12 +126,14 @@ def create_index(
     memory: int | None = None,
     tokens: bool = True,
     device: torch.device | None = None,
+    vectors: np.ndarray | None = None,
+    calibration: Calibration | None = None,
     progress: bool,
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
 
     Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
-    encoder that is named computes.
+    encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
 
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
@@ -157,8 +159,12 @@ def create_index(
     codes = None
     if tokens and engine not in ELSEWHERE:
         codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
-    with codes.filling() if codes else nullcontext() as on_tokens:
-        vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
+    if codes is not None or vectors is None:
+        with codes.filling() if codes else nullcontext() as on_tokens:
+            vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
+    elif len(long.corpus) > len(corpus):
+        passages = long.corpus.only(np.arange(len(corpus), len(long.corpus)))
+        vectors = np.concatenate([vectors, encode_corpus(start.encoder, passages)])
     wait_for_all()
     with released(vectors):
         wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
@@ -168,7 +174,7 @@ def create_index(
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = start.shares(corpus) or calibrate_unlabeled(
+        chosen = calibration or start.shares(corpus) or calibrate_unlabeled(
             *(corpus, start.encoder, vectors[: len(corpus)], language),
             space=codes.space if codes else None,
             known=codes.get if codes else None,

@@ -16,8 +16,8 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import wrong_type
-from hce.files import checked_fields
-from hce.index.confidence import Calibration, closeness
+from hce.files import ScratchFolder, checked_fields
+from hce.index.confidence import MatchThresholds, closeness
 from hce.index.elsewhere import replica_at
 from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import MANIFEST_FILE, IndexStatus
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
+    from hce.search.shares import Calibration
 
 
 class Index:
@@ -71,6 +72,7 @@ class Index:
 
     is_replica: ClassVar[bool] = False
     _last_reranker: Reranker | None = None
+    _scratch: ScratchFolder | None = None  # deleted along with this object
 
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
@@ -141,6 +143,45 @@ class Index:
         except BaseException:
             index.close()
             raise
+        return index
+
+    @classmethod
+    def temporary(
+        cls,
+        corpus: Corpus,
+        encoder: Encoder,
+        *,
+        vectors: np.ndarray | None = None,
+        calibration: Calibration | None = None,
+        language: str = "english",
+    ) -> Index:
+        """Make an index that is deleted with this object, to measure what an index of a corpus would find.
+
+        >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
+        >>> Index.temporary(corpus, Encoder.load("static")).search("hats", 1)[0].id
+        'b'
+
+        Args:
+            corpus: the documents.
+            encoder: encodes documents and queries.
+            vectors: of the documents, unit rows of shape (N, n), where they are computed already.
+            calibration: how much words and tokens count; by default it is chosen as in `create`.
+            language: whose endings are cut off words.
+        """
+        from hce.index.create import create_index
+
+        scratch = ScratchFolder("hce-index-")
+        create_index(
+            *(scratch.path / "index", corpus, encoder, None),
+            engine="codes",
+            language=language,
+            tokens=calibration is None or calibration.shares.tokens > 0,
+            vectors=vectors,
+            calibration=calibration,
+            progress=False,
+        )
+        index = cls(scratch.path / "index", encoder)
+        index._scratch = scratch
         return index
 
     @classmethod
@@ -404,7 +445,7 @@ class Index:
         noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
             return None
-        calibration = checked_fields(Calibration, noted)
+        calibration = checked_fields(MatchThresholds, noted)
         if calibration.fingerprint != self.state.manifest.fingerprint:
             return None
         vector = self.state.encode_query(query) if vector is None else vector

@@ -7,7 +7,7 @@ from functools import partial
 
 from hce.contained import delete_folder
 from hce.files import held_alone
-from hce.index.confidence import calibrate
+from hce.index.confidence import find_thresholds
 from hce.index.elsewhere import home_of
 from hce.index.manifest import SHOWN, IndexStatus, Manifest, delete_other_folders, size_on_disk
 from hce.index.numbered_tree import regrow_tree
@@ -53,7 +53,7 @@ def build_parts(state: IndexState) -> None:
         state.keep_up(writer)
         derived = state.derived
         derived.rebuild(writer, replace(state.manifest, engine=derived.engine_name))
-        _calibrate(state, writer)
+        _find_thresholds(state, writer)
 
 
 def rebuild(
@@ -95,7 +95,7 @@ def rebuild(
         manifest.write(path)  # by which others notice what has changed
         state.adopt(manifest)
         state.derived.rebuild(writer, manifest)
-        _calibrate(state, writer)
+        _find_thresholds(state, writer)
         writer.forget(manifest.documents)
         delete_other_folders(path, manifest)
     if before.engine_at is not None and before.engine_at != at:
@@ -145,13 +145,13 @@ def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, prog
         read_all_tokens(folder, state.for_documents.encoder(), writer, progress=progress)
 
 
-def _calibrate(state: IndexState, writer: Writer) -> None:
+def _find_thresholds(state: IndexState, writer: Writer) -> None:
     """Find the thresholds of a good match, and write them into the manifest."""
     known = Manifest.settled(state.path, writer)
     found = None
     if state.derived.mirror is None:
         encode = partial(state.for_queries.encode, side="query")
-        found = calibrate(writer, state.derived, encode, known.fingerprint, known.words_share)
+        found = find_thresholds(writer, state.derived, encode, known.fingerprint, known.words_share)
     calibration = None if found is None else asdict(found)
     if calibration != known.calibration:
         manifest = replace(known, calibration=calibration)

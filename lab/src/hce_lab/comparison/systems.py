@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from hce.errors import InputError
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, InnerProductSearcher
-from hce.search.shares import Calibration
-from hce.training.calibration import as_served
+from hce.evaluation.evaluate import DenseSearcher, InnerProductSearcher
+from hce.index.index import Index
+from hce.search.shares import FIXED, Calibration
 from hce.training.train import train
 from hce_lab.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce_lab.comparison.dsi import build_dsi, build_dsi_atomic
@@ -100,15 +100,15 @@ def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Calla
         built = build(task)
         if not isinstance(built.searcher, DenseSearcher):
             raise InputError("words can be added to a dense system only")
-        start = time.perf_counter()
+        start, dense = time.perf_counter(), built.searcher
+        calibration = Calibration(FIXED["table" if dense.encoder.is_table else "transformer"])
         if served:
             chosen = built.facts.get("calibration")
-            searcher = as_served(built.searcher, task.corpus, chosen and Calibration.read(chosen))
-        else:
-            searcher = HybridSearcher.of(built.searcher, task.corpus)
-        facts = {**built.facts, "shares": searcher.shares._asdict()}
+            calibration = chosen and Calibration.read(chosen)
+        index = Index.temporary(task.corpus, dense.encoder, vectors=dense.vectors, calibration=calibration)
+        facts = {**built.facts, "shares": index.state.manifest.shares["shares"]}
         seconds = built.indexing_seconds + time.perf_counter() - start
-        return built._replace(searcher=searcher, indexing_seconds=seconds, facts=facts)
+        return built._replace(searcher=index, indexing_seconds=seconds, facts=facts)
 
     return build_both
 
