@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.confidence import FARTHEST, LEAST, MatchThresholds, HitCloseness
+from hce.index.confidence import FARTHEST, LEAST, HitCloseness, MatchThresholds
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.state import CarriedEncoder

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.evaluation.evaluate import Report, Searcher
     from hce.evaluation.runs import Run, Scored
-    from hce.evaluation.significance import Corrected
+    from hce.evaluation.significance import Paired
     from hce.index.index import Index
     from hce.index.ranking import Hit, SearchMode
 
@@ -176,7 +176,7 @@ def evaluate(
     against_run = Path(against) if against and Path(against).is_file() else None
     find_split(dataset, split)  # before what takes seconds to import
 
-    from hce.evaluation.measures import parse_measure
+    from hce.evaluation.evaluate import parse_measure
 
     parsed = [parse_measure(name) for name in measures.split(",")]
     _check_outputs(run, per_query)
@@ -328,7 +328,7 @@ def _tell_what_counts_zero(systems: list[Measured]) -> None:
             tell(f"{system.name}: {len(without_hits):,} queries have no hits ({without_hits[0]!r} …) and count 0")
 
 
-def _paired(systems: list[Measured], seed: int) -> dict[str, Corrected]:
+def _paired(systems: list[Measured], seed: int) -> dict[str, Paired]:
     """Compare two systems by each measure; nothing where there is one system."""
     from hce.evaluation.significance import compare_several
 
@@ -349,7 +349,7 @@ def _write(system: Measured, run: Path | None, per_query: Path | None) -> None:
         tell(f"values of each query written to {per_query}")
 
 
-def _table(systems: list[Measured], paired: dict[str, Corrected]) -> Grid:
+def _table(systems: list[Measured], paired: dict[str, Paired]) -> Grid:
     names = [Path(system.name).name for system in systems]
     if len(set(names)) < len(names):
         names = [system.name for system in systems]
@@ -357,9 +357,9 @@ def _table(systems: list[Measured], paired: dict[str, Corrected]) -> Grid:
     for measure in systems[0].report.means:
         cells = [measure, *(f"{system.report.means[measure]:.4f}" for system in systems)]
         if paired:
-            each, p_holm = paired[measure]
+            each = paired[measure]
             cells += [f"{each.difference:+.4f}", f"{each.low:+.3f}…{each.high:+.3f}"]
-            cells += [f"{p_holm:.4f}", f"{each.better}/{each.worse}"]
+            cells += [f"{each.p_holm:.4f}", f"{each.better}/{each.worse}"]
         rows.append(cells)
     return grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
 
@@ -377,7 +377,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[s
     return grid
 
 
-def _as_json(judged: Judged, systems: list[Measured], paired: dict[str, Corrected]) -> dict[str, Any]:
+def _as_json(judged: Judged, systems: list[Measured], paired: dict[str, Paired]) -> dict[str, Any]:
     first = systems[0]
     answer: dict[str, Any] = {
         "queries": len(judged.qrels),
@@ -388,6 +388,6 @@ def _as_json(judged: Judged, systems: list[Measured], paired: dict[str, Correcte
         "without_hits": first.report.without_hits,
     }
     if paired:
-        compared = {name: each.as_dict() for name, each in paired.items()}
+        compared = {name: each._asdict() for name, each in paired.items()}
         answer["against"] = {"system": systems[1].name, "measures": systems[1].report.means, "paired": compared}
     return answer

@@ -1,14 +1,19 @@
-"""Evaluation: search for every judged query, and report how well the relevant documents were ranked."""
+"""Evaluation: search for every judged query, and measure how well the relevant documents were ranked.
+
+Measures are computed by ir_measures, which calls trec_eval's own code.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import ir_measures
 import numpy as np
 
 from hce.data.corpus import Corpus
@@ -16,7 +21,6 @@ from hce.data.judgments import Qrels, Query
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError, wrong_type
-from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
@@ -24,8 +28,33 @@ from hce.search.exact import nearest
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
 VALUES_SUFFIXES = (".tsv", ".jsonl")
+FAMILIES = {
+    "ndcg": "nDCG",
+    "r": "R",
+    "recall": "R",
+    "r_cap": "R_cap",
+    "recall_cap": "R_cap",
+    "capped_recall": "R_cap",
+    "rr": "RR",
+    "mrr": "RR",
+    "ap": "AP",
+    "map": "AP",
+    "success": "Success",
+    "hit": "Success",
+    "p": "P",
+    "precision": "P",
+}
+CAPPED = "R_cap"
+WITH_CUTOFF = ("R", CAPPED, "Success", "P")
+KNOWN = (
+    "nDCG@10, R@100 (recall@100), R_cap@100 (capped_recall@100), RR@10 (MRR@10), AP (MAP), Success@5 (hit@5), P@5; "
+    "with any cut-off, which nDCG, RR and AP can do without"
+)
 
 logger = logging.getLogger(__name__)
+
+
+# ----------------------------------------------------------------------------------------- searchers
 
 
 class HasScore(Protocol):
@@ -82,22 +111,12 @@ class DenseSearcher:
         return self.encoder.encode(queries, "query")
 
 
-class InnerProductSearcher(DenseSearcher):
-    """A `DenseSearcher` of vectors as long as the model makes them, for models scored by inner product."""
-
-    @classmethod
-    def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> InnerProductSearcher:
-        """Encode a corpus, to search it."""
-        return cls(encoder, corpus.ids, encoder.encode_unnormalised(list(corpus.texts())))
-
-    def encode(self, queries: Sequence[str]) -> np.ndarray:
-        """Encode queries, of shape (queries, n)."""
-        return self.encoder.encode_unnormalised(queries, "query")
+# ----------------------------------------------------------------------------------------- reports
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a searcher scored; measures go by the names they were asked for by.
+    """What a searcher scored, by the names of the measures as they were given.
 
     Attributes:
         means: each measure's mean over all judged queries; one without hits or without positives counts 0.
@@ -155,7 +174,7 @@ def evaluate(
         searcher: what is measured.
         queries: by id; those without a judgment are not asked.
         qrels: the judgments.
-        measures: names, see `hce.evaluation.measures.parse_measure`.
+        measures: names, see `parse_measure`.
         depth: how many hits to ask for; more where a measure's cut-off is deeper.
         drop_self: drop a hit whose id is the query's own, BEIR's rule for collections that contain their queries.
 
@@ -246,3 +265,73 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
             len(relevant),
             missing[0],
         )
+
+
+# ----------------------------------------------------------------------------------------- measures
+
+
+class Measure(NamedTuple):
+    """A family of measures, and how far down the ranking to look; None is all the way."""
+
+    family: str
+    cutoff: int | None
+
+    def __str__(self) -> str:
+        return self.family if self.cutoff is None else f"{self.family}@{self.cutoff}"
+
+
+def parse_measure(name: str) -> Measure:
+    """Read a measure's name, of any of the usual spellings, in capitals or not.
+
+    >>> [str(parse_measure(name)) for name in ("ndcg@10", "MRR@10", "hit@5", "recall@100", "map")]
+    ['nDCG@10', 'RR@10', 'Success@5', 'R@100', 'AP']
+
+    Raises:
+        InputError: there is no such measure; the message lists those that there are.
+    """
+    parts = re.fullmatch(r"([a-z_]+)(?:@([1-9][0-9]{0,8}))?", name.strip().lower())
+    family = FAMILIES.get(parts[1]) if parts else None
+    if parts is None or family is None:
+        raise InputError(f"unknown measure {name!r}; known are {KNOWN}")
+    if parts[2] is None and family in WITH_CUTOFF:
+        raise InputError(f"measure {name!r} needs a cut-off, such as {family}@10; known are {KNOWN}")
+    return Measure(family, int(parts[2]) if parts[2] else None)
+
+
+def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict[Measure, dict[str, float]]:
+    """Compute the value of each measure for each judged query, in the order of the judgments.
+
+    A query without hits or without relevant documents counts 0. A document without a judgment is not relevant.
+    """
+    values = {measure: dict.fromkeys(qrels, 0.0) for measure in measures}
+    through = {ir_measures.parse_measure(str(measure)): measure for measure in values if measure.family != CAPPED}
+    # Below 0 is not relevant either, and trec_eval's memory breaks where a query has no other grades.
+    judged = {
+        query_id: {document_id: max(grade, 0) for document_id, grade in grades.items()}
+        for query_id, grades in qrels.items()
+    }
+    # trec_eval breaks ties by document id; falling ranks in place of scores keep the ranking's own order.
+    ranks = {
+        query_id: {hit.id: float(len(hits) - rank) for rank, hit in enumerate(hits)}
+        for query_id, hits in run.items()
+        if query_id in qrels
+    }
+    for metric in ir_measures.iter_calc(list(through), judged, ranks) if through else ():
+        values[through[metric.measure]][metric.query_id] = float(metric.value)
+    for measure in values:
+        if measure.family == CAPPED and measure.cutoff:
+            for query_id in qrels:
+                ranked = [hit.id for hit in run.get(query_id, ())]
+                values[measure][query_id] = capped_recall(ranked, qrels[query_id], measure.cutoff)
+    return values
+
+
+def capped_recall(ranked: Sequence[str], grades: Mapping[str, int], cutoff: int) -> float:
+    """Divide the number of relevant documents among the first k by k or by all there are, whichever is less.
+
+    BEIR's recall_cap: 1 can be reached also where a query has more than k relevant documents, with which R@k cannot.
+    """
+    positives = {document_id for document_id, grade in grades.items() if grade > 0}
+    if not positives:
+        return 0.0
+    return len(positives.intersection(ranked[:cutoff])) / min(cutoff, len(positives))

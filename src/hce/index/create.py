@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -159,12 +159,9 @@ def create_index(
     codes = None
     if tokens and engine not in ELSEWHERE:
         codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
-    if codes is not None or vectors is None:
-        with codes.filling() if codes else nullcontext() as on_tokens:
-            vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
-    elif len(long.corpus) > len(corpus):
-        passages = long.corpus.only(np.arange(len(corpus), len(long.corpus)))
-        vectors = np.concatenate([vectors, encode_corpus(start.encoder, passages)])
+    with codes.filling() if codes else nullcontext() as on_tokens:
+        known = None if codes else vectors
+        vectors = _vectors(known, long.corpus, start.encoder, part, progress=progress, on_tokens=on_tokens)
     wait_for_all()
     with released(vectors):
         wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
@@ -174,11 +171,7 @@ def create_index(
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = calibration or start.shares(corpus) or calibrate_unlabeled(
-            *(corpus, start.encoder, vectors[: len(corpus)], language),
-            space=codes.space if codes else None,
-            known=codes.get if codes else None,
-        )
+        chosen = calibration or _chosen(start, corpus, vectors[: len(corpus)], language, codes)
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -245,6 +238,23 @@ def checked_share(words_share: float | None) -> None:
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
+
+
+def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: Path, **options: Any) -> np.ndarray:
+    """Encode a corpus, but the first documents whose vectors are known."""
+    if known is None:
+        return encode_corpus(encoder, corpus, place, **options)
+    further = corpus.only(np.arange(len(known), len(corpus)))
+    return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
+
+
+def _chosen(start: Start, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None) -> Calibration:
+    """Return what training chose for this corpus, or choose now how much words and tokens count."""
+    return start.shares(corpus) or calibrate_unlabeled(
+        *(corpus, start.encoder, vectors, language),
+        space=codes.space if codes else None,
+        known=codes.get if codes else None,
+    )
 
 
 def _tree(

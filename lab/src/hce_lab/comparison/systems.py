@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from hce.encoding.tables import Side
 from hce.errors import InputError
-from hce.evaluation.evaluate import DenseSearcher, InnerProductSearcher
+from hce.evaluation.evaluate import DenseSearcher
 from hce.index.index import Index
 from hce.search.shares import FIXED, Calibration
 from hce.training.train import train
@@ -38,8 +43,34 @@ from hce_lab.comparison.tsdae import build_tsdae
 def build_untrained(task: Task) -> Built:
     """Take the encoder as given, by cosines, or by inner products where its model says so (Contriever)."""
     encoder = task.load_encoder()
-    way = InnerProductSearcher if encoder.is_scored_by_inner_product else DenseSearcher
-    return searched_by_vectors(encoder, task.corpus, searcher=way)
+    if encoder.table is not None or len(encoder.parts) > 1 or encoder.model.similarity_fn_name != "dot":
+        return searched_by_vectors(encoder, task.corpus)
+    model = SentenceTransformer(task.encoder, device=str(encoder.device))
+    if isinstance(model[-1], Normalize):
+        return searched_by_vectors(encoder, task.corpus)
+    searcher = InnerProductSearcher(encoder, task.corpus.ids, np.empty((0, encoder.dim)), model)
+    start = time.perf_counter()
+    vectors = searcher.vectors_of(list(task.corpus.texts()), "document")
+    return Built(replace(searcher, vectors=vectors), 0.0, time.perf_counter() - start, vectors.nbytes)
+
+
+@dataclass(frozen=True)
+class InnerProductSearcher(DenseSearcher):
+    """A `DenseSearcher` of vectors as long as a model makes them.
+
+    Attributes:
+        model: without the Normalize that `encoder` has.
+    """
+
+    model: SentenceTransformer
+
+    def encode(self, queries: Sequence[str]) -> np.ndarray:
+        """Encode queries, of shape (queries, n)."""
+        return self.vectors_of(queries, "query")
+
+    def vectors_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Encode texts, of shape (texts, n)."""
+        return np.asarray(self.model.encode(list(texts), prompt=self.encoder.prompt(side), show_progress_bar=False))
 
 
 def build_untrained_by_cosines(task: Task) -> Built:
