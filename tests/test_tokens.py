@@ -20,7 +20,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import DIM, STEPS, QueryTokens, TokenSpace
+from hce.encoding.reranker import DIM, STEPS, QueryTokens, TokenSpace
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.ranking import Hit
@@ -283,7 +283,7 @@ def test_a_damaged_space_is_told_in_one_line_and_done_without(index, caplog):
         for _ in range(3):
             assert not any(hit.from_tokens for hit in opened.search("ships"))
     (record,) = caplog.records
-    assert "'hce rebuild --tokens' makes it anew; until then the index ranks without tokens" in record.getMessage()
+    assert "'hce rebuild --tokens' makes it again; until then the index ranks without tokens" in record.getMessage()
 
 
 def test_another_process_notices_what_a_rebuild_changed(index):

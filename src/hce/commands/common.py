@@ -23,7 +23,7 @@ from hce.hosts import is_alone
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.encoding.choice import Work
+    from hce.encoding.bundled import Work
 
 # What a terminal obeys instead of showing it: control characters, and marks that turn the direction of a line. Halves
 # of surrogate pairs, which stand for what is no Unicode in a file's name, no stream can write.
@@ -224,7 +224,7 @@ def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
 
     if name not in (AUTO, *BUNDLED):
         return name
-    from hce.encoding.choice import chosen_encoder
+    from hce.encoding.bundled import chosen_encoder
 
     if name == AUTO and not is_alone():
         raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")

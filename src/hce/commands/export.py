@@ -61,9 +61,10 @@ def _export_skills(source: Path, folder: Path, levels: int, as_json: bool) -> No
 
 
 def _export_plain(source: Path, folder: Path, first_alone: bool, as_json: bool) -> None:
-    from hce.encoding.plain import export_plain
+    from hce.encoding.encoder import Encoder
+    from hce.encoding.side_by_side import save_plain
 
-    kind = export_plain(source, folder, first_alone=first_alone)
+    kind = save_plain(Encoder.load(source, device="cpu"), folder, first_alone=first_alone)
     line = f"the model ({kind}) is in {folder}; SentenceTransformer({str(folder)!r}) loads it, without hce"
     answer(line, {"model": str(folder), "kind": kind}, as_json)
 

@@ -25,7 +25,7 @@ from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TokenSpace
+from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.elsewhere import home_of

@@ -25,7 +25,7 @@ from hce.contained import is_folder
 from hce.data.corpus import Corpus
 from hce.data.terms import warn_of_language
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TokenSpace
+from hce.encoding.reranker import TokenSpace
 from hce.errors import InputError, WriterBusyError
 from hce.files import held_alone
 from hce.index.create import Start, checked_share, start_from

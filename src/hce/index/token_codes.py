@@ -1,7 +1,7 @@
 """The tokens of an index's texts, by which the first hits of a hybrid search are put into a better order.
 
-See `hce.encoding.tokens`. A folder holds the space of the tokens and, by text, their codes. Codes come with the pass of
-the encoder that makes a vector. They are kept for speed alone: those that are missing, or damaged, are made when a
+See `hce.encoding.reranker`. A folder holds the space of the tokens and, by text, their codes. Codes come with the pass
+of the encoder that makes a vector. They are kept for speed alone: those that are missing, or damaged, are made when a
 search needs them, so nothing depends on what is there.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hce.encoding.encoder import Encoder, OnTokens
-    from hce.encoding.tokens import QueryTokens, TokenSpace
+    from hce.encoding.reranker import QueryTokens, TokenSpace
     from hce.index.state import CarriedEncoder
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class TokenCodes:
         Raises:
             FormatError: it is damaged.
         """
-        from hce.encoding.tokens import TokenSpace
+        from hce.encoding.reranker import TokenSpace
 
         return TokenSpace.load(self.folder / SPACE_FILE)
 
@@ -253,7 +253,7 @@ def encode_keeping_tokens(encoder: CarriedEncoder, codes: TokenCodes | None, tex
 
 def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress: bool) -> None:
     """Read all documents anew for their tokens, into a new folder, where the encoder tells of some."""
-    from hce.encoding.tokens import COUNTED, TokenSpace
+    from hce.encoding.reranker import COUNTED, TokenSpace
 
     numbers = reader.numbers()
     some = reader.documents(numbers[:: max(1, -(-len(numbers) // COUNTED))].tolist())

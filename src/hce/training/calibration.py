@@ -18,7 +18,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TokenSpace
+from hce.encoding.reranker import TokenSpace
 from hce.search.fusion import CANDIDATE_COUNT, TOKENS_FIRST, Ranked, by_shares, order_by_tokens, search_both
 from hce.search.shares import Calibration, Shares
 from hce.search.words import Words
