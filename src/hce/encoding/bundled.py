@@ -85,12 +85,7 @@ NDCG: dict[Work, dict[str, float]] = {
 
 
 def load_minilm() -> SentenceTransformer:
-    """Load all-MiniLM-L6-v2 from its package, after checking its files.
-
-    Raises:
-        MissingPackageError: the package is not installed.
-        FormatError: a file of it is not the published one.
-    """
+    """Load all-MiniLM-L6-v2 from its package, after checking its files."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
@@ -102,7 +97,7 @@ def load_minilm() -> SentenceTransformer:
 
 
 def verified_minilm_folder() -> Path:
-    """Find the published files inside the package, and return their folder."""
+    """Return the folder of the published files inside the package, or fail."""
     package = folder_of(MINILM_PACKAGE)
     if package is None:
         raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
@@ -118,11 +113,7 @@ def load_static() -> Table:
 
 
 def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
-    """Load the token table of any transformer's own tokenizer, distilled from it; the first call makes the table.
-
-    Args:
-        model: its first module is a transformer.
-        fingerprint: of the model, which names the cached table.
+    """Load the token table of a transformer with this fingerprint, distilled from it; the first call makes the table.
 
     Raises:
         InputError: no token table can be made of this model.
@@ -144,19 +135,15 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
 
 
 def _cached_table(name: str, make: Callable[[Path], None]) -> Table:
-    """Read a table of the cache, made first if it is not there.
-
-    Raises:
-        FormatError: it was damaged since.
-    """
+    """Read a table of the cache, which is made first if it is not there, or fail with FormatError."""
     folder = cached(name, "modules.json", make)
     try:
-        table = Table.read(folder)
-    except Exception as error:  # whatever a damaged file makes its reader raise
-        raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
-    if table is None:
-        raise FormatError(f"{folder}: damaged (no token table is there); delete it, it is made again")
-    return table
+        if table := Table.read(folder):
+            return table
+        error: Exception = FormatError("no token table is there")
+    except Exception as raised:  # whatever a damaged file makes its reader raise
+        error = raised
+    raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
 
 
 def _save_table(table: StaticEmbedding, folder: Path) -> None:
@@ -254,11 +241,7 @@ def folder_of(package: str) -> Path | None:
 
 
 def verify(path: Path, published: str, what: str, to_install: str) -> None:
-    """Fail if a file does not have this sha256.
-
-    Raises:
-        FormatError: it does not, or it is missing.
-    """
+    """Fail with FormatError if a file is missing or does not have this sha256."""
     found = file_sha256(path) if path.is_file() else "missing"
     if found != published:
         raise FormatError(
@@ -271,11 +254,7 @@ def verify(path: Path, published: str, what: str, to_install: str) -> None:
 
 
 def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "encoder") -> None:
-    """Fail if a name is nearly a known one, and no path, file name or model of this machine.
-
-    Raises:
-        InputError: it is, with the known name.
-    """
+    """Fail with InputError if a name is nearly a known one, and no path, file name or model of this machine."""
     if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
         return
     meant = _meant(spec, known)
@@ -284,11 +263,7 @@ def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "enco
 
 
 def refuse_mistyped_reranker(spec: str) -> None:
-    """Fail if a name is an encoder's, or nearly a known cross-encoder's.
-
-    Raises:
-        InputError: it is.
-    """
+    """Fail with InputError if a name is an encoder's, or nearly a known cross-encoder's."""
     if spec in BUNDLED and not Path(spec).exists():
         raise InputError(f"{spec!r} is an encoder, and no cross-encoder; give one such as {RERANKERS[0]}")
     refuse_mistyped(spec, RERANKERS, "cross-encoder")
@@ -303,12 +278,6 @@ def _meant(spec: str, known: Sequence[str]) -> str | None:
 
 def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
     """Ask the hub once for a model, and return whether to use the downloaded copy without asking again.
-
-    Args:
-        spec: a hub id.
-        what: the kind of model, for messages.
-        advice: what to give instead.
-        known: names, one of which may be meant.
 
     Raises:
         InputError: the hub has no such model, or does not answer and there is no downloaded copy.
@@ -343,12 +312,7 @@ def _is_downloaded(spec: str) -> bool:
 
 
 def _is_on_the_hub(name: str) -> bool:
-    """Ask whether the hub has a model.
-
-    Raises:
-        OSError: the hub does not answer.
-        HFValidationError: the name cannot be a model's.
-    """
+    """Ask whether the hub has a model; raise OSError if it does not answer."""
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError

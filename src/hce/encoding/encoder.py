@@ -96,7 +96,7 @@ class Encoder:
     ) -> None:
         """Make an encoder of a table, of a model, or of parts; by default it computes as `load` says."""
         self.name = name
-        self._how = {"device": device, "dtype": dtype}
+        self._how: dict[str, Any] = {"device": device, "dtype": dtype}
         self._table = model if isinstance(model, Table) else None
         self._parts = tuple(model) if isinstance(model, list | tuple) and self._table is None else ()
         self.shares = tuple(map(float, shares))

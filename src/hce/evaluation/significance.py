@@ -69,9 +69,9 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0, *, draws: int = DRAWS) -
     differences = np.array([a[query_id] - b[query_id] for query_id in sorted(a)])
     differences[np.abs(differences) < ROUNDING] = 0.0  # the mean of three equal numbers need not be that number
     p = randomisation_test(differences, seed, draws)
-    interval = bootstrap_interval(differences, seed, draws)
-    counts = (int(each.sum()) for each in (differences > 0, differences < 0, differences == 0))
-    return Paired(float(differences.mean()), p, *interval, *counts, p_holm=p)
+    low, high = bootstrap_interval(differences, seed, draws)
+    better, worse, equal = (int(each.sum()) for each in (differences > 0, differences < 0, differences == 0))
+    return Paired(float(differences.mean()), p, low, high, better, worse, equal, p_holm=p)
 
 
 def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -> dict[Key, Paired]:

@@ -53,8 +53,10 @@ def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
     first = encoder.parts[0]
     if first.is_table:
         return Shares(words=0.5, tokens=0.0, companions=0.2 if companions else 0.0)
-    tokens = 0.4 if first.averages_states else 0.1
-    return Shares(words=0.35, tokens=tokens if first.has_states else 0.0, companions=0.3 if companions else 0.0)
+    tokens = 0.0
+    if first.has_states:
+        tokens = 0.4 if any("mean" in str(getattr(module, "pooling_mode", "")) for module in first.model) else 0.1
+    return Shares(words=0.35, tokens=tokens, companions=0.3 if companions else 0.0)
 
 
 def calibrate(

@@ -132,12 +132,14 @@ def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Calla
         if not isinstance(built.searcher, DenseSearcher):
             raise InputError("words can be added to a dense system only")
         start, dense = time.perf_counter(), built.searcher
-        calibration = Calibration(FIXED["table" if dense.encoder.is_table else "transformer"])
         if served:
             chosen = built.facts.get("calibration")
-            calibration = chosen and Calibration.read(chosen)
+            calibration = Calibration.read(chosen) if chosen else None
+        else:
+            calibration = Calibration(FIXED["table" if dense.encoder.is_table else "transformer"])
         index = Index.temporary(task.corpus, dense.encoder, vectors=dense.vectors, calibration=calibration)
-        facts = {**built.facts, "shares": index.state.manifest.shares["shares"]}
+        manifest = index.state.manifest
+        facts = {**built.facts, "shares": {"words": manifest.words_share, "tokens": manifest.tokens_share}}
         seconds = built.indexing_seconds + time.perf_counter() - start
         return built._replace(searcher=index, indexing_seconds=seconds, facts=facts)
 
