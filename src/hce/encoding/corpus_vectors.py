@@ -35,7 +35,7 @@ from hce.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 1
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 16_384
 # By a transformer: half a minute on a CPU, which a kill loses. Texts are sorted by length among these, so fewer would
@@ -241,12 +241,13 @@ class VectorFile:
 
     def _sound_blocks(self, state: dict[str, Any]) -> list[Block]:
         """Read the blocks of a manifest until one is not as it was written."""
+        known = state.get("blocks", [])
         try:
-            sound = self._read_through([Block(*map(int, each)) for each in state.get("blocks", [])])
+            sound = self._read_through([Block(*map(int, each)) for each in known])
         except (OSError, TypeError, ValueError):
             sound = []
-        done = sound[-1].stop if sound else 0
-        if state.get("done", 0) != done and is_first_process():
+        if len(sound) != len(known) and is_first_process():
+            done = sound[-1].stop if sound else 0
             logger.warning("%s: vectors after row %s were damaged, and are encoded again", self.folder, f"{done:,}")
         return sound
 
