@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.confidence import FARTHEST, LEAST, HitCloseness, MatchThresholds
 from hce.index.index import Index
 from hce.index.manifest import Manifest
-from hce.index.state import CarriedEncoder
+from hce.index.ranking import FARTHEST, LEAST, HitCloseness, MatchThresholds
+from hce.index.state import IndexEncoder
 from hce.search.words import Words
 from hce.web.app import create_app
 from hce.web.client import Client
@@ -105,14 +105,14 @@ def test_cosines_of_another_encoder_say_nothing(tmp_path, planted_corpus, static
 def test_the_query_of_a_search_is_not_encoded_again_unless_the_encoder_is_another(
     tmp_path, planted_corpus, static_encoder, monkeypatch
 ):
-    asked, encode = [], CarriedEncoder.encode
+    asked, encode = [], IndexEncoder.encode
 
     def counting(self, texts, side, *options):
         asked.extend(texts if side == "query" else ())
         return encode(self, texts, side, *options)
 
     with Index.create(tmp_path / "index", planted_corpus, static_encoder) as index:
-        monkeypatch.setattr(CarriedEncoder, "encode", counting)
+        monkeypatch.setattr(IndexEncoder, "encode", counting)
         hits = index.search(FOREIGN[0])
         assert index.good_match(FOREIGN[0], hits) is False
         assert asked == [FOREIGN[0]]

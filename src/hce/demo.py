@@ -48,6 +48,10 @@ NEWCOMER = Document(
     title="teleport(thing, place)",
 )
 QUESTION = "move an object to another place at once"
+PRODUCT = "hce-hybrid"  # what `hce train` and `hce index` give; names of systems are those of `hce compare`
+LEGEND = """untrained and hce search by vectors alone, the others by words too.
+hybrid: BM25 and the untrained encoder. served: `hce index` without training.
+no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
 SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; below that there is nothing to find, or nothing to find it by
 
@@ -95,7 +99,8 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
     chances = _chances(reports)
     out.print(_table(reports, chances))
-    out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomization test, Holm's correction)")
+    out.print(f"p: could the difference to {PRODUCT} be chance? (paired randomization test, Holm's correction)")
+    out.print(LEGEND)
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
@@ -123,44 +128,42 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
     by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
-        "BM25": WordSearcher.of(corpus),
+        "bm25": WordSearcher.of(corpus),
         "untrained": by_untrained,
-        "untrained and words": _untrained_and_words(corpus, untrained, by_untrained.vectors),
+        "hybrid": _untrained_and_words(corpus, untrained, by_untrained.vectors),
     }
-    if untrained.table is None:
-        searchers["untrained, words and tokens"] = Index.temporary(corpus, untrained)
-    else:
-        searchers["fitted and words"] = Index.temporary(corpus, untrained.fitted_to(corpus))
+    served = untrained if untrained.table is None else untrained.fitted_to(corpus)
+    searchers["served"] = Index.temporary(corpus, served)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["trained without the tree"] = Index.temporary(corpus, plain.encoder, calibration=plain.calibration)
+    searchers["no-tree-hybrid"] = Index.temporary(corpus, plain.encoder, calibration=plain.calibration)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
-    served = Index.temporary(corpus, result.encoder, calibration=result.calibration)
-    by_trained = DenseSearcher(result.encoder, corpus.ids, served.vectors()[1])
-    return {**searchers, "hce, meaning alone": by_trained, "hce": served}
+    product = Index.temporary(corpus, result.encoder, calibration=result.calibration)
+    by_trained = DenseSearcher(result.encoder, corpus.ids, product.vectors()[1])
+    return {**searchers, "hce": by_trained, PRODUCT: product}
 
 
 def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray | None = None) -> Index:
-    """Search by words and an encoder, which count what they usually do."""
+    """Search by words and an encoder, with their usual shares."""
     usual = FIXED["table" if encoder.is_table else "transformer"]
     return Index.temporary(corpus, encoder, vectors=vectors, calibration=Calibration(usual))
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Return for each rival the p of its difference to hce, corrected for the number of rivals."""
+    """Return the p of each rival's difference to the product, corrected for the number of rivals."""
     scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
-    compared = compare_several({name: (scores["hce"], each) for name, each in scores.items() if name != "hce"})
+    compared = compare_several({name: (scores[PRODUCT], each) for name, each in scores.items() if name != PRODUCT})
     return {name: each.p_holm for name, each in compared.items()}
 
 
 def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table:
-    """Show the means, and for each rival whether the difference to hce could be chance."""
+    """Show the means, and for each rival whether the difference to the product could be chance."""
     table = Table("", *MEASURES, "p", box=None)
     for name, report in reports.items():
         means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
-        chance = "" if name == "hce" else f"{chances[name]:.4f}"
-        table.add_row(name, *means, chance, style="bold" if name == "hce" else None)
+        chance = "" if name == PRODUCT else f"{chances[name]:.4f}"
+        table.add_row(name, *means, chance, style="bold" if name == PRODUCT else None)
     return table
 
 
@@ -177,7 +180,7 @@ def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
-        table = Table("untrained and words", "hce", box=None, padding=(0, 3, 0, 2))
+        table = Table("hybrid", PRODUCT, box=None, padding=(0, 3, 0, 2))
         for before, after in zip(untrained.search([question], 3)[0], index.search(question, 3), strict=True):
             table.add_row(before.id, after.id)
         out.print(f"\n{question}", style="bold")
