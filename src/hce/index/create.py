@@ -268,7 +268,9 @@ def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: 
     return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
 
 
-def _chosen(start: Start, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None) -> Calibration:
+def _chosen(
+    start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None
+) -> Calibration:
     """Return what training chose for this corpus, or choose now how much words and tokens count."""
     return start.shares(corpus) or calibrate_unlabeled(
         *(corpus, start.encoder, vectors, language),
