@@ -361,6 +361,7 @@ def test_a_temporary_index_ranks_as_one_that_stays(index, encoder, handed_over):
         hits = index.search(text, 8)
         assert ids_of(hits) == [each.id for each in row]
         assert [each.score for each in hits] == pytest.approx([each.score for each in row], abs=1e-4)
+        assert any(each.matched for each in hits) and not any(each.matched for each in row)
 
 
 def test_passages_of_added_documents_have_tokens(index, monkeypatch):

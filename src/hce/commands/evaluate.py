@@ -279,6 +279,7 @@ def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] 
 
     corpus = cast("Corpus", task.corpus)  # it was read, as there is a model
     if isinstance(source, Index):
+        source.with_matched = False
         _check_index(source, corpus)
         return InMode(source, task.mode or "hybrid", rerank)
     if source.name == "static":

@@ -67,10 +67,12 @@ class Index:
     Attributes:
         path: the folder.
         state: what this process has open of the index, for hce's own modules.
+        with_matched: whether searches fill in `Hit.matched`; without, a search for 100 hits takes a third of the time.
         is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
 
     is_replica: ClassVar[bool] = False
+    with_matched: bool = True
     _last_reranker: Reranker | None = None
     _scratch: ScratchFolder | None = None  # deleted along with this object
 
@@ -181,7 +183,7 @@ class Index:
             progress=False,
         )
         index = cls(scratch.path / "index", encoder)
-        index._scratch = scratch
+        index._scratch, index.with_matched = scratch, False
         return index
 
     @classmethod
@@ -377,7 +379,9 @@ class Index:
             fingerprint = self.state.present_encoder().fingerprint
             vectors = None if mode == "words" else self.state.encode_queries(texts)
             try:
-                hits = self.state.search(texts, vectors, wanted, filter, mode, fingerprint, unique=unique)
+                hits = self.state.search(
+                    texts, vectors, wanted, filter, mode, fingerprint, unique=unique, matched=self.with_matched
+                )
             except ReindexedError:
                 continue
             if reranker is not None:
