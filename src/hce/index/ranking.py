@@ -54,7 +54,7 @@ class Hit(NamedTuple):
         number: the number of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
-        from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
+        from_tokens: the part of the score that single tokens gave, see `hce.encoding.reranker`.
         matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
             that stand in every English text ("the", "from") are left out, unless the query has no others.
         passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None if
