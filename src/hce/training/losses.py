@@ -283,7 +283,7 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def _cheaper_route(batch_size: int, nodes: int, dim: int, width: int) -> Route:
-    """Return whether scoring all nodes is cheaper than gathering siblings.
+    """Choose the cheaper route: score all nodes, or gather the siblings.
 
     It goes by time, unless the gathered siblings (B, width, n) would be both huge and larger than the scores (B, K).
     """
