@@ -168,7 +168,7 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
         raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
     pool = with_random_others(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
     labelled = DevQueries(LABELLED, texts, [np.searchsorted(pool, right) for right in answers])
-    return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, pool, (labelled,))
+    return DevSet(f"NDCG@10 on {len(texts)} held-out labeled queries", corpus, pool, (labelled,))
 
 
 def pseudo_devset(
@@ -191,7 +191,7 @@ def pseudo_devset(
     if not len(measured):
         raise InputError(
             f"{corpus.name}: each document held out to measure by has the text of another one; "
-            "remove doubles, or give labelled dev queries"
+            "remove doubles, or give labeled dev queries"
         )
     pool = with_random_others(len(corpus), measured, pool_size, seed)
     rng = np.random.default_rng([seed, 1])
@@ -211,7 +211,7 @@ def pseudo_devset(
             texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
             panel.append(DevQueries(kind, texts, [answer for answer, _ in made], variants))
     if not panel:
-        raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
+        raise InputError("the documents are too short to make held-out queries of; give labeled dev queries")
     names = ", ".join(each.kind for each in panel)
     which = "held-out documents" if are_held_out else "documents that are not held out"
     metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} {which} ({names})"
