@@ -202,9 +202,7 @@ SYSTEMS: dict[str, System] = {
     "no-tree+qg": System("no-tree with generated queries", trained(ours=True, generated=True, tree=False), "generated"),
     "no-cotrain": System("hce, no co-training: the first tree is kept", trained(ours=True, cotrain=False), ours=True),
     "hce-u": System("hce, unsupervised: no labels", trained(ours=True, labels=False, mode="unsupervised"), ours=True),
-    "hce-s": System(
-        "hce, supervised: labeled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True
-    ),
+    "hce-s": System("hce, supervised: labeled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True),
     "hce": System("what `hce train` does: joint where there are labels, else unsupervised", HCE, ours=True),
     "hce-eq5": System(
         "hce with the paper's level losses (Eq. 5): joint where there are labels, else unsupervised",
