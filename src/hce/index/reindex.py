@@ -38,8 +38,8 @@ from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folde
 from hce.index.writing import Cutter, Encode, read_passages, shared_vectors
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE
-from hce.search.shares import Shares
-from hce.training.calibration import usual_shares
+from hce.search.shares import Calibration
+from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, keep_facts, trained_tree
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,10 @@ def reindex(
     """
     checked_share(words_share)
     with _alone(store):
-        other = _begin(store, encoder, words_share)
-        return None if other is None else _finish(store, other, progress)
+        other = _begin(store, encoder)
+        if other is not None and words_share is not None:
+            other = replace(other, words_share=words_share, shares=None)
+        return None if other is None else _finish(store, other, progress, calibrates=words_share is None)
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
@@ -75,7 +77,7 @@ def undo(store: Store, *, progress: bool = False) -> Manifest:
             raise InputError(
                 f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
             )
-        return _finish(store, other, progress)
+        return _finish(store, other, progress, calibrates=False)
 
 
 def _alone(store: Store) -> AbstractContextManager[None]:
@@ -86,7 +88,7 @@ def _alone(store: Store) -> AbstractContextManager[None]:
 # ------------------------------------------------------------------------------------------------- the beginning
 
 
-def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
+def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
     """Return what is to be put in force: what was begun earlier, or what is begun now; None where it is in force."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
@@ -105,12 +107,10 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
         return other
     warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, manifest.language)
     suffix = _make_room(store)
-    chosen = start.shares(corpus)
-    usual = usual_shares(start.encoder) if chosen is None else chosen.shares
-    share = usual.words if words_share is None else words_share
+    chosen = start.shares(corpus) or Calibration(usual_shares(start.encoder))
     numbers = [number for number, _ in entries]
     space = TokenSpace.fit(start.encoder, corpus)
-    return _write_encoder(store, suffix, start, str(encoder), usual._replace(words=share), numbers, corpus, space)
+    return _write_encoder(store, suffix, start, str(encoder), chosen, numbers, corpus, space)
 
 
 def _make_room(store: Store) -> str:
@@ -132,7 +132,7 @@ def _write_encoder(
     suffix: str,
     start: Start,
     spec: str,
-    shares: Shares,
+    chosen: Calibration,
     numbers: list[int],
     corpus: Corpus,
     space: TokenSpace | None,
@@ -161,8 +161,9 @@ def _write_encoder(
             base_encoder=None if start.facts is None else start.facts.base_encoder,
             fitted_documents=start.fitted_documents,
             window=start.encoder.window,
-            words_share=shares.words,
-            tokens_share=shares.tokens,
+            words_share=chosen.shares.words,
+            tokens_share=chosen.shares.tokens,
+            shares=chosen.as_dict() if chosen.kind else None,
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=max(numbers),
         )
@@ -173,7 +174,7 @@ def _write_encoder(
 # ------------------------------------------------------------------------------------------------- the rest
 
 
-def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
+def _finish(store: Store, other: StandbyEncoder, progress: bool, *, calibrates: bool) -> Manifest:
     """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
     index_folder = store.path.parent
     carried = CarriedEncoder(index_folder, other)
@@ -181,6 +182,8 @@ def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
     codes = TokenCodes.find(token_folder(index_folder, other.suffix))
     catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
     catch_up.all(progress)
+    if calibrates and other.shares is None:
+        other = _with_shares(store, other, carried.encoder(), codes)
     other = _with_tree(store, other)
     _save_snapshots(store, other, catch_up)
     for left in reversed(range(ROUNDS)):
@@ -233,6 +236,22 @@ class _CatchUp:
         vectors = shared_vectors([each.full_text for each in documents], {}, self._encode)
         passages = read_passages(documents, self._encode, self._cutter)
         return _Encoded([entry.number for entry in entries], vectors, passages)
+
+
+def _with_shares(store: Store, other: StandbyEncoder, encoder: Encoder, codes: TokenCodes | None) -> StandbyEncoder:
+    """Calibrate how much words and tokens count with the new vectors, as `hce index` does."""
+    with store.reading_beside(other.dim) as reader:
+        entries = list(reader.entries())
+    chosen = calibrate_unlabeled(
+        Corpus.from_documents(entry.document for entry in entries),
+        encoder,
+        np.stack([entry.vector for entry in entries]),
+        Manifest.read(store.path.parent).language,
+        space=codes.space if codes else None,
+        known=codes.get if codes else None,
+    )
+    shares = chosen.shares
+    return replace(other, words_share=shares.words, tokens_share=shares.tokens, shares=chosen.as_dict())
 
 
 def _with_tree(store: Store, other: StandbyEncoder) -> StandbyEncoder:

@@ -106,10 +106,12 @@ def _refit_table(state: IndexState, progress: bool) -> None:
     """Fit the table that encodes to all documents again, unless a reindexing to another encoder was begun."""
     from hce.index.reindex import reindex  # which needs torch
 
-    other = Manifest.read(state.path).other()
+    known = Manifest.read(state.path)
+    other = known.other()
     if other is not None and other.spec not in ("", "static"):
         return
-    manifest = reindex(state.store, "static", None, progress=progress)
+    given = known.words_share if known.shares is None else None
+    manifest = reindex(state.store, "static", given, progress=progress)
     if manifest is not None:
         state.adopt(manifest)
 
