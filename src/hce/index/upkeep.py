@@ -39,6 +39,7 @@ def status_of(state: IndexState) -> IndexStatus:
         recall=facts.get("recall"),
         rescored=facts.get("rescored"),
         search=manifest.search,
+        curves=manifest.curves,
         **{name: getattr(manifest, name) for name in SHOWN},
     )
 
