@@ -28,6 +28,7 @@ from hce.search.shares import Calibration
 from hce.training.calibration import calibrate, usual_shares
 from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
+from hce.training.query_mean import QueryMean
 from hce.training.questions import (
     EncodedQuestions,
     PoolTokens,
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 # Of the mean of a log, how much queries lose, and how many queries count as much as knowing nothing.
 LOG_SHARE, LOG_PRIOR = 0.75, 10
-MOST_LOGGED = 10_000
 LEAST_TO_CENTER = 100  # questions that a mean is taken of
 
 
@@ -54,7 +54,7 @@ def with_companions(
     tables: list[Encoder],
     run_folder: Path | None,
     *,
-    log: Sequence[str] = (),
+    log: Sequence[str] | QueryMean = (),
     progress: bool,
 ) -> Fit:
     """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
@@ -65,7 +65,7 @@ def with_companions(
         learned: what came of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
-        log: queries that people asked.
+        log: queries that people asked, or their mean by this encoder.
         progress: show a bar.
     """
     was_trained = encoder is learned.result.encoder
@@ -79,8 +79,8 @@ def with_companions(
     centers = _centers(parts, vectors, encoder)
     calibration = _calibration(corpus, encoder, learned.result.recipe, questions, parts, centers, tokens)
     share = calibration.shares.companions
-    if len(log) and not encoder.is_table:
-        centers = log_centers(log, encoder, vectors)
+    if log and not encoder.is_table:
+        centers = log_centers(log if isinstance(log, QueryMean) else QueryMean.of(log, encoder), vectors)
     elif not share:
         centers = None
     accompanied = accompany(encoder, companions, share, centers)
@@ -232,15 +232,14 @@ def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: En
     return np.stack([parts[0].queries.mean(axis=0, dtype=np.float64), vectors.mean(axis=0, dtype=np.float64)])
 
 
-def log_centers(log: Sequence[str], encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+def log_centers(log: QueryMean, vectors: np.ndarray) -> np.ndarray:
     """Return what to subtract from queries and from documents, of shape (2, n), given queries that people asked.
 
     Documents lose their mean. Queries lose three quarters of the log's mean, and less the shorter the log is: the mean
     of a few queries is about those.
     """
-    some = [log[row] for row in range(0, len(log), max(1, len(log) // MOST_LOGGED))]
-    mean = encoder.encode(some, "query").mean(axis=0, dtype=np.float64)
-    return np.stack([LOG_SHARE * len(some) / (len(some) + LOG_PRIOR) * mean, vectors.mean(axis=0, dtype=np.float64)])
+    share = LOG_SHARE * log.count / (log.count + LOG_PRIOR)
+    return np.stack([share * np.array(log.mean), vectors.mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
