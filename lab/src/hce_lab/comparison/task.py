@@ -169,11 +169,10 @@ def searched_by_vectors(
     corpus: Corpus,
     training_seconds: float = 0.0,
     facts: Mapping[str, Any] | None = None,
-    searcher: type[DenseSearcher] = DenseSearcher,
 ) -> Built:
     """Build a system that is nothing but an encoder: its documents' vectors, searched exactly."""
     start = time.perf_counter()
-    found = searcher.of(encoder, corpus)
+    found = DenseSearcher.of(encoder, corpus)
     return Built(found, training_seconds, time.perf_counter() - start, found.vectors.nbytes, facts or {})
 
 
