@@ -32,6 +32,11 @@ def index(concept_corpus, bert_folder, tmp_path):
         yield made
 
 
+@pytest.fixture(autouse=True)
+def few_are_enough(monkeypatch):
+    monkeypatch.setattr("hce.web.asked.LEAST_AT_ONCE", 1)
+
+
 @pytest.fixture
 def expected(bert_folder):
     return Encoder.load(bert_folder).encode(ASKED, "query").mean(axis=0)
@@ -60,6 +65,18 @@ def test_a_killed_server_loses_only_what_came_since_the_last_write(index, monkey
     for text in ASKED:
         asked.encode([text])
     assert QueryMean.find(index.path).count == 2  # and nothing else was done when the server was killed
+
+
+def test_the_mean_of_few_queries_is_not_written(index, monkeypatch):
+    """It would show what single ones asked. They are written with later ones."""
+    monkeypatch.setattr("hce.web.asked.LEAST_AT_ONCE", 4)
+    asked = AskedQueries(index.state)
+    asked.encode(ASKED)
+    asked.flush()
+    assert QueryMean.find(index.path) is None
+    asked.encode(ASKED)
+    asked.flush()
+    assert QueryMean.find(index.path).count == 2 * len(ASKED)
 
 
 def test_a_disk_that_fails_fails_no_search(index, monkeypatch, caplog):

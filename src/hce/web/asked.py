@@ -17,7 +17,8 @@ from hce.training.query_mean import QueryMean, rows_of_first_part
 logger = logging.getLogger(__name__)
 
 MOST_LOST = 100  # queries that a kill may lose
-SECONDS = 10.0  # within which a query is written, if others follow
+LEAST_AT_ONCE = 10  # queries to write; the mean of fewer would show what single ones asked
+SECONDS = 10.0  # between two writes, if so many came
 
 
 class AskedQueries:
@@ -52,23 +53,25 @@ class AskedQueries:
         return vectors
 
     def flush(self) -> None:
-        """Add the queries since the last time to the mean on disk."""
+        """Add the queries since the last time to the mean on disk, unless they are few."""
         with self._lock:
             self._flush()
 
     def _add(self, vectors: np.ndarray, encoder: Encoder) -> None:
         if encoder is not self._encoder:  # after a reindexing
             self._flush()
-            self._encoder, self._fingerprint = encoder, encoder.parts[0].fingerprint
+            self._encoder, self._fingerprint, self._rows = encoder, encoder.parts[0].fingerprint, []
+        if encoder.is_table:
+            return
         self._rows += list(rows_of_first_part(vectors, encoder))
         if len(self._rows) >= MOST_LOST or time.monotonic() > self._written + SECONDS:
             self._flush()
 
     def _flush(self) -> None:
         """Write what there is; a disk that fails loses these queries, and no search."""
-        rows, self._rows, self._written = self._rows, [], time.monotonic()
-        if not rows or self._encoder.is_table:
+        if len(self._rows) < LEAST_AT_ONCE:
             return
+        rows, self._rows, self._written = self._rows, [], time.monotonic()
         ours, folder = QueryMean.of_rows(np.stack(rows), self._fingerprint), self._state.path
         try:
             kept = QueryMean.find(folder)
