@@ -154,7 +154,7 @@ def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table
 
 
 def _with_summaries(dataset: Dataset) -> Corpus:
-    """Return the docstrings whole and under their names, as people search them; nothing is trained on these."""
+    """Return the full docstrings under their names, as people search them; nothing is trained on these."""
     summaries = {document: dataset.queries[query].text for query, found in dataset.qrels.items() for document in found}
     documents = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
     return Corpus.from_documents(documents, name=dataset.corpus.name)
@@ -162,7 +162,7 @@ def _with_summaries(dataset: Dataset) -> Corpus:
 
 def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     """Show the top of the tree, and what a few questions find before and after training."""
-    out.print("\nThe index has the docstrings whole. Their tree, as the trained encoder sees it:\n")
+    out.print("\nThe index has the full docstrings. Their tree, as the trained encoder sees it:\n")
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:

@@ -267,7 +267,7 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus; an index is searched as it is."""
+    """Make a model search the corpus; an index is searched unchanged."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
