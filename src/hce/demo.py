@@ -17,6 +17,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,12 +26,12 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Report, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, Report, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
+from hce.search.shares import FIXED, Calibration
 from hce.search.words import Words
-from hce.training.calibration import as_served
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -95,7 +96,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
-        _look_around(out, index, HybridSearcher.of(DenseSearcher.of(Encoder.load(encoder_spec), corpus), corpus))
+        _look_around(out, index, _untrained_and_words(corpus, Encoder.load(encoder_spec)))
         _come_and_go(out, index)
     seconds = time.perf_counter() - start
     out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
@@ -121,19 +122,24 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     searchers: dict[str, Searcher] = {
         "bm25": WordSearcher.of(corpus),
         "untrained": by_untrained,
-        "hybrid": HybridSearcher.of(by_untrained, corpus),
+        "hybrid": _untrained_and_words(corpus, untrained, by_untrained.vectors),
     }
-    if untrained.table is None:
-        searchers["served"] = as_served(by_untrained, corpus)
-    else:
-        searchers["served"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
+    served = untrained if untrained.table is None else untrained.fitted_to(corpus)
+    searchers["served"] = Index.temporary(corpus, served)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["no-tree-hybrid"] = as_served(DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration)
+    searchers["no-tree-hybrid"] = Index.temporary(corpus, plain.encoder, calibration=plain.calibration)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
-    by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce": by_trained, PRODUCT: as_served(by_trained, corpus, result.calibration)}
+    product = Index.temporary(corpus, result.encoder, calibration=result.calibration)
+    by_trained = DenseSearcher(result.encoder, corpus.ids, product.vectors()[1])
+    return {**searchers, "hce": by_trained, PRODUCT: product}
+
+
+def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray | None = None) -> Index:
+    """Search by words and an encoder, with their usual shares."""
+    usual = FIXED["table" if encoder.is_table else "transformer"]
+    return Index.temporary(corpus, encoder, vectors=vectors, calibration=Calibration(usual))
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from hce.hosts import is_alone
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.encoding.choice import Work
+    from hce.encoding.bundled import Work
 
 # Control characters, marks that turn the direction of a line, and halves of surrogate pairs, which stand for what is no
 # Unicode in a file's name and which no stream can write.
@@ -202,7 +202,7 @@ def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
 
     if name not in (AUTO, *BUNDLED):
         return name
-    from hce.encoding.choice import chosen_encoder
+    from hce.encoding.bundled import chosen_encoder
 
     if name == AUTO and not is_alone():
         raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")

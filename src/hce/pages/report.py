@@ -38,7 +38,7 @@ def report(model: ModelFolder) -> str:
         definitions(_about(model)),
         "<h2>Before and after</h2>",
         f"<p>{escape(facts.metric)}: <strong>{gains(facts.before, facts.stages, facts.after)}</strong>.</p>",
-        "<p>p: could the difference be chance? (paired randomisation test over queries, Holm’s correction)</p>",
+        "<p>p: could the difference be chance? (paired randomization test over queries, Holm’s correction)</p>",
         _before_and_after(model),
         *_search(facts.calibration),
         *_tree_at_work(facts.recipe),
@@ -139,8 +139,8 @@ def _before_and_after(model: ModelFolder) -> str:
     for kind in before:
         row = _measured(kind, before[kind], after[kind])
         if kind in compared:
-            paired, p = compared[kind]
-            row += [f"{p:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
+            paired = compared[kind]
+            row += [f"{paired.p_holm:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
         rows.append(row)
     rows.append(_measured("mean", mean_over_kinds(before), mean_over_kinds(after)))
     header = ["NDCG@10", "before", "after", "difference", "p", "better", "worse", "equal"]
