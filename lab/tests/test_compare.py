@@ -102,7 +102,7 @@ def test_every_system_is_run_and_the_one_without_the_tree_too(compared):
         assert result.search_ms > 0
         assert (result.training_seconds > 0) == (result.system in {"no-tree", "hce"})
     assert comparison.results_of("hce")[0].facts["mode"] == "joint"
-    assert comparison.about["training"] == "40 labelled queries"  # 20 of 60 are held out to choose by
+    assert comparison.about["training"] == "40 labeled queries"  # 20 of 60 are held out to choose by
 
 
 def test_finished_systems_are_not_run_again(compared, folder, encoder_folder, monkeypatch):

@@ -425,7 +425,7 @@ def test_hce_never_comes_without_the_same_training_without_the_tree(task):
     ("name", "message"),
     [
         ("bm26", "unknown system 'bm26'; there are bm25, "),
-        ("dpr", "system 'dpr' needs labelled training queries"),
+        ("dpr", "system 'dpr' needs labeled training queries"),
         ("hce+qg", "system 'hce.qg' needs generated queries"),
         ("tsdae", "system 'tsdae' needs a transformer, and this encoder is static"),
         ("simcse", "system 'simcse' needs a transformer"),

@@ -168,7 +168,7 @@ def _with_summaries(dataset: Dataset) -> Corpus:
 
 def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     """Show the top of the tree, and what a few questions find before and after training."""
-    out.print("\nThe index has the docstrings whole. Their tree, as the trained encoder sees it:\n")
+    out.print("\nThe index has the full docstrings. Their tree, as the trained encoder sees it:\n")
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:

@@ -38,7 +38,7 @@ def report(model: ModelFolder) -> str:
         definitions(_about(model)),
         "<h2>Before and after</h2>",
         f"<p>{escape(facts.metric)}: <strong>{gains(facts.before, facts.stages, facts.after)}</strong>.</p>",
-        "<p>p: could the difference be chance? (paired randomisation test over queries, Holm’s correction)</p>",
+        "<p>p: could the difference be chance? (paired randomization test over queries, Holm’s correction)</p>",
         _before_and_after(model),
         *_search(facts.calibration),
         *_tree_at_work(facts.recipe),

@@ -218,7 +218,7 @@ class Bench:
 
     def _about(self, split: str, seeds: int) -> dict[str, str]:
         task = self.task
-        trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labelled queries"
+        trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labeled queries"
         if task.generated is not None:
             trained_on += f", {len(task.generated.qrels):,} generated queries for systems named +qg"
         counts = f"{len(task.corpus):,} documents, {len(self.tested[split].qrels):,} {split} queries"

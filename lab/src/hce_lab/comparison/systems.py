@@ -192,7 +192,7 @@ SYSTEMS: dict[str, System] = {
     ),
     "tsdae": System("denoising auto-encoder, no labels", build_tsdae, "transformer"),
     "dpr": System(
-        "labelled pairs, in-batch negatives; unlike DPR, one encoder for both sides and no BM25 negatives",
+        "labeled pairs, in-batch negatives; unlike DPR, one encoder for both sides and no BM25 negatives",
         trained(**IN_BATCH),
         "labels",
     ),
@@ -204,12 +204,12 @@ SYSTEMS: dict[str, System] = {
     ),
     "ct+qg": System("ct with generated queries", trained(generated=True, **MINED), "generated"),
     "tas-b": System(
-        "labelled pairs in batches of one topic; unlike TAS-B, no teachers and no balanced margins",
+        "labeled pairs in batches of one topic; unlike TAS-B, no teachers and no balanced margins",
         build_tas_b,
         "labels",
     ),
-    "pefa-xs": System("documents moved towards their labelled queries", build_pefa_xs, "labels", seeded=False),
-    "pefa-xl": System("what the nearest labelled queries were answered with", build_pefa_xl, "labels", seeded=False),
+    "pefa-xs": System("documents moved towards their labeled queries", build_pefa_xs, "labels", seeded=False),
+    "pefa-xl": System("what the nearest labeled queries were answered with", build_pefa_xl, "labels", seeded=False),
     "dsi-atomic": System("a decoder chooses among one symbol for each document (DSI, atomic ids)", build_dsi_atomic),
     "dsi": System("a decoder writes a document's way down a tree of clusters (DSI, hierarchical ids)", build_dsi),
     "nci": System("dsi with finer clusters, a head that depends on the way so far, and consistency", build_nci),
@@ -235,9 +235,7 @@ SYSTEMS: dict[str, System] = {
     "no-tree+qg": System("no-tree with generated queries", trained(ours=True, generated=True, tree=False), "generated"),
     "no-cotrain": System("hce, no co-training: the first tree is kept", trained(ours=True, cotrain=False), ours=True),
     "hce-u": System("hce, unsupervised: no labels", trained(ours=True, labels=False, mode="unsupervised"), ours=True),
-    "hce-s": System(
-        "hce, supervised: labelled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True
-    ),
+    "hce-s": System("hce, supervised: labeled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True),
     "hce": System("what `hce train` does: joint where there are labels, else unsupervised", HCE, ours=True),
     "hce-eq5": System(
         "hce with the paper's level losses (Eq. 5): joint where there are labels, else unsupervised",

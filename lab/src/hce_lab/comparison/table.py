@@ -237,7 +237,7 @@ def notes(table: ComparisonTable) -> list[str]:
     if rival is not None:
         lines.append(
             f"{REFERENCE} the best rival ({rival}); {BETTER} better and {WORSE} worse than it, p < {ALPHA} "
-            "(paired randomisation test, Holm's correction)"
+            "(paired randomization test, Holm's correction)"
         )
     if any(row.fallbacks for row in table.rows):
         lines.append(

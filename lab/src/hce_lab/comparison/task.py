@@ -32,7 +32,7 @@ MODEL = "model"  # where below its folder a system leaves the model that it trai
 Need = Literal["labels", "generated", "static", "transformer"]
 
 LACKS: dict[Need, str] = {
-    "labels": "labelled training queries (qrels/train.tsv), and there are none",
+    "labels": "labeled training queries (qrels/train.tsv), and there are none",
     "generated": "generated queries; give a file that `hce generate-queries` wrote",
     "static": "a static encoder, and this one is a transformer",
     "transformer": "a transformer, and this encoder is static",
