@@ -64,19 +64,29 @@ def test_a_scan_and_a_second_score_find_nearly_all(dim):
     assert recall(built(vectors).search(queries, 10).numbers, exact(vectors, queries, 10)) > 0.97
 
 
-def test_quality_is_that_of_the_documents():
-    """The share is what a search with as many candidates finds of each document's ten nearest others."""
+def test_quality_is_that_of_documents_that_were_moved():
+    """The share is what searches find that ask by documents with noise as large as their distance from the mean."""
     vectors = unit(1500, 0)
     engine = built(vectors)
-    assert engine.quality.rescored in RESCORED
-    found = engine.search(vectors, 11).numbers
-    nearest = exact(vectors, vectors, 11)
+    assert engine.quality.rescored in RESCORED[2]
+    asked = vectors + unit(1500, 1)
+    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+    found = engine.search(asked, 10).numbers
     assert engine.quality.recall >= 0.995
-    assert recall(found, nearest) == pytest.approx(engine.quality.recall, abs=0.01)
+    assert recall(found, exact(vectors, asked, 10)) == pytest.approx(engine.quality.recall, abs=0.01)
+
+
+def test_codes_of_two_dimensions_replace_those_that_find_too_little(monkeypatch):
+    monkeypatch.setattr(engine_module, "WIDE_FROM", 3000)
+    monkeypatch.setattr(engine_module, "RESCORED", {2: (40,), 4: (40,)})
+    vectors = unit(3000, 0, 64)
+    for wanted, width in ((0.9, 2), (0.5, 4)):
+        monkeypatch.setattr(engine_module, "WANTED", wanted)
+        assert built(vectors).codes.width == width
 
 
 def test_vectors_that_codes_cannot_tell_apart_are_all_scored(monkeypatch):
-    monkeypatch.setattr(engine_module, "RESCORED", (100,))
+    monkeypatch.setattr(engine_module, "RESCORED", {2: (100,)})
     vectors = unit(4000, 0, 2)
     engine = VectorEngine.build("codes", np.arange(4000), vectors)
     assert engine.codes is None
@@ -89,7 +99,7 @@ def test_training_does_not_depend_on_threads():
     try:
         for threads in (1, 2):
             faiss.omp_set_num_threads(threads)
-            made.append(Codes.build(vectors, None))
+            made.append(Codes.build(vectors, 4))
     finally:
         faiss.omp_set_num_threads(before)
     assert np.array_equal(made[0].codebook, made[1].codebook)

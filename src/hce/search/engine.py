@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 
 from hce.errors import InputError
-from hce.search.codes import Codes
+from hce.search.codes import NARROW, WIDE, Codes
 from hce.search.engine_files import (
     as_format_error,
     checked,
@@ -38,6 +38,7 @@ ELSEWHERE = ("milvus",)
 """Engines that are no part of this process, and have an address: see `hce.milvus.engine`."""
 
 CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
+WIDE_FROM = 200_000  # vectors; a scan of more is faster with wide codes, though it needs more candidates
 ROUTED_FROM = 2_000_000  # vectors; the codes of fewer are all scanned
 GROWN = 4  # times as many vectors: then the engine is built again
 FEW = 20_000  # vectors that a filter leaves; scoring each of fewer takes no longer than a scan
@@ -45,10 +46,11 @@ MARGIN, SPARE = 1.25, 16  # candidates beyond those wanted, which show whether t
 FILES = 3  # the format of an engine on disk
 VECTORS, CODES = "vectors.npy", "codes.npy"
 
-# How many candidates are scored again is found by documents that are asked for their neighbors.
-ASKED, K = 256, 10
+# How many candidates are scored again is found by questions: documents moved as far as they lie from their mean. To
+# leaves, real questions are as hard as documents moved twice as far (docs/LOG.md).
+ASKED, K = 128, 10
 WANTED = 0.995  # of the ten nearest
-RESCORED = (100, 160, 320, 640, 1280, 2560)  # candidates, of which as few as do are chosen
+RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # candidates, of which few are chosen
 PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
 
 
@@ -202,13 +204,17 @@ class VectorEngine:
     def build(cls, name: str, numbers: np.ndarray, vectors: np.ndarray, tree: Hierarchy | None = None) -> VectorEngine:
         """Build an engine of these vectors; `new_engine` says what the arguments are."""
         engine = cls(name, numbers, Rows(vectors))
-        if engine._has_codes():
-            tree = (tree or Hierarchy.build(vectors, progress=None)) if wants_tree(name, len(numbers)) else None
-            engine.codes = Codes.build(vectors, tree)
-            engine.quality = engine._calibrated(engine.codes)
-            if tree is None and engine.quality.recall < WANTED:  # of few dimensions, where many vectors share a code
-                engine.codes, engine.quality = None, EXACT
-        return engine
+        if not engine._has_codes():
+            return engine
+        is_routed = wants_tree(name, len(numbers))
+        tree = (tree or Hierarchy.build(vectors, progress=None)) if is_routed else None
+        for width in (WIDE, NARROW) if len(numbers) >= WIDE_FROM else (NARROW,):
+            codes = Codes.build(vectors, width, tree)
+            quality = engine._calibrated(codes)
+            if quality.recall >= WANTED or codes.routes is not None:
+                engine.codes, engine.quality = codes, quality
+                return engine
+        return engine  # of few dimensions, where many vectors share a code
 
     def __len__(self) -> int:
         return self._count
@@ -322,23 +328,37 @@ class VectorEngine:
         found.scores[place, : len(order)] = scores[order]
 
     def _calibrated(self, codes: Codes) -> Quality:
-        """Find how many leaves to look into and how many candidates to score again, by documents as queries."""
-        asked = np.sort(np.random.default_rng(0).choice(len(self), min(ASKED, len(self)), replace=False))
-        queries, count = self._vectors[asked], min(RESCORED[-1], len(self))
-        least = self._exactly(queries, min(K + 1, len(self)), None, len(self)).scores[:, -1]
-        for share in PROBES if codes.routes is not None else (1.0,):
-            codes.look_into(share)
-            rows = codes.scan(queries, count).numbers
-            scores = np.stack(
-                [inner_products(self._vectors[each], query) for each, query in zip(rows, queries, strict=True)]
-            )
-            # How many of a document's nearest, itself left out, are among the first candidates.
-            near = np.cumsum((scores >= least[:, None] - SLACK) & (rows >= 0), axis=1)
-            recalls = (near - 1).clip(0, K).mean(axis=0) / K
-            if recalls[-1] >= WANTED_ROUTED:
-                break
-        enough = [rescored for rescored in RESCORED if recalls[min(rescored, count) - 1] >= WANTED * recalls[-1]]
-        return Quality(enough[0], float(recalls[min(enough[0], count) - 1]))
+        """Find how many leaves to look into and how many candidates to score again."""
+        questions, shown = self._questions(1.0), None
+        if codes.routes is not None:
+            hard = self._questions(2.0)
+            for share in PROBES:
+                codes.look_into(share)
+                shown = self._recalls(codes, hard)
+                if shown[-1] >= WANTED_ROUTED:
+                    break
+        recalls = self._recalls(codes, questions)
+        place = int(np.argmax(recalls >= WANTED * recalls[-1]))
+        return Quality(RESCORED[codes.width][place], float((recalls if shown is None else shown)[place]))
+
+    def _questions(self, far: float) -> tuple[np.ndarray, np.ndarray]:
+        """Move documents `far` times as far as they lie from their mean, and find the score of each one's tenth."""
+        rng = np.random.default_rng(0)
+        rows = self._vectors[np.sort(rng.choice(len(self), min(ASKED, len(self)), replace=False))]
+        step = far * np.sqrt(rows.var(axis=0).mean())
+        moved = (rows + step * rng.standard_normal(rows.shape)).astype(np.float32)
+        queries = moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-9)
+        return queries, self._exactly(queries, min(K, len(self)), None, len(self)).scores[:, -1]
+
+    def _recalls(self, codes: Codes, questions: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """Return the share of the ten nearest that is among the candidates, by how many are scored again."""
+        near = []
+        for query, least, rows in zip(
+            *questions, codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers, strict=True
+        ):
+            near.append((inner_products(self._vectors[rows], query) >= least - SLACK) & (rows >= 0))
+        shares = np.cumsum(near, axis=1).clip(0, K).mean(axis=0) / K
+        return np.array([shares[:count][-1] for count in RESCORED[codes.width]])
 
     # ------------------------------------------------------------------------------------------------- on disk
 
@@ -373,7 +393,7 @@ class VectorEngine:
                 return engine
             engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
             rescored, recall = checked(arrays["quality"], np.float64, (2,)).tolist()
-            require_sound(K <= rescored <= RESCORED[-1], f"{rescored} candidates")
+            require_sound(K <= rescored <= RESCORED[engine.codes.width][-1], f"{rescored} candidates")
             engine.quality = Quality(int(rescored), recall)
         return engine
 

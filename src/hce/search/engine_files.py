@@ -49,27 +49,22 @@ def mapped(path: Path, dtype: DTypeLike) -> np.ndarray:
     return rows
 
 
-def checked(array: np.ndarray, dtype: DTypeLike, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Return an array that was read if it has a type and a shape, and no NaN; None stands for any length.
+def checked(
+    array: np.ndarray,
+    dtype: DTypeLike,
+    shape: tuple[int | None, ...],
+    least: float = -np.inf,
+    most: float = np.inf,
+) -> np.ndarray:
+    """Return an array that was read if it has a type and a shape, and numbers within bounds; None is any length.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: it is another one, or has NaN or infinity.
     """
-    fits = len(shape) == array.ndim and all(
-        want in (None, have) for want, have in zip(shape, array.shape, strict=False)
-    )
+    fits = len(shape) == array.ndim and all(w in (None, h) for w, h in zip(shape, array.shape, strict=True))
     require_sound(array.dtype == dtype and fits, f"an array of shape {array.shape} and {array.dtype}")
-    require_sound(bool(np.isfinite(array).all()), "an array with NaN or infinity")
-    return array
-
-
-def checked_places(array: np.ndarray, count: int, places: int) -> np.ndarray:
-    """Return an array that was read if it holds `count` of the numbers from 0 to below `places`.
-
-    Raises:
-        ValueError: it holds others.
-    """
-    require_sound(bool(((checked(array, np.int64, (count,)) >= 0) & (array < places)).all()), "a place that is none")
+    within = np.isfinite(array) & (array >= least) & (array <= most)
+    require_sound(bool(within.all()), "an array with a number out of bounds")
     return array
 
 
