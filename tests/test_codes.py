@@ -88,7 +88,7 @@ def test_codes_of_two_dimensions_replace_those_that_find_too_little(monkeypatch)
 def test_vectors_that_codes_cannot_tell_apart_are_all_scored(monkeypatch):
     monkeypatch.setattr(engine_module, "RESCORED", {2: (100,)})
     vectors = unit(4000, 0, 2)
-    engine = VectorEngine.build("codes", np.arange(4000), vectors)
+    engine = new_engine("codes", 2, numbers=np.arange(4000), vectors=vectors)
     assert engine.codes is None
     assert np.array_equal(engine.search(vectors[:5], 3).numbers, exact(vectors, vectors[:5], 3) - 1)
 

@@ -284,8 +284,8 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
         earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
         tokens: whether tokens put the first hits into a better order.
-        recall: the share of their ten nearest documents that documents found when the engine was built; None where
-            every vector is scored, or no snapshot is there.
+        recall: the share of their ten nearest documents that questions, made of documents, found when the engine was
+            built; None where every vector is scored, or no snapshot is there.
         rescored: how many candidates a search for ten documents scores again by their vectors.
         search: how much words and tokens count, and what that was chosen by.
     """

@@ -143,7 +143,16 @@ def new_engine(
         InputError: there is no such engine.
     """
     _check_name(name)
-    return VectorEngine.build(name, numbers, vectors.reshape(-1, dim), hierarchy)
+    vectors = vectors.reshape(-1, dim)
+    engine = VectorEngine(name, numbers, Rows(vectors))
+    if name == "exact" or len(numbers) < CODED_FROM:
+        return engine
+    is_routed = wants_tree(name, len(numbers))
+    tree = (hierarchy or Hierarchy.build(vectors, progress=None)) if is_routed else None
+    for width in (WIDE, NARROW) if len(numbers) >= WIDE_FROM else (NARROW,):
+        if engine.searches_by(Codes.build(vectors, width, tree)):
+            break
+    return engine
 
 
 def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
@@ -154,7 +163,21 @@ def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
         FormatError: the files are damaged or of another shape; build the engine again.
     """
     _check_name(name)
-    return VectorEngine.load(name, Path(folder), dim)
+    folder = Path(folder)
+    with as_format_error(folder):
+        arrays = read_arrays(folder)
+        vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
+        require_sound(vectors.shape == (len(numbers), dim), f"vectors of shape {vectors.shape} are not of length {dim}")
+        engine = VectorEngine(name, numbers, Rows(vectors))
+        (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
+        if "codebook" in arrays and name != "exact":
+            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
+            rescored, recall = checked(
+                arrays["quality"], np.float64, (2,), 0, RESCORED[engine.codes.width][-1]
+            ).tolist()
+            require_sound(rescored >= K, f"{rescored} candidates")
+            engine.quality = Quality(int(rescored), recall)
+    return engine
 
 
 def _check_name(name: str) -> None:
@@ -170,14 +193,11 @@ class Quality(NamedTuple):
 
     Attributes:
         rescored: how many candidates a search for ten scores again; one for k, 2·(k − 10) more.
-        recall: the share of the ten nearest that documents of the index found.
+        recall: the share of their ten nearest that questions made of documents found.
     """
 
     rescored: int
     recall: float
-
-
-EXACT = Quality(K, 1.0)
 
 
 class VectorEngine:
@@ -193,28 +213,12 @@ class VectorEngine:
     def __init__(self, name: str, numbers: np.ndarray, vectors: Rows) -> None:
         self.name = name
         self.codes: Codes | None = None
-        self.quality = EXACT
+        self.quality = Quality(K, 1.0)
         self.built = len(numbers)
         self._numbers = numbers
         self._vectors = vectors
         self._live: np.ndarray | None = None  # which rows were not removed since the last snapshot; None for all
         self._count = len(numbers)  # of these
-
-    @classmethod
-    def build(cls, name: str, numbers: np.ndarray, vectors: np.ndarray, tree: Hierarchy | None = None) -> VectorEngine:
-        """Build an engine of these vectors; `new_engine` says what the arguments are."""
-        engine = cls(name, numbers, Rows(vectors))
-        if not engine._has_codes():
-            return engine
-        is_routed = wants_tree(name, len(numbers))
-        tree = (tree or Hierarchy.build(vectors, progress=None)) if is_routed else None
-        for width in (WIDE, NARROW) if len(numbers) >= WIDE_FROM else (NARROW,):
-            codes = Codes.build(vectors, width, tree)
-            quality = engine._calibrated(codes)
-            if quality.recall >= WANTED or codes.routes is not None:
-                engine.codes, engine.quality = codes, quality
-                return engine
-        return engine  # of few dimensions, where many vectors share a code
 
     def __len__(self) -> int:
         return self._count
@@ -232,9 +236,6 @@ class VectorEngine:
         if self.codes is not None:
             facts |= {**self.quality._asdict(), **({"renewed_from": 0} if self.codes.fit.has_drifted else {})}
         return facts
-
-    def _has_codes(self) -> bool:
-        return self.name != "exact" and len(self._numbers) >= CODED_FROM
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Append rows, with codes by the codebook that there is."""
@@ -327,8 +328,11 @@ class VectorEngine:
         found.numbers[place, : len(order)] = self._numbers[rows[order]]
         found.scores[place, : len(order)] = scores[order]
 
-    def _calibrated(self, codes: Codes) -> Quality:
-        """Find how many leaves to look into and how many candidates to score again."""
+    def searches_by(self, codes: Codes) -> bool:
+        """Set how searches use codes, and use them if they find enough; codes that a tree leads are used anyway.
+
+        Among few dimensions, many vectors share a code.
+        """
         questions, shown = self._questions(1.0), None
         if codes.routes is not None:
             hard = self._questions(2.0)
@@ -339,7 +343,11 @@ class VectorEngine:
                     break
         recalls = self._recalls(codes, questions)
         place = int(np.argmax(recalls >= WANTED * recalls[-1]))
-        return Quality(RESCORED[codes.width][place], float((recalls if shown is None else shown)[place]))
+        if shown is None and recalls[place] < WANTED:
+            return False
+        rescored, recall = RESCORED[codes.width][place], (recalls if shown is None else shown)[place]
+        self.codes, self.quality = codes, Quality(rescored, float(recall))
+        return True
 
     def _questions(self, far: float) -> tuple[np.ndarray, np.ndarray]:
         """Move documents `far` times as far as they lie from their mean, and find the score of each one's tenth."""
@@ -352,11 +360,11 @@ class VectorEngine:
 
     def _recalls(self, codes: Codes, questions: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """Return the share of the ten nearest that is among the candidates, by how many are scored again."""
-        near = []
-        for query, least, rows in zip(
-            *questions, codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers, strict=True
-        ):
-            near.append((inner_products(self._vectors[rows], query) >= least - SLACK) & (rows >= 0))
+        found = codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers
+        near = [
+            (inner_products(self._vectors[rows], query) >= least - SLACK) & (rows >= 0)
+            for query, least, rows in zip(*questions, found, strict=True)
+        ]
         shares = np.cumsum(near, axis=1).clip(0, K).mean(axis=0) / K
         return np.array([shares[:count][-1] for count in RESCORED[codes.width]])
 
@@ -374,28 +382,6 @@ class VectorEngine:
         self._vectors, self._live = Rows(mapped(folder / VECTORS, np.float32)), None
         arrays |= {"numbers": self._numbers, "built": np.array([self.built], np.int64)}
         write_arrays(folder, arrays, *([] if self.codes is None else [CODES]), VECTORS)
-
-    @classmethod
-    def load(cls, name: str, folder: Path, dim: int) -> VectorEngine:
-        """Read what `save` wrote.
-
-        Raises:
-            FormatError: it is damaged, or not there.
-        """
-        with as_format_error(folder):
-            arrays = read_arrays(folder)
-            vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
-            require_sound(vectors.shape[1] == dim, f"vectors of length {vectors.shape[1]} are not of length {dim}")
-            require_sound(len(vectors) == len(numbers), f"{len(vectors)} vectors and {len(numbers)} numbers")
-            engine = cls(name, numbers, Rows(vectors))
-            (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
-            if "codebook" not in arrays or name == "exact":
-                return engine
-            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
-            rescored, recall = checked(arrays["quality"], np.float64, (2,)).tolist()
-            require_sound(K <= rescored <= RESCORED[engine.codes.width][-1], f"{rescored} candidates")
-            engine.quality = Quality(int(rescored), recall)
-        return engine
 
 
 def _down_to(

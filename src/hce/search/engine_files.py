@@ -74,9 +74,8 @@ def checked_numbers(array: np.ndarray, name: str) -> np.ndarray:
     Raises:
         ValueError: they do not rise, or one is below 0.
     """
-    require_sound(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
-    rising = bool((np.diff(array) > 0).all()) and bool((array[:1] >= 0).all())
-    require_sound(rising, f"{name} do not rise, or one is below 0")
+    is_rising = bool((np.diff(checked(array, np.int64, (None,), 0)) > 0).all())
+    require_sound(is_rising, f"{name} do not rise")
     return array
 
 
