@@ -32,7 +32,7 @@ K = 10
 AT_ONCE = 100_000  # documents
 TIMED, TURNS = 200, 3  # queries asked one by one, and how often
 NEIGHBORS, CONSTRUCTION = 32, 100  # of graphs
-SCANNED = (0.05, 0.1, 0.25, 0.5, 1.0)  # of ScaNN's leaves
+SCANNED = (0.05, 0.1, 0.25, 0.5, 0.7, 1.0)  # of ScaNN's leaves
 BREADTHS = (20, 50, 100, 200, 400, 800)  # of a search in a graph
 
 
