@@ -139,7 +139,7 @@ def test_a_wide_filter_is_searched_by_codes_and_a_narrow_one_exactly(monkeypatch
 def test_a_tree_leads_the_scan(monkeypatch, tmp_path, with_tree):
     """It finds most, also after additions and from disk; in all leaves, what a scan of everything finds."""
     monkeypatch.setattr(engine_module, "ROUTED_FROM", 500)
-    monkeypatch.setattr(codes_module, "LEAF", 16)
+    monkeypatch.setattr(codes_module, "LEAF", 8)
     centers = unit(40, 5)
     vectors = centers[np.arange(2000) % 40] + 0.1 * unit(2000, 6)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
