@@ -156,6 +156,21 @@ def test_a_tree_leads_the_scan(monkeypatch, tmp_path, with_tree):
     assert same(engine, loaded, vectors[:20])
 
 
+def test_what_a_tree_finds_is_measured_by_documents_moved_twice_as_far(monkeypatch):
+    """Documents themselves are found too easily: they lie in the leaves that are looked into."""
+    monkeypatch.setattr(engine_module, "ROUTED_FROM", 500)
+    monkeypatch.setattr(engine_module, "PROBES", (1 / 8,))
+    monkeypatch.setattr(codes_module, "LEAF", 8)
+    vectors = unit(3000, 6, 16)
+    engine = built(vectors)
+    moved = vectors + 2 * unit(3000, 7, 16)
+    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    by_moved = recall(engine.search(moved, 10).numbers, exact(vectors, moved, 10))
+    by_documents = recall(engine.search(vectors, 10).numbers, exact(vectors, vectors, 10))
+    assert engine.quality.recall == pytest.approx(by_moved, abs=0.02)
+    assert by_documents > by_moved + 0.03
+
+
 def test_fit_counts_the_error_of_what_is_added():
     fit = Fit(0.1).with_more(500, 50.0).with_more(500, 150.0)
     assert (fit.added, fit.added_error) == (1000, pytest.approx(0.2))

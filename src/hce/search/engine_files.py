@@ -5,6 +5,7 @@ The readers of faiss trust what they read, so none of them is used.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,14 +39,21 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     return load_file(plain_path(folder / ARRAYS))
 
 
-def mapped(path: Path, dtype: DTypeLike) -> np.ndarray:
+def mapped(path: Path, dtype: DTypeLike, *, scattered: bool = False) -> np.ndarray:
     """Map rows of a type into memory; call it within `as_format_error`.
+
+    Args:
+        path: of the file.
+        dtype: the type.
+        scattered: rows will be read here and there, so the system shall not read ahead.
 
     Raises:
         ValueError: the file holds something else, or less than it says.
     """
     rows: np.ndarray = np.load(plain_path(path), mmap_mode="r", allow_pickle=False)
     require_sound(rows.dtype == dtype and rows.ndim == 2 and rows.flags.c_contiguous, f"{path.name} has no such rows")
+    if scattered and isinstance(rows.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        rows.base.madvise(mmap.MADV_RANDOM)
     return rows
 
 
