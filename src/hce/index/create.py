@@ -30,7 +30,7 @@ from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TokenSpace
+from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.derived import Derived, home_of
@@ -54,7 +54,7 @@ from hce.processes import (
 )
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, wants_tree
-from hce.search.shares import Calibration, Shares
+from hce.search.shares import Calibration
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
@@ -150,12 +150,14 @@ def create_index(
     memory: int | None = None,
     tokens: bool = True,
     device: torch.device | None = None,
+    vectors: np.ndarray | None = None,
+    calibration: Calibration | None = None,
     progress: bool,
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` explains the arguments.
 
-    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an encoder that is
-    named computes.
+    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
+    encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
 
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
@@ -182,7 +184,8 @@ def create_index(
     if tokens and engine not in ELSEWHERE:
         codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
     with codes.filling() if codes else nullcontext() as on_tokens:
-        vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
+        known = None if codes else vectors
+        vectors = _vectors(known, long.corpus, start.encoder, part, progress=progress, on_tokens=on_tokens)
     wait_for_all()
     with released(vectors):
         wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
@@ -192,11 +195,7 @@ def create_index(
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = start.shares(corpus) or calibrate_unlabeled(
-            *(corpus, start.encoder, vectors[: len(corpus)], language),
-            space=codes.space if codes else None,
-            known=codes.get if codes else None,
-        )
+        chosen = calibration or _chosen(start, corpus, vectors[: len(corpus)], language, codes)
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -237,14 +236,14 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of so many documents does not fit into a bound, if there is one."""
+    """Fail if an index of this size does not fit into a bound, if there is one."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
         logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them; None if the encoder tells of none."""
+    """Return what a killed run has left of tokens, or a new place; None if the encoder has none."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -259,6 +258,25 @@ def checked_share(words_share: float | None) -> None:
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
+
+
+def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: Path, **options: Any) -> np.ndarray:
+    """Encode a corpus, but the first documents whose vectors are known."""
+    if known is None:
+        return encode_corpus(encoder, corpus, place, **options)
+    further = corpus.only(np.arange(len(known), len(corpus)))
+    return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
+
+
+def _chosen(
+    start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None
+) -> Calibration:
+    """Return what training chose for this corpus, or choose now how much words and tokens count."""
+    return start.shares(corpus) or calibrate_unlabeled(
+        *(corpus, start.encoder, vectors, language),
+        space=codes.space if codes else None,
+        known=codes.get if codes else None,
+    )
 
 
 def _tree(
@@ -352,8 +370,12 @@ def reindex(
     """
     checked_share(words_share)
     with _alone(store):
-        other = _begin(store, encoder, words_share)
-        return None if other is None else _Reindexing(store, other).finish(progress)
+        other = _begin(store, encoder)
+        if other is None:
+            return None
+        if words_share is not None:
+            other = replace(other, words_share=words_share, shares=None)
+        return _Reindexing(store, other, calibrates=words_share is None and other.shares is None).finish(progress)
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
@@ -376,7 +398,7 @@ def _alone(store: Store) -> AbstractContextManager[None]:
     return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
 
 
-def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
+def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
     """Return the encoder to activate: one that was begun earlier, or a new one; None if it is active already."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
@@ -395,11 +417,9 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
         return other
     warn_of_language(corpus, start.base or start.encoder.name, manifest.language)
     suffix = _make_room(store)
-    chosen = start.shares(corpus)
-    shares = usual_shares(start.encoder) if chosen is None else chosen.shares
-    shares = shares if words_share is None else shares._replace(words=words_share)
+    chosen = start.shares(corpus) or Calibration(usual_shares(start.encoder))
     numbers = np.array([number for number, _ in entries], np.int64)
-    return _write_encoder(store, suffix, start, str(encoder), shares, numbers, corpus)
+    return _write_encoder(store, suffix, start, str(encoder), chosen, numbers, corpus)
 
 
 def _make_room(store: Store) -> str:
@@ -417,7 +437,7 @@ def _make_room(store: Store) -> str:
 
 
 def _write_encoder(
-    store: Store, suffix: str, start: KnownEncoder, spec: str, shares: Shares, numbers: np.ndarray, corpus: Corpus
+    store: Store, suffix: str, start: KnownEncoder, spec: str, chosen: Calibration, numbers: np.ndarray, corpus: Corpus
 ) -> StandbyEncoder:
     """Put an encoder, its facts and its tree into folders of their own, and name them in the manifest."""
     index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
@@ -436,8 +456,9 @@ def _write_encoder(
             was_in_force=False,
             spec=spec,
             encoder_folder=folder.name,
-            words_share=shares.words,
-            tokens_share=shares.tokens,
+            words_share=chosen.shares.words,
+            tokens_share=chosen.shares.tokens,
+            shares=chosen.as_dict() if chosen.kind else None,
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=int(numbers.max()),
             **start.described(folder),
@@ -457,17 +478,20 @@ class _Encoded(NamedTuple):
 class _Reindexing:
     """Encodes what has no vector of the standby encoder yet, makes tree and snapshots, and activates that encoder."""
 
-    def __init__(self, store: Store, other: StandbyEncoder) -> None:
+    def __init__(self, store: Store, other: StandbyEncoder, *, calibrates: bool = False) -> None:
         self.store = store
+        self.calibrates = calibrates
         self.other = other
         self.folder = store.path.parent
         carried = IndexEncoder(self.folder, other)
-        codes = TokenCodes.find(token_folder(self.folder, other.suffix))
-        self._encode, self._cutter = partial(encode_keeping_tokens, carried, codes), Cutter(carried.encoder())
+        self._encoder, self._codes = carried.encoder(), TokenCodes.find(token_folder(self.folder, other.suffix))
+        self._encode, self._cutter = partial(encode_keeping_tokens, carried, self._codes), Cutter(self._encoder)
 
     def finish(self, progress: bool) -> Manifest:
         """Do what is left, and return the manifest after it."""
         self._catch_up(progress)
+        if self.calibrates:
+            self._calibrate()
         self._grow_tree()
         self._save_snapshots()
         for left in reversed(range(ROUNDS)):
@@ -500,6 +524,21 @@ class _Reindexing:
         passages = read_passages(documents, self._encode, self._cutter)
         return _Encoded([entry.number for entry in entries], vectors, passages)
 
+    def _calibrate(self) -> None:
+        """Choose how much words and tokens count with the new vectors, as `hce index` does."""
+        with self.store.reading_beside(self.other.dim) as reader:
+            entries = list(reader.entries())
+        chosen = calibrate_unlabeled(
+            Corpus.from_documents(entry.document for entry in entries),
+            self._encoder,
+            np.stack([entry.vector for entry in entries]),
+            Manifest.read(self.folder).language,
+            space=self._codes.space if self._codes else None,
+            known=self._codes.get if self._codes else None,
+        )
+        shares, kept = chosen.shares, chosen.as_dict()
+        self.other = replace(self.other, words_share=shares.words, tokens_share=shares.tokens, shares=kept)
+
     def _grow_tree(self) -> None:
         """Grow a tree of the new vectors, if the index has one and the encoder brought none."""
         if self.other.hierarchy is not None or Manifest.read(self.folder).hierarchy is None:
@@ -525,7 +564,7 @@ class _Reindexing:
             self._catch_up(progress=False)
 
     def _switch(self, *, whatever_is_left: bool) -> bool:
-        """Activate the new vectors, unless so many documents came meanwhile that others would wait for long."""
+        """Activate the new vectors, unless too many documents came meanwhile."""
         with _writing(self.store) as writer:
             if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
                 return False

@@ -21,6 +21,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
 from hce.training.heldout import DevSet, labelled_devset, pseudo_devset, with_random_others
+from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class LabelSets(NamedTuple):
     labeled: Labels | None = None
     generated: Labels | None = None
     dev: Labels | None = None
-    log: tuple[str, ...] = ()
+    log: tuple[str, ...] | QueryMean = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Sources:
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
-            raise InputError("there is nothing to train on: no labelled pairs and no pseudo-queries")
+            raise InputError("there is nothing to train on: no labeled pairs and no pseudo-queries")
         fewest = min(len(source) for source in (self.supervised, self.unsupervised) if source is not None)
         if fewest < process_count():
             raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
@@ -110,7 +111,7 @@ def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
-            f"{len(query_ids)} labelled queries are too few to hold some out to measure by; "
+            f"{len(query_ids)} labeled queries are too few to hold some out to measure by; "
             "give dev queries of their own"
         )
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(query_ids) // 10))
