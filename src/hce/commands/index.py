@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -421,11 +422,17 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
         **_history_lines(found, training),
         "engine": f"{found.engine}{quality}{pending}",
         "search": found.search,
+        **{name: _curve(points) for name, points in found.curves.items()},
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,
         "changed": found.changed,
     }
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> str:
+    """Show nDCG@10 by every other value of a share."""
+    return "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
 
 
 def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
