@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 # Vowel signs and accents that are characters of their own: part of a word to tantivy, and to Python's \w not.
@@ -13,6 +13,9 @@ COMBINING = "".join(chr(code) for code in range(0x300, 0x1E94B) if unicodedata.c
 ANY_WORD = re.compile(rf"[\w{COMBINING}]+")
 # Near what BERT's tokenizer splits first, and the same for all encoders.
 WORD_OR_MARK = re.compile(rf"[\w{COMBINING}]+|[^\w\s{COMBINING}]")
+
+
+READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much memory
 
 
 class Span(NamedTuple):
@@ -47,6 +50,21 @@ def cut_span(text: str, length: int, place: float, offsets: Offsets | None = Non
     start = min(int(place * (len(pieces) - length + 1)), len(pieces) - length)
     first, last = pieces[start][0], pieces[start + length - 1][1]
     return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
+
+
+def text_pieces(text: str) -> Iterator[str]:
+    """Cut a long text into pieces for a tokenizer, before blanks: tokens do not go across these.
+
+    Only a word of more than a million characters is cut within.
+    """
+    start = 0
+    while len(text) - start > READ_AT_ONCE:
+        stop = text.rfind(" ", start + 1, start + READ_AT_ONCE)
+        stop = stop if stop > 0 else text.rfind("\n", start + 1, start + READ_AT_ONCE)
+        stop = stop if stop > 0 else start + READ_AT_ONCE
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 def first_words(text: str, count: int) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
+from hce.data.text import READ_AT_ONCE
 from hce.encoding.bundled import (
     BUNDLED,
     load_minilm,
@@ -53,6 +54,7 @@ from hce.encoding.tables import (
     require_row_for_each_token,
     token_bags,
     token_ids,
+    token_offsets,
     tokenizer_json,
     unfit,
     window_of,
@@ -263,7 +265,7 @@ class Encoder:
         """
         tokenizer = self.tokenizer
         if not _is_of_transformer(tokenizer):
-            return [tuple(span) for span in tokenizer.encode(text, add_special_tokens=False).offsets]
+            return [tuple(span) for span in token_offsets(tokenizer, text).tolist()]
         if not tokenizer.is_fast:
             raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
         options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
@@ -336,7 +338,7 @@ class Encoder:
         if self._is_bag:
             features = self._token_bags([(prompt or "") + text for text in texts])
         else:
-            features = self.model.preprocess(list(texts), prompt=prompt, task=side)
+            features = self.model.preprocess(self._beginnings(texts), prompt=prompt, task=side)
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
@@ -575,8 +577,17 @@ class Encoder:
         tokenizer = self.tokenizer
         given = self._first.model.max_seq_length or tokenizer.model_max_length
         limit = given if given < NO_LIMIT else None
-        ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
+        ids: list[list[int]] = tokenizer(self._first._beginnings(texts), truncation=True, max_length=limit)["input_ids"]
         return ids
+
+    def _beginnings(self, texts: Sequence[str]) -> list[str]:
+        """Return the first million characters of each text to a transformer, which reads some hundred tokens of them.
+
+        The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
+        """
+        reads_beginning = self._has_transformer and getattr(self.tokenizer, "truncation_side", "") == "right"
+        limit = self.model.max_seq_length or self.tokenizer.model_max_length if reads_beginning else NO_LIMIT
+        return [text[:READ_AT_ONCE] for text in texts] if limit < NO_LIMIT else list(texts)
 
 
 def _is_of_transformer(tokenizer: Any) -> bool:
