@@ -149,7 +149,7 @@ class Index:
 
         Args:
             path: the folder of an index; or the address of the collection of Milvus that an index writes to, which is
-                then only read (docs/operating.md).
+                then only read (docs/guide.md).
             encoder: the encoder that made its vectors, to spare loading the index's own copy.
 
         Raises:

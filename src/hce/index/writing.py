@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.passages import Passage, cut_passages
+from hce.data.text import Passage, cut_passages
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import token_ids, token_offsets
 from hce.errors import InputError

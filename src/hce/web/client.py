@@ -9,8 +9,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from hce.data.passages import Passage
-from hce.data.text import is_url
+from hce.data.text import Passage, is_url
 from hce.errors import FormatError, InputError, one_line
 from hce.files import checked_fields
 from hce.index.numbered_tree import PathNode
