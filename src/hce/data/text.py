@@ -22,8 +22,6 @@ WORD_OR_MARK = re.compile(rf"[\w{COMBINING}]+|[^\w\s{COMBINING}]")
 LOOK_BACK = 4  # the last quarter of a passage is where it may end, and where the next may begin
 OVERLAP = 8  # an eighth of a passage, at the least, is in the next one too
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]|\n\s*")
-
-
 READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much memory
 
 

@@ -42,17 +42,15 @@ class Blow:
 
     Attributes:
         name: what the tally calls it.
-        excuses_failures: whether operations that the blow meets may fail before the kill does.
     """
 
     name = "kill -9"
-    excuses_failures = False
 
     def settle(self) -> None:
         """Keep for good what is on the disk now."""
 
-    def strike(self, rng: random.Random) -> None:
-        """Hit, just before the kill."""
+    def strike(self, process: int, rng: random.Random) -> None:
+        """Hit a process, just before the kill."""
 
     def recover(self) -> None:
         """Make what is left readable, after the kill."""
@@ -116,10 +114,10 @@ class Voice(NamedTuple):
 
     def killed(self, blow: Blow, rng: random.Random) -> list[Any]:
         """Kill it by a blow; return what it had said until then and was not heard yet."""
-        blow.strike(rng)
+        blow.strike(self.process, rng)
         rest = self.ended()
         blow.recover()
-        return [message for message in rest if "failed" not in message] if blow.excuses_failures else rest
+        return rest
 
     def ended(self) -> list[Any]:
         """Kill it, if it is still there; return what was not heard yet."""
@@ -379,7 +377,7 @@ class Serving:
             served.end()
             self._blow.recover()
         self._hits += waiting is not None
-        if not self._blow.excuses_failures and "Traceback" in (said := served.said()):
+        if "Traceback" in (said := served.said()):
             self._tally.fault(self.name, TRACEBACK, said)
         allowed = [self._contents, *([after(self._contents, waiting)] if waiting else [])]
         wrong, self._contents = faults_of(self._path, self._samples.encoder, allowed)
@@ -402,7 +400,7 @@ class Serving:
             send(server, change)
             if left == 0:
                 time.sleep(self._durations.within("write", rng))
-                self._blow.strike(rng)
+                self._blow.strike(served.process, rng)
                 served.end()
                 return None if self._is_acknowledged(server, change) else change
             if not self._is_acknowledged(server, change):

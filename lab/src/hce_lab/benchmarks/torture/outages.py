@@ -13,6 +13,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import time
@@ -44,7 +45,6 @@ class Disk(Blow):
     """
 
     name = "loss of power"
-    excuses_failures = True
 
     def __init__(self, folder: Path) -> None:
         self._image, self.place = folder / "disk.img", folder / "disk"
@@ -77,8 +77,13 @@ class Disk(Blow):
         finally:
             os.close(descriptor)
 
-    def strike(self, rng: random.Random) -> None:
-        """Let some of what waits reach the disk, then fail."""
+    def strike(self, process: int, rng: random.Random) -> None:
+        """Let some of what waits reach the disk, then fail.
+
+        The process is stopped first: a sync that is under way when the file system fails may seem to succeed, and with
+        real power nobody would hear of that.
+        """
+        os.kill(process, signal.SIGSTOP)
         self._write_some(rng)
         self.fail(rng.choice((WITH_JOURNAL, WITHOUT_JOURNAL, WITHOUT_JOURNAL)))
 
