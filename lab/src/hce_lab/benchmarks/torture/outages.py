@@ -49,7 +49,7 @@ class Disk(Blow):
     def __init__(self, folder: Path) -> None:
         self._image, self.place = folder / "disk.img", folder / "disk"
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._turn = 0
+        self._turn, self._has_failed = 0, False
 
     def make(self) -> None:
         """Make and mount it.
@@ -69,7 +69,9 @@ class Disk(Blow):
         self._image.unlink()
 
     def settle(self) -> None:
-        """Write all that waits."""
+        """Write all that waits; after a trial that was stopped half-way, recover."""
+        if self._has_failed:
+            self.recover()
         descriptor = os.open(self.place, os.O_RDONLY)
         try:
             if self._libc.syncfs(descriptor):
@@ -89,6 +91,7 @@ class Disk(Blow):
 
     def fail(self, how: int) -> None:
         """Fail now."""
+        self._has_failed = True
         descriptor = os.open(self.place, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", how))
@@ -123,7 +126,7 @@ class Disk(Blow):
             os.close(descriptor)
 
     def _mount(self) -> None:
-        self._turn += 1
+        self._turn, self._has_failed = self._turn + 1, False
         options = f"loop,noauto_da_alloc,{WAYS[self._turn % len(WAYS)]}"
         _system("mount", "-t", "ext4", "-o", options, str(self._image), str(self.place))
 
