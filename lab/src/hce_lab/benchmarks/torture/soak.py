@@ -35,6 +35,7 @@ ROUNDS_A_REBUILD = 200
 LOG_SECONDS = 10
 JUDGED_SECONDS = 600  # a shorter soak only warms up
 MORE_MEMORY, MORE_FILES = 16 << 20, 4  # that the last third may hold above the middle one
+WAIT = b"another process is writing to this index; try again"  # the answer to a write, after 5 s
 LOOKS = (
     *("/api/search?q=w1+NEW&k=10", "/api/search?q=w3+NEW&mode=words", "/api/search?q=w5&compare=true&facet=n"),
     *("/api/map", "/api/map/points", "/api/tree?depth=2", "/api/tree/path?q=w5", "/api/documents/long"),
@@ -140,11 +141,12 @@ def _round(tally: Tally, port: int, contents: Contents, rng: random.Random) -> C
 
 
 def _answered(tally: Tally, connection: http.client.HTTPConnection, asked: str) -> bool:
-    """Take an answer; one of the map may be that there is none yet."""
+    """Take an answer; it may be that there is no map yet, or that a write has to wait for a rebuilding."""
     tally.count(NAME)
     answer = connection.getresponse()
     said = answer.read()
-    if answer.status // 100 != 2 and (answer.status, asked) != (404, "/api/map/points"):
+    is_expected = (answer.status, asked) == (404, "/api/map/points") or WAIT in said
+    if answer.status // 100 != 2 and not is_expected:
         tally.fault(NAME, WRONG, f"{asked}: {answer.status} {said[:200]!r}")
     return answer.status // 100 == 2
 
