@@ -20,13 +20,13 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
-from hce.index import before
+from hce.index import background
 from hce.index.check import check
-from hce.index.derived import Live
+from hce.index.derived import LocalPart
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import build_parts
 from hce.index.store import Reader
-from hce.index.upkeep import build_parts
 from hce.search import engine as engine_module
 from hce.search.engine import ENGINES, load_engine, new_engine
 from hce.search.words import Words
@@ -236,15 +236,15 @@ def test_what_cannot_be_read_is_one_line(index, change):
 )
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_a_damaged_vector_that_no_snapshot_has_yet_is_one_line(index, monkeypatch, change, is_loaded):
-    loads, loaded = [], Live._loaded
+    loads, loaded = [], LocalPart._loaded
 
-    def counted(live: Live, reader: Reader) -> object:
+    def counted(part: LocalPart, reader: Reader) -> object:
         loads.append(1)
         if len(loads) > 20:
             pytest.fail("a snapshot is loaded again and again")
-        return loaded(live, reader)
+        return loaded(part, reader)
 
-    monkeypatch.setattr(Live, "_loaded", counted)
+    monkeypatch.setattr(LocalPart, "_loaded", counted)
     with Index.open(index) as opened:
         asked = np.eye(1, opened.state.manifest.dim, dtype=np.float32)
         if is_loaded:
@@ -381,7 +381,7 @@ def test_no_hub_is_asked_for_the_encoder_that_an_index_names(index, monkeypatch)
 
     monkeypatch.setattr(Encoder, "load", load)
     with Index.open(index) as opened:
-        untrained = before.Untrained(opened)
+        untrained = background.Untrained(opened)
         untrained._catch_up_or_say_why()
         assert "stranger/tracks-you is not on this machine" in untrained.readiness().reason
     assert asked == [{"local": True}]

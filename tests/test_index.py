@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 )
 
 import hce
+from hce.checksums import sealed
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
@@ -37,11 +38,11 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, write_json
 from hce.index import create, derived
-from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import build_parts
 from hce.index.store import Writer
-from hce.index.upkeep import build_parts
+from hce.index.tree import Places
 from hce.tree.hierarchy import Hierarchy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -672,8 +673,8 @@ def test_an_index_of_an_engine_that_is_no_more(index, encoder, caplog, engine):
     Manifest(**{**vars(Manifest.read(index.path)), "engine": engine}).write(index.path)
     (snapshot,) = (index.path / "engine").iterdir()
     label = {**read_json(snapshot / "snapshot.json"), "engine": engine}
-    label.pop("checksum")  # such an index was written before there were any
-    write_json(snapshot / "snapshot.json", label)
+    del label["checksum"]
+    write_json(snapshot / "snapshot.json", sealed(label))
     with Index.open(index.path, encoder) as opened:
         assert [hit.id for hit in opened.search("star red w3", 5)] == expected
         assert (opened.status().engine, opened.status().pending) == (chosen, 240)
@@ -977,7 +978,7 @@ def test_words_that_can_never_be_added_are_told_of_and_not_tried_for_ever(index,
     index.search("star", 1)
     index.add([Document("x", "w170 w171")])
     with monkeypatch.context() as patched:
-        patched.setattr(derived.WordsBuilder, "add", fail)
+        patched.setattr(derived.WordsPart, "_add", fail)
         with pytest.raises(FormatError, match="the index of words is damaged"):
             index.search("w170", 1, mode="words")
     assert len(tries) == 2  # with what was held, and with what is on disk

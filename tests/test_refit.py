@@ -10,7 +10,7 @@ import pytest
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
-from hce.index import reindex
+from hce.index import create as reindex
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.manifest import Manifest
@@ -104,7 +104,7 @@ def test_a_rebuild_that_was_killed_goes_on(grown, fresh_hits, monkeypatch):
     with Index.open(grown) as index:
         before = hits_of(index)
         with monkeypatch.context() as broken:
-            broken.setattr(reindex, "_save_snapshots", lambda *_: 1 / 0)
+            broken.setattr(reindex._Reindexing, "_save_snapshots", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 index.rebuild()
         assert hits_of(index) == before

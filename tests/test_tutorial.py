@@ -38,8 +38,8 @@ import pytest
 from small_static import small_static
 from typer.testing import CliRunner
 
+from hce import demo
 from hce.cli import app
-from hce.data import docstrings
 from hce.data.judgments import Dataset
 from hce.errors import HceError
 
@@ -121,7 +121,7 @@ def small_libraries(tmp_path_factory) -> dict[str, Dataset]:
     for name, package in packages.items():
         library = tmp_path_factory.mktemp(name)
         shutil.copytree(package, library / package.name)
-        read[name] = docstrings.python_docstrings(library)
+        read[name] = demo.python_docstrings(library)
     return read
 
 
@@ -136,7 +136,7 @@ def smaller(tmp_path, monkeypatch, small_libraries, concept_corpus) -> Iterator[
     def fewer(library: Path | None = None) -> Dataset:
         return small_libraries["numpy" if library else "stdlib"]
 
-    monkeypatch.setattr(docstrings, "python_docstrings", fewer)
+    monkeypatch.setattr(demo, "python_docstrings", fewer)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -159,16 +159,13 @@ def test_the_readmes_session(smaller, concept_corpus):
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert {command.line.split()[1] for command in made} <= set(targets)
     run_all(used)
-    assert Path("report.html").is_file()
+    assert Path("my-index/manifest.json").is_file()
     Path("docs.jsonl").write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "text": "y"}\n{"_id": "c", "body": "z"}')
     run_all(wrong)
 
 
 def test_the_demo_prints_what_the_tutorial_shows(smaller, monkeypatch):
-    import hce.demo
-
-    monkeypatch.setattr(hce.demo, "python_docstrings", docstrings.python_docstrings)
-    monkeypatch.setattr(hce.demo, "train", _one_epoch(hce.demo.train))
+    monkeypatch.setattr(demo, "train", _one_epoch(demo.train))
     result = CliRunner().invoke(app, ["demo", "--json"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     (shown,) = re.findall(r"```text\n(.*?)```", TUTORIAL, flags=re.DOTALL)
@@ -176,7 +173,7 @@ def test_the_demo_prints_what_the_tutorial_shows(smaller, monkeypatch):
     told = {skeleton(word) for word in result.stderr.split()}  # by words: a wide terminal breaks lines elsewhere
     assert [line for line in first if skeleton(line) not in told] == []
     answer = json.loads(result.stdout)
-    assert set(answer["p"]) == set(answer["measures"]) - {"hce"}
+    assert set(answer["p"]) == set(answer["measures"]) - {"hce-hybrid"}
     assert Path(answer["model"], "hce.json").is_file()
     assert Path(answer["index"], "manifest.json").is_file()
 

@@ -104,7 +104,7 @@ def index(
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
     """
     from hce.index.index import Index
-    from hce.index.upkeep import build_parts
+    from hce.index.state import build_parts
 
     require_parent(output)
     _refuse_without_engine(output)
@@ -256,7 +256,7 @@ def search(
     """
     from hce.data.records import STDIN, read_lines
     from hce.data.text import is_url
-    from hce.index.elsewhere import trust_address_of
+    from hce.index.derived import trust_address_of
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
 
@@ -309,7 +309,7 @@ def status(
       hce status my-index
       hce status my-index --no-drift --json
     """
-    from hce.index.elsewhere import trust_address_of
+    from hce.index.derived import trust_address_of
     from hce.index.index import Index
 
     if trust_address:

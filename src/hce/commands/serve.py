@@ -77,8 +77,8 @@ def mcp(path: ReadIndexArgument) -> None:
     Examples:
       hce mcp my-index
     """
-    from hce.index.browse import LiveTree
     from hce.index.index import Index
+    from hce.index.tree import LiveTree
     from hce.web.mcp import Tools
 
     with Index.open(path) as index:

@@ -1,40 +1,46 @@
-"""Making an index: from a corpus and an encoder to a new folder that appears whole or not at all.
+"""Making an index, and giving it another encoder later.
 
-The folder appears as soon as documents, vectors and tree are in it. The engine, which is derived from them, is built
-in its place afterwards: whatever happens to it, nothing that took long to encode is lost.
+A new folder appears as soon as documents, vectors and tree are in it. The engine is built in its place afterwards:
+whatever happens to it, nothing that took long to encode is lost. Of several processes that work together
+(`hce.hosts`), each encodes a share and takes part in growing the tree; the first one does the rest.
 
-Of several processes that work together (`hce.hosts`) each encodes a share and takes part in growing the tree; the first
-one does the rest.
+A reindexing puts the new encoder's vectors into the store next to the active ones, some documents at a time, so that
+others write in between; then it makes a tree and snapshots. Last comes one short write: it encodes the few documents
+that came meanwhile, and activates the new vectors. The earlier ones stay until the index is rebuilt, and can be
+activated again as fast. Killed at any moment, the index is as before that write or after it, and the same call goes on.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from hce.contained import check_tree
+from hce.contained import check_tree, is_folder
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TokenSpace
-from hce.errors import FormatError, HceError, InputError
+from hce.encoding.reranker import TokenSpace
+from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
-from hce.index.elsewhere import home_of
-from hce.index.manifest import ENCODER_FOLDER, Manifest, file_stamps
-from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
-from hce.index.store import STORE_FILE, Store, Writer, now
+from hce.index.derived import Derived, home_of
+from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
+from hce.index.state import IndexEncoder
+from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
-from hce.index.token_codes import TokenCodes, is_token_folder
-from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, shared_vectors
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
+from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree
+from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors
 from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
@@ -48,7 +54,7 @@ from hce.processes import (
 )
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, wants_tree
-from hce.search.shares import Calibration
+from hce.search.shares import Calibration, Shares
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
@@ -59,15 +65,15 @@ HierarchyChoice = Hierarchy | Literal["grow"] | None
 
 
 @dataclass(frozen=True)
-class Start:
+class KnownEncoder:
     """The encoder that an index is made with, and what is known of its training.
 
     Attributes:
         encoder: what encodes documents and queries.
         fingerprint: of the encoder; computing it takes a while.
-        folder: what `hce train` wrote the encoder to, where it comes from such a folder.
-        facts: what that folder tells of the training.
-        fitted_documents: how many documents a table was fitted to here; None where none was.
+        folder: what `hce train` wrote the encoder to, if it comes from such a folder.
+        facts: what that folder says of the training.
+        fitted_documents: how many documents a table was fitted to here; None if none was.
     """
 
     encoder: Encoder
@@ -76,12 +82,39 @@ class Start:
     facts: ModelFacts | None = None
     fitted_documents: int | None = None
 
-    def shares(self, corpus: Corpus) -> Calibration | None:
-        """Return the shares that training chose by labels or on this very corpus; None where there are none.
+    @classmethod
+    def load(
+        cls,
+        encoder: Encoder | str | Path,
+        corpus: Corpus,
+        *,
+        device: torch.device | None = None,
+        progress: bool = False,
+    ) -> KnownEncoder:
+        """Load an encoder by its spec, or take the one given, and find out what is known of its training.
 
-        Args:
-            corpus: what is indexed.
+        Raises:
+            InputError: there is no such encoder.
+            FormatError: its hce.json is damaged.
         """
+        loaded = encoder
+        if not isinstance(loaded, Encoder):
+            loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
+            take_weights_of_the_first(loaded.model.parameters())
+        folder, fingerprint = Path(loaded.name), loaded.fingerprint
+        facts = ModelFacts.find(folder)
+        if facts is None or facts.fingerprint != fingerprint:
+            fitted_here = not isinstance(encoder, Encoder) and str(encoder) == "static"
+            return cls(loaded, fingerprint, fitted_documents=len(corpus) if fitted_here else None)
+        return cls(loaded, fingerprint, folder, facts)
+
+    @property
+    def base(self) -> str | None:
+        """What the encoder was trained from, if it was trained."""
+        return None if self.facts is None else self.facts.base_encoder
+
+    def shares(self, corpus: Corpus) -> Calibration | None:
+        """Return the shares that training chose by labels, or on this corpus; None if there are none."""
         if self.facts is None:
             return None
         if self.facts.calibration is None:  # 0.2.0 chose the share of words by labels, and nothing else
@@ -91,26 +124,17 @@ class Start:
         is_same = self.facts.corpus["fingerprint"] == corpus.fingerprint
         return chosen if is_same or chosen.kind == "labeled" else None
 
-
-def start_from(
-    encoder: Encoder | str | Path, corpus: Corpus, *, device: torch.device | None = None, progress: bool = False
-) -> Start:
-    """Load an encoder by its spec, or take one as it is given, and find out what is known of its training.
-
-    Raises:
-        InputError: there is no such encoder.
-        FormatError: its hce.json is damaged.
-    """
-    loaded = encoder
-    if not isinstance(loaded, Encoder):
-        loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
-        take_weights_of_the_first(loaded.model.parameters())
-    folder, fingerprint = Path(loaded.name), loaded.fingerprint
-    facts = ModelFacts.find(folder)
-    if facts is None or facts.fingerprint != fingerprint:
-        fitted_here = not isinstance(encoder, Encoder) and str(encoder) == "static"
-        return Start(loaded, fingerprint, fitted_documents=len(corpus) if fitted_here else None)
-    return Start(loaded, fingerprint, folder, facts)
+    def described(self, folder: Path) -> dict[str, Any]:
+        """Return the fields that a manifest, or its standby entry, has of the encoder saved in a folder."""
+        return {
+            "encoder": self.encoder.name,
+            "fingerprint": self.fingerprint,
+            "dim": self.encoder.dim,
+            "window": self.encoder.window,
+            "encoder_files": file_stamps(folder),
+            "base_encoder": self.base,
+            "fitted_documents": self.fitted_documents,
+        }
 
 
 def create_index(
@@ -126,12 +150,14 @@ def create_index(
     memory: int | None = None,
     tokens: bool = True,
     device: torch.device | None = None,
+    vectors: np.ndarray | None = None,
+    calibration: Calibration | None = None,
     progress: bool,
 ) -> None:
-    """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
+    """Encode, grow a tree if asked, and write all but the engine; `Index.create` explains the arguments.
 
     Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
-    encoder that is named computes.
+    encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
 
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
@@ -145,11 +171,11 @@ def create_index(
     checked_language(language)
     checked_share(words_share)
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
-    start = start_from(encoder, corpus, device=device, progress=progress)
+    start = KnownEncoder.load(encoder, corpus, device=device, progress=progress)
     if process_count() > 1:
         require_alike({"corpus": corpus.fingerprint, "encoder": start.fingerprint, "path": str(path.absolute())})
         require_shared(path.absolute().parent)
-    warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
+    warn_of_language(corpus, start.base or start.encoder.name, language)
     long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
     keep_within(memory, len(long.corpus), start.encoder.dim, engine)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
@@ -158,7 +184,8 @@ def create_index(
     if tokens and engine not in ELSEWHERE:
         codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
     with codes.filling() if codes else nullcontext() as on_tokens:
-        vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
+        known = None if codes else vectors
+        vectors = _vectors(known, long.corpus, start.encoder, part, progress=progress, on_tokens=on_tokens)
     wait_for_all()
     with released(vectors):
         wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
@@ -168,11 +195,7 @@ def create_index(
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = start.shares(corpus) or calibrate_unlabeled(
-            *(corpus, start.encoder, vectors[: len(corpus)], language),
-            space=codes.space if codes else None,
-            known=codes.get if codes else None,
-        )
+        chosen = calibration or _chosen(start, corpus, vectors[: len(corpus)], language, codes)
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -180,12 +203,20 @@ def create_index(
             keep_facts(start.folder, folder / IN_AN_INDEX)
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
-        manifest = _manifest(corpus, start, folder, engine, FOLDER if tree else None)
-        share = chosen.shares.words if words_share is None else words_share
-        manifest = replace(manifest, language=language, words_share=share, engine_at=at)
-        manifest = replace(manifest, tokens_share=chosen.shares.tokens)
-        if words_share is None:
-            manifest = replace(manifest, shares=chosen.as_dict())
+        manifest = Manifest(
+            created=now(),
+            documents=len(corpus),
+            corpus={"name": corpus.name, "fingerprint": corpus.fingerprint},
+            fields=corpus.reading.fields or None,
+            engine=engine,
+            engine_at=at,
+            hierarchy=FOLDER if tree else None,
+            language=language,
+            words_share=chosen.shares.words if words_share is None else words_share,
+            tokens_share=chosen.shares.tokens,
+            shares=chosen.as_dict() if words_share is None else None,
+            **start.described(folder / ENCODER_FOLDER),
+        )
         for file in filled.iterdir():
             file.replace(folder / file.name)
         if codes is not None:
@@ -196,11 +227,7 @@ def create_index(
 
 
 def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None) -> None:
-    """Refuse an engine or a hierarchy that an index cannot have.
-
-    Raises:
-        InputError: it cannot have one of these.
-    """
+    """Refuse an engine or a hierarchy that an index cannot have."""
     check_engine(engine, at)
     if at is not None:
         home_of(engine).claim_place(at, path, named_by_user=True)
@@ -209,18 +236,14 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of so many documents does not fit into a bound, if there is one.
-
-    Raises:
-        InputError: the bound is too small.
-    """
+    """Fail if an index of this size does not fit into a bound, if there is one."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
         logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them; None where the encoder tells of none."""
+    """Return what a killed run has left of tokens, or a new place; None if the encoder has none."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -231,18 +254,33 @@ def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: boo
 
 
 def checked_share(words_share: float | None) -> None:
-    """Refuse what cannot be the share of words in a hybrid search.
-
-    Raises:
-        InputError: it is no number from 0 to 1.
-    """
+    """Refuse what cannot be the share of words in a hybrid search."""
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
 
 
+def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: Path, **options: Any) -> np.ndarray:
+    """Encode a corpus, but the first documents whose vectors are known."""
+    if known is None:
+        return encode_corpus(encoder, corpus, place, **options)
+    further = corpus.only(np.arange(len(known), len(corpus)))
+    return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
+
+
+def _chosen(
+    start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None
+) -> Calibration:
+    """Return what training chose for this corpus, or choose now how much words and tokens count."""
+    return start.shares(corpus) or calibrate_unlabeled(
+        *(corpus, start.encoder, vectors, language),
+        space=codes.space if codes else None,
+        known=codes.get if codes else None,
+    )
+
+
 def _tree(
-    choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
+    choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
     """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any.
 
@@ -269,24 +307,6 @@ def _tree(
         delete_whole(place)
         tree.save(place)
     return tree
-
-
-def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, hierarchy: str | None) -> Manifest:
-    return Manifest(
-        created=now(),
-        documents=len(corpus),
-        corpus={"name": corpus.name, "fingerprint": corpus.fingerprint},
-        fields=corpus.reading.fields or None,
-        encoder=start.encoder.name,
-        fingerprint=start.fingerprint,
-        dim=start.encoder.dim,
-        window=start.encoder.window,
-        encoder_files=file_stamps(folder / ENCODER_FOLDER),
-        base_encoder=None if start.facts is None else start.facts.base_encoder,
-        fitted_documents=start.fitted_documents,
-        engine=engine,
-        hierarchy=hierarchy,
-    )
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
@@ -330,3 +350,226 @@ def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) ->
     texts = [document.full_text for document in chunk]
     first = {text: row for row, text in reversed(list(enumerate(texts)))}
     return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])
+
+
+# ------------------------------------------------------------------------------------------------- another encoder
+
+
+ENCODED_AT_ONCE = 1024
+FEW = 64  # documents that the last write may have to encode, while others wait
+ROUNDS = 8  # of catching up with others who write; then they wait
+
+
+def reindex(
+    store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
+) -> Manifest | None:
+    """Give an index another encoder; `Index.reindex` explains the arguments.
+
+    Returns:
+        The manifest from now on; None if the index has the encoder already.
+    """
+    checked_share(words_share)
+    with _alone(store):
+        other = _begin(store, encoder, words_share)
+        return None if other is None else _Reindexing(store, other).finish(progress)
+
+
+def undo(store: Store, *, progress: bool = False) -> Manifest:
+    """Activate again the encoder before the last reindexing.
+
+    Raises:
+        InputError: there was none, or a rebuild has given it up since.
+    """
+    with _alone(store):
+        other = Manifest.read(store.path.parent).other()
+        if other is None or not other.was_in_force:
+            raise InputError(
+                f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
+            )
+        return _Reindexing(store, other).finish(progress)
+
+
+def _alone(store: Store) -> AbstractContextManager[None]:
+    index_folder = store.path.parent
+    return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
+
+
+def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
+    """Return the encoder to activate: one that was begun earlier, or a new one; None if it is active already."""
+    index_folder = store.path.parent
+    manifest = Manifest.read(index_folder)
+    other = manifest.other()
+    if other is not None and other.spec == str(encoder) == "static":
+        return other  # fitted to the documents that there were; fitted again, it would be another one
+    with store.reading() as reader:
+        entries = [(entry.number, entry.document) for entry in reader.entries()]
+    if not entries:
+        raise InputError(f"{index_folder}: it has no documents to encode anew; index anew with the other encoder")
+    corpus = Corpus.from_documents([document for _, document in entries], name=index_folder.absolute().name)
+    start = KnownEncoder.load(encoder, corpus)
+    if start.fingerprint == manifest.fingerprint:
+        return None
+    if other is not None and other.fingerprint == start.fingerprint:
+        return other
+    warn_of_language(corpus, start.base or start.encoder.name, manifest.language)
+    suffix = _make_room(store)
+    chosen = start.shares(corpus)
+    shares = usual_shares(start.encoder) if chosen is None else chosen.shares
+    shares = shares if words_share is None else shares._replace(words=words_share)
+    numbers = np.array([number for number, _ in entries], np.int64)
+    return _write_encoder(store, suffix, start, str(encoder), shares, numbers, corpus)
+
+
+def _make_room(store: Store) -> str:
+    """Make empty tables for the vectors of another encoder; return the end of the names of its folders."""
+    index_folder = store.path.parent
+    with _writing(store) as writer:
+        manifest = replace(Manifest.settled(index_folder, writer), beside=None)
+        manifest.write(index_folder)  # before the tables that it names are gone
+        delete_other_folders(index_folder, manifest)
+        writer.make_beside()
+        number = writer.next.change
+        while (index_folder / f"{ENCODER_FOLDER}-{number}").exists():
+            number += 1
+        return f"-{number}"
+
+
+def _write_encoder(
+    store: Store, suffix: str, start: KnownEncoder, spec: str, shares: Shares, numbers: np.ndarray, corpus: Corpus
+) -> StandbyEncoder:
+    """Put an encoder, its facts and its tree into folders of their own, and name them in the manifest."""
+    index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
+    with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
+        folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
+        start.encoder.save(folder)
+        tree = None
+        if start.folder is not None:
+            keep_facts(start.folder, index_folder / f"{IN_AN_INDEX}{suffix}")
+            tree = trained_tree(start.folder, corpus)
+        if tree is not None:
+            NumberedHierarchy(tree, numbers).save(index_folder / f"{FOLDER}{suffix}")
+        if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
+            TokenCodes.create(token_folder(index_folder, suffix), space)
+        other = StandbyEncoder(
+            was_in_force=False,
+            spec=spec,
+            encoder_folder=folder.name,
+            words_share=shares.words,
+            tokens_share=shares.tokens,
+            hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
+            familiar=int(numbers.max()),
+            **start.described(folder),
+        )
+        replace(Manifest.settled(index_folder, writer), beside=asdict(other)).write(index_folder)
+    return other
+
+
+class _Encoded(NamedTuple):
+    """Vectors of documents, by number, and the passages of the long ones by position."""
+
+    numbers: list[int]
+    vectors: np.ndarray
+    passages: dict[int, CutPassages]
+
+
+class _Reindexing:
+    """Encodes what has no vector of the standby encoder yet, makes tree and snapshots, and activates that encoder."""
+
+    def __init__(self, store: Store, other: StandbyEncoder) -> None:
+        self.store = store
+        self.other = other
+        self.folder = store.path.parent
+        carried = IndexEncoder(self.folder, other)
+        codes = TokenCodes.find(token_folder(self.folder, other.suffix))
+        self._encode, self._cutter = partial(encode_keeping_tokens, carried, codes), Cutter(carried.encoder())
+
+    def finish(self, progress: bool) -> Manifest:
+        """Do what is left, and return the manifest after it."""
+        self._catch_up(progress)
+        self._grow_tree()
+        self._save_snapshots()
+        for left in reversed(range(ROUNDS)):
+            self._catch_up(progress=False)
+            if self._switch(whatever_is_left=not left):
+                break
+        return self._decided()
+
+    def _catch_up(self, progress: bool) -> None:
+        """Encode documents some at a time; others may write in between."""
+        with self.store.reading() as reader:
+            total, left = reader.moment().documents, reader.count_after(reader.last_beside() or 0)
+        with progress_bar("encoding", total, "documents", show=progress) as advance:
+            advance(total - left)
+            while True:
+                with self.store.reading() as reader:
+                    some = self._next(reader)
+                if some is None:
+                    return
+                with _writing(self.store) as writer:
+                    writer.fill_beside(*some)
+                advance(len(some.numbers))
+
+    def _next(self, reader: Reader) -> _Encoded | None:
+        entries = list(islice(reader.entries(after=reader.last_beside() or 0), ENCODED_AT_ONCE))
+        if not entries:
+            return None
+        documents = [entry.document for entry in entries]
+        vectors = shared_vectors([each.full_text for each in documents], {}, self._encode)
+        passages = read_passages(documents, self._encode, self._cutter)
+        return _Encoded([entry.number for entry in entries], vectors, passages)
+
+    def _grow_tree(self) -> None:
+        """Grow a tree of the new vectors, if the index has one and the encoder brought none."""
+        if self.other.hierarchy is not None or Manifest.read(self.folder).hierarchy is None:
+            return
+        name: str | None = f"{FOLDER}{self.other.suffix}"
+        if not is_folder(self.folder / str(name)):
+            with self.store.reading_beside(self.other.dim) as reader:
+                name = grow_tree(self.folder, str(name), reader)
+        self.other = replace(self.other, hierarchy=name)
+
+    def _save_snapshots(self) -> None:
+        """Make engines and words of the new vectors, so that a search only has to load them.
+
+        A snapshot is of a moment at which every document has such a vector. If others write all the time there may be
+        none such, and then the parts are made when they are first needed.
+        """
+        derived = Derived(self.store, Manifest.read(self.folder).with_in_force(self.other))
+        for _ in range(ROUNDS):
+            with self.store.reading_beside(self.other.dim) as reader:
+                if reader.count_after(0) == reader.moment().documents:  # of new vectors, and of documents
+                    derived.save_snapshots(reader)
+                    return
+            self._catch_up(progress=False)
+
+    def _switch(self, *, whatever_is_left: bool) -> bool:
+        """Activate the new vectors, unless too many documents came meanwhile."""
+        with _writing(self.store) as writer:
+            if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
+                return False
+            while some := self._next(writer):
+                writer.fill_beside(*some)
+            manifest = replace(Manifest.settled(self.folder, writer), beside=asdict(self.other))
+            replace(manifest, switch=writer.next._asdict()).write(self.folder)
+            writer.swap_beside(self.other.dim)
+        return True
+
+    def _decided(self) -> Manifest:
+        """Write down what the switch has decided."""
+        with _writing(self.store) as writer:  # nothing is written to it; it keeps others from writing a manifest
+            manifest = Manifest.read(self.folder, writer)
+            manifest.write(self.folder)
+        return manifest
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[Writer]:
+    """Open one transaction, as `Store.writing` does, once nobody else writes any more, however long that takes."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                writer = stack.enter_context(store.writing())
+                break
+            except WriterBusyError:
+                logger.debug("waiting for another process to end its write")
+        yield writer

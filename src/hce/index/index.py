@@ -1,7 +1,7 @@
 """Index: documents that come and go, found by words and by meaning.
 
-An index holds an encoder, a store of the documents, and what is derived from the store: an engine of vectors, an index
-of words. Adding and removing documents needs no training.
+An index has an encoder, a store of the documents, and an engine of vectors and an index of words, derived from the
+store. Adding and removing documents needs no training.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import wrong_type
-from hce.files import checked_fields
-from hce.index.confidence import Calibration, closeness
-from hce.index.elsewhere import replica_at
+from hce.files import ScratchFolder, checked_fields
+from hce.index.derived import replica_at
 from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import MANIFEST_FILE, IndexStatus
-from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.ranking import (
     RERANKED,
     Hit,
+    MatchThresholds,
     SearchMode,
     check_k,
     checked_queries,
     checked_vectors,
+    closeness,
     reranked,
 )
-from hce.index.state import IndexState, ReindexedError
+from hce.index.state import IndexState, ReindexedError, build_parts, rebuild, status_of
 from hce.index.store import FacetCount, MomentPassedError, Writer
-from hce.index.upkeep import build_parts, rebuild, status_of
+from hce.index.tree import NumberedHierarchy
 from hce.index.writing import (
     check_id,
     checked,
@@ -55,22 +55,26 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
+    from hce.search.shares import Calibration
 
 
 class Index:
     """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
 
-    An index can be used from several threads. Nothing is loaded before it is needed: only a search by text or an
-    addition loads the encoder, only a search loads the engine.
+    An index can be used from several threads. Only a search by text or an addition loads the encoder, only a search
+    loads the engine.
 
     Attributes:
         path: the folder.
         state: what this process has open of the index, for hce's own modules.
+        with_matched: whether searches fill in `Hit.matched`; without, a search for 100 hits takes a third of the time.
         is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
 
     is_replica: ClassVar[bool] = False
+    with_matched: bool = True
     _last_reranker: Reranker | None = None
+    _scratch: ScratchFolder | None = None  # deleted along with this object
 
     def __init__(self, path: str | Path, encoder: Encoder | None = None) -> None:
         self.path = Path(path)
@@ -94,7 +98,7 @@ class Index:
         """Make an index in a new folder, and open it.
 
         Stopped half-way, it leaves only the vectors encoded so far, in `PATH.unfinished`; the same call goes on there.
-        Stopped when only the engine was missing, it leaves the whole index, and the first search builds the engine.
+        Stopped when only the engine was missing, it leaves the index, and the first search builds the engine.
 
         >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
         >>> with Index.create("my-index", [shoes], "static") as index:
@@ -113,7 +117,7 @@ class Index:
                 vectors; "milvus" lives elsewhere.
             at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`; behind `#` may
                 stand the name of the collection.
-            language: of the texts, whose endings are cut off words; "none" matches words as they are written.
+            language: of the texts, whose endings are cut off words; "none" matches words unchanged.
             words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
                 `hce.training.calibration`.
             tokens: keep the tokens of texts, where the encoder is a transformer, and let them put the first hits of a
@@ -141,6 +145,45 @@ class Index:
         except BaseException:
             index.close()
             raise
+        return index
+
+    @classmethod
+    def temporary(
+        cls,
+        corpus: Corpus,
+        encoder: Encoder,
+        *,
+        vectors: np.ndarray | None = None,
+        calibration: Calibration | None = None,
+        language: str = "english",
+    ) -> Index:
+        """Make an index that is deleted with this object, to measure what an index of a corpus would find.
+
+        >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
+        >>> Index.temporary(corpus, Encoder.load("static")).search("hats", 1)[0].id
+        'b'
+
+        Args:
+            corpus: the documents.
+            encoder: encodes documents and queries.
+            vectors: of the documents, unit rows of shape (N, n), where they are computed already.
+            calibration: how much words and tokens count; by default it is chosen as in `create`.
+            language: whose endings are cut off words.
+        """
+        from hce.index.create import create_index
+
+        scratch = ScratchFolder("hce-index-")
+        create_index(
+            *(scratch.path / "index", corpus, encoder, None),
+            engine="codes",
+            language=language,
+            tokens=calibration is None or calibration.shares.tokens > 0,
+            vectors=vectors,
+            calibration=calibration,
+            progress=False,
+        )
+        index = cls(scratch.path / "index", encoder)
+        index._scratch, index.with_matched = scratch, False
         return index
 
     @classmethod
@@ -192,7 +235,6 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             refuse_known(writer, chunks_of(sound), self.path)
             insert_documents(writer, chunks_of(sound), self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -209,7 +251,6 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
             insert_documents(writer, chunks, self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -222,20 +263,20 @@ class Index:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
         distinct = checked_ids(ids)
-        with self.state.store.writing() as writer:
-            self.state.keep_up(writer)
+        with self._writing([], progress=False) as (writer, _):
             writer.delete(numbers_of(writer, distinct, self.path))
-        self.state.derived.follow_write()
         return len(distinct)
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
+        """Open a write with the current encoder, and then bring the engine up to date with it."""
         with (
             self.state.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
         ):
             self.state.keep_up(writer)
             yield writer, advance
+        self.state.derived.follow_write()
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
@@ -317,11 +358,11 @@ class Index:
         Args:
             queries: a text or a list of texts.
             k: how many; all where there are fewer (by words alone, those that share a word).
-            filter: conditions on metadata, see `hce.index.filters`; k documents are found if so many fulfil them.
+            filter: conditions on metadata, see `hce.index.filters`; k documents are found if enough fulfil them.
             mode: "hybrid", by words and meaning, the first hits in the order of a transformer's tokens where the index
                 has these; "dense", by meaning alone; "words", by BM25 alone.
             unique: leave out what is near-equal to a better hit, which then names it (`Hit.folded`); see
-                `hce.index.ranking.fold_near_equal`. k documents are found if there are so many different ones.
+                `hce.index.ranking.fold_near_equal`. k documents are found if there are enough different ones.
             rerank: a cross-encoder, or the directory or hub id of one, that puts the first hits into another order.
             depth: how many of the first hits the cross-encoder reads; k, where that is more: all that are returned.
 
@@ -338,7 +379,9 @@ class Index:
             fingerprint = self.state.present_encoder().fingerprint
             vectors = None if mode == "words" else self.state.encode_queries(texts)
             try:
-                hits = self.state.search(texts, vectors, wanted, filter, mode, fingerprint, unique=unique)
+                hits = self.state.search(
+                    texts, vectors, wanted, filter, mode, fingerprint, unique=unique, matched=self.with_matched
+                )
             except ReindexedError:
                 continue
             if reranker is not None:
@@ -384,9 +427,9 @@ class Index:
         *,
         vector: np.ndarray | None = None,
     ) -> bool | None:
-        """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
+        """Return whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
-        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`. Where
+        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.ranking`. Where
         tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
 
         Args:
@@ -397,14 +440,14 @@ class Index:
             vector: the query's vector, of shape (n,), if at hand; the vector of the last search is remembered.
 
         Returns:
-            None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
+            None if that is not known: nothing was found; words alone, or a part of the documents, were searched; the
             index has few documents or an engine that lives elsewhere; or it has got another encoder since, which
             `rebuild` makes up for.
         """
         noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
             return None
-        calibration = checked_fields(Calibration, noted)
+        calibration = checked_fields(MatchThresholds, noted)
         if calibration.fingerprint != self.state.manifest.fingerprint:
             return None
         vector = self.state.encode_query(query) if vector is None else vector
@@ -479,7 +522,7 @@ class Index:
         return status_of(self.state)
 
     def drift(self, seed: int = 0) -> Drift:
-        """Tell whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
+        """Return whether it is time to retrain: compare later documents with the first ones; see `hce.index.drift`.
 
         Takes seconds, and all vectors in memory; loads the encoder.
         """
@@ -500,19 +543,19 @@ class Index:
         tokens: bool | None = None,
         progress: bool = False,
     ) -> None:
-        """Build what is derived anew from the documents there are now: the tree, if there is one, engines and words.
+        """Build again what is derived from the documents: the tree, if there is one, engines and words.
 
-        Also gives the space of removed documents back, and forgets what only earlier snapshots need. The documents stay
-        as they are. So does the encoder, unless it is a table that was fitted to less than a quarter of the documents
-        there are now: it is fitted to all of them, and all are encoded anew, as by `reindex`. The encoder that was in
-        force before the last `reindex` is given up, with its vectors.
+        Also gives the space of removed documents back, and forgets what only earlier snapshots need. Documents do not
+        change. Nor does the encoder, unless it is a table that was fitted to less than a quarter of the documents there
+        are now: it is fitted to all of them, and all are encoded again, as by `reindex`. The encoder before the last
+        `reindex` is given up, with its vectors.
 
         Args:
             engine: another engine from now on.
             at: the address of Milvus, for the engine "milvus"; see `create`.
-            refit: whether a table may be fitted anew. An encoder that was trained, or given, never is.
-            tokens: whether tokens are kept from now on, see `create`; for this all documents are read anew. By default,
-                as it was.
+            refit: whether a table may be fitted again. An encoder that was trained, or given, never is.
+            tokens: whether tokens are kept from now on, see `create`; all documents are read again for this. By
+                default, nothing changes.
             progress: show bars.
 
         Raises:
@@ -526,9 +569,9 @@ class Index:
     ) -> bool:
         """Give the index another encoder, while it is searched and written to, by other processes too.
 
-        All documents are encoded beside the vectors in force; then the two change places at one stroke, and every
-        process that has the index open uses the new ones from its next search on. Documents that are written meanwhile
-        are there before and after. Interrupted, even by a kill, the same call goes on. What was in force is kept for
+        All documents are encoded while the old vectors serve. Then one commit activates the new ones, and every process
+        that has the index open uses them from its next search on. Documents that are written meanwhile are there before
+        and after. Interrupted, even by a kill, the same call goes on. The old encoder and vectors are kept for
         `undo_reindex` until `rebuild`.
 
         >>> from hce.encoding.encoder import Encoder
@@ -547,7 +590,7 @@ class Index:
         Raises:
             InputError: there is no such encoder, the index has no documents, or another process is reindexing it.
         """
-        from hce.index.reindex import reindex
+        from hce.index.create import reindex
 
         manifest = reindex(self.state.store, encoder, words_share, progress=progress)
         if manifest is not None:
@@ -555,11 +598,11 @@ class Index:
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
-        """Return to the encoder that was in force before the last `reindex`; only later documents are encoded.
+        """Return to the encoder before the last `reindex`; only later documents are encoded.
 
         Raises:
             InputError: there was none, or `rebuild` has given it up since.
         """
-        from hce.index.reindex import undo
+        from hce.index.create import undo
 
         self.state.adopt(undo(self.state.store, progress=progress))

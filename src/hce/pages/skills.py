@@ -13,9 +13,9 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.text import ANY_WORD
 from hce.files import new_folder, open_atomically
-from hce.index.browse import LiveTree, NotThereError
 from hce.index.index import Index
 from hce.index.store import Reader
+from hce.index.tree import LiveTree, NotThereError
 from hce.tree.hierarchy import Hierarchy, Names
 from hce.tree.names import name_nodes
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from hce._version import __version__
 from hce.errors import AwayError, HceError, InputError, MissingPackageError, WriterBusyError, needs_extra
-from hce.index.browse import NotThereError
 from hce.index.index import Index
+from hce.index.tree import NotThereError
 
 with needs_extra("web", "the web page"):
     import uvicorn

@@ -1,24 +1,221 @@
-"""LiveTree: an index's tree with the documents that there are now.
+"""The tree of an index: a hierarchy with the numbers of its documents, their paths, and what can be browsed.
 
-The tree was grown from the documents at creation. Those that are gone are left out, and those that came later are put
-where a walk down from the root leads them, so that what is shown is what can be found.
+A tree is derived: it can be grown again from the documents there are. Each has a folder of its own, and the manifest
+names the current one. Documents that are gone are left out of what is shown, and those that came later are put where
+a walk down from the root leads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hce.contained import check_tree, delete_folder, is_file, is_folder, plain_path
 from hce.data.documents import Document
-from hce.errors import InputError, WriterBusyError
-from hce.index.index import Index
-from hce.index.numbered_tree import NumberedHierarchy
+from hce.errors import FormatError, InputError, WriterBusyError, warn_once
+from hce.files import released, write_to_be_mapped
+from hce.index.manifest import Manifest, is_index
 from hce.index.store import Moment, Reader
+from hce.memory import HELD
+from hce.progress import progress_bar
+from hce.tree.hierarchy import NUMBERS, Hierarchy
+
+if TYPE_CHECKING:
+    from hce.index.index import Index
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
+MOST_READ = 1 << 20  # documents, from all over, that nodes are named after; of more, the words would take much memory
+ROWS_AT_ONCE = 16_384
+
+
+class NumberedHierarchy(NamedTuple):
+    """A hierarchy, and the number in the store of each of its documents, of shape (N,), int64."""
+
+    hierarchy: Hierarchy
+    numbers: np.ndarray
+
+    def save(self, folder: Path) -> None:
+        """Write the tree and the numbers into a new folder, all or nothing."""
+        self.hierarchy.save(folder, self.numbers)
+
+    @classmethod
+    def load(cls, folder: Path) -> NumberedHierarchy:
+        """Read what `save` wrote; FormatError if nothing is there, or it is damaged."""
+        hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
+        try:
+            numbers = np.array(np.load(plain_path(path), mmap_mode="r", allow_pickle=False))  # no longer than its file
+        except (OSError, ValueError, EOFError) as error:
+            raise FormatError(f"{path}: damaged ({error}); rebuild the index") from error
+        if numbers.shape != (len(hierarchy),) or numbers.dtype != np.int64:
+            raise FormatError(f"{path}: {len(numbers)} numbers for {len(hierarchy)} documents; rebuild the index")
+        return cls(hierarchy, numbers)
+
+
+def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarchy | None:
+    """Read the tree of the encoder whose folders end in `suffix`, by default the current one; None if there is none."""
+    name = _named(index_folder, suffix)
+    while name is not None:
+        try:
+            is_folder(index_folder / name, index_folder)
+            return NumberedHierarchy.load(index_folder / name)
+        except FormatError as error:
+            known, name = name, _named(index_folder, suffix)
+            if name == known:  # else another process has just rebuilt the index
+                warn_once(logger, f"{error} (it is left out until 'hce rebuild {index_folder}' grows it anew)")
+                return None
+    return None
+
+
+def _named(index_folder: Path, suffix: str | None) -> str | None:
+    manifest = Manifest.read(index_folder)
+    other = manifest.other()
+    if other is None or suffix in (None, manifest.suffix):
+        return manifest.hierarchy
+    grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
+    return other.hierarchy or (grown if is_folder(index_folder / grown) else None)
+
+
+def grow_named_tree(
+    vectors: np.ndarray, texts: Iterable[str], device: Any = None, *, progress: bool = False
+) -> Hierarchy | None:
+    """Grow a tree and name its nodes; None for too few documents. Of several processes, the first names the nodes."""
+    from hce.processes import is_first_process  # with torch and scikit-learn, which are not needed to look at a tree
+    from hce.tree.names import name_nodes
+
+    if len(vectors) < 2:
+        return None
+    tree = Hierarchy.build(vectors, device=device, progress=progress)
+    if not tree.levels:
+        return None
+    if not is_first_process():
+        return tree
+    every = -(-len(vectors) // MOST_READ)
+    some = (text if position % every == 0 else "" for position, text in enumerate(texts))
+    tree.names = name_nodes(tree, some, progress=progress)
+    return tree
+
+
+def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
+    """Return the folder of a tree of just the documents that `reader` sees: `name` if it holds one, else a new one."""
+    with suppress(FormatError):
+        if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
+            return name
+    return grow_tree(index_folder, f"{FOLDER}-{reader.moment().change}", reader, progress=progress)
+
+
+def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
+    """Grow a tree of the documents there are now in a folder of this name; None if they are too few for one."""
+    with all_vectors(reader, index_folder) as (numbers, vectors):
+        tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
+    if tree is None:
+        return None
+    delete_folder(index_folder / name, index_folder)
+    NumberedHierarchy(tree, numbers).save(index_folder / name)
+    return name
+
+
+def hierarchy_folder(path: str | Path) -> Path | None:
+    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None if there is none.
+
+    Raises:
+        FormatError: `path` is an index that was made without a tree.
+    """
+    path, candidates = Path(path), [FOLDER, "."]
+    if is_index(path):
+        check_tree(path)
+        named = Manifest.read(path).hierarchy
+        if named is None:
+            raise FormatError(f"{path}: this index carries no tree; index anew to get one")
+        candidates = [named]
+    return next((path / name for name in candidates if is_file(path / name / "hierarchy.safetensors", path)), None)
+
+
+# ------------------------------------------------------------------------------------------------- paths
+
+
+@dataclass(frozen=True)
+class PathNode:
+    """A node on a document's path.
+
+    Attributes:
+        level: 1 is the level below the root.
+        node: the node's place in its level.
+        name: the words of the node's name; empty if the node has no name.
+    """
+
+    level: int
+    node: int
+    name: list[str]
+
+
+TreePath = tuple[PathNode, ...]
+
+
+def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) -> dict[int, TreePath]:
+    """Return the path of each document that `reader` sees, from level 1 down to its leaf."""
+    wanted = np.unique(np.fromiter(numbers, np.int64))
+    leaves = _leaves_of(reader, tree, wanted).tolist()
+    path_to = {leaf: _path_to(tree.hierarchy, leaf) for leaf in set(leaves) if leaf >= 0}
+    return {number: path_to[leaf] for number, leaf in zip(wanted.tolist(), leaves, strict=True) if leaf >= 0}
+
+
+def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> np.ndarray:
+    """Return the leaf of each document; -1 if the tree's centroids are of another encoder's dimension."""
+    place = np.minimum(np.searchsorted(tree.numbers, wanted), len(tree.numbers) - 1)
+    leaves = tree.hierarchy.document_parent[place].astype(np.int64)
+    later = tree.numbers[place] != wanted
+    if later.any():
+        vectors = reader.vectors_at(wanted[later])
+        fits = vectors.shape[1] == tree.hierarchy.levels[0].centroids.shape[1]
+        leaves[later] = tree.hierarchy.walk(vectors)[-1][:, 0] if fits else -1
+    return leaves
+
+
+def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
+    nodes = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0].tolist()
+    return tuple(PathNode(level, node, hierarchy.name(level, node)) for level, node in enumerate(nodes) if level)
+
+
+# ------------------------------------------------------------------------------------------------- vectors
+
+
+@contextmanager
+def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
+
+    Many vectors are put into a temporary file in `folder`; a kill leaves nothing.
+    """
+    numbers = reader.numbers()
+    if are_few(reader, numbers):
+        yield reader.vectors()
+        return
+    with tempfile.TemporaryFile(dir=folder, prefix=".vectors-") as file:
+        with progress_bar("fetching vectors", len(numbers), "vectors") as advance:
+            for start in range(0, len(numbers), ROWS_AT_ONCE):
+                some = numbers[start : start + ROWS_AT_ONCE]
+                write_to_be_mapped(file, reader.vectors_at(some))
+                advance(len(some))
+        file.flush()
+        vectors = np.memmap(file, dtype=np.float32, mode="r", shape=(len(numbers), reader.dim))
+        with released(vectors):
+            yield numbers, vectors
+
+
+def are_few(reader: Reader, numbers: np.ndarray) -> bool:
+    """Return whether the vectors of these documents fit into memory."""
+    return 4 * reader.dim * len(numbers) <= HELD
+
 
 RIVALS = 3  # siblings that a step shows beside the one taken
 READ_OF_A_LEAF = 1000  # documents, among which the central ones are looked for
@@ -34,11 +231,11 @@ class Node:
 
     Attributes:
         level: 0 is the root.
-        node: which one of its level.
-        name: the words of its name; none where nobody has named it.
+        node: its place in its level.
+        name: the words of its name, if it has one.
         size: how many documents are under it.
         child_count: how many of its children have documents; in the last inner level, how many documents it has.
-        children: the largest of these children, where asked for; documents are not among them.
+        children: the largest of these children, if asked for; documents are not among them.
     """
 
     level: int
@@ -60,12 +257,9 @@ class OtherChild:
 
 @dataclass(frozen=True)
 class WayStep:
-    """One step of the way down.
+    """One step of the way down, to a node of level 1 … L−1.
 
     Attributes:
-        level: the level that the step leads to: 1 … L−1.
-        node: the node that the step leads to.
-        name: the node's name.
         size: how many documents are under the node.
         score: the cosine of the node's centroid to the query or document.
         siblings: how many nodes there were to choose from, the node included.
@@ -88,7 +282,7 @@ class Way:
     Attributes:
         steps: one a level.
         position: of a document, its place among the last node's documents.
-        came_later: whether the document was not there when the tree was grown.
+        came_later: whether the document came after the tree was grown.
     """
 
     steps: list[WayStep]
@@ -224,22 +418,14 @@ class LiveTree:
         return places.node(level, node, depth, most)
 
     def above(self, level: int, node: int) -> list[Node]:
-        """Return the nodes from the root down to a node, without the node.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
+        """Return the nodes from the root down to a node, without the node; see `node`."""
         places = self._now()
         places.check(level, node)
         way = places.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
         return [places.node(*each) for each in enumerate(way.tolist())]
 
     def documents(self, node: int, offset: int, most: int) -> list[Document]:
-        """Return `most` documents of a node of the last inner level, from the place `offset` on.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
+        """Return `most` documents of a node of the last inner level, from the place `offset` on; see `node`."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(places.tree.hierarchy.depth - 1, node)
@@ -248,11 +434,7 @@ class LiveTree:
         return [found[number] for number in numbers]
 
     def central_documents(self, level: int, node: int, count: int) -> list[Document]:
-        """Return documents typical of a node, see `Places.central`.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
+        """Return documents typical of a node, see `Places.central`."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(level, node)
@@ -291,7 +473,7 @@ class LiveTree:
             return self.places_at(reader)
 
     def places_at(self, reader: Reader) -> Places:
-        """Return the places of the documents that a reader sees; they are found anew only after a change.
+        """Return the places of the documents that a reader sees; they are found again only after a change.
 
         Raises:
             NotThereError: the index has no tree.
@@ -309,11 +491,7 @@ class LiveTree:
 
 
 def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
-    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it.
-
-    Raises:
-        WriterBusyError: that has just happened.
-    """
+    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it."""
     levels = tree.hierarchy.levels
     if levels and levels[0].centroids.shape[1] != dim:
         raise WriterBusyError("the index has just got another encoder; try again")
