@@ -510,8 +510,9 @@ class Encoder:
 
         The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
         """
-        reads_beginning = self._has_transformer and getattr(self.tokenizer, "truncation_side", "") == "right"
-        limit = self.model.max_seq_length or self.tokenizer.model_max_length if reads_beginning else NO_LIMIT
+        if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
+            return list(texts)
+        limit = self.model.max_seq_length or self.tokenizer.model_max_length
         return [text[:READ_AT_ONCE] for text in texts] if limit < NO_LIMIT else list(texts)
 
 
