@@ -159,7 +159,7 @@ class Index:
     ) -> Index:
         """Make an index that is deleted with this object, to measure what an index of a corpus would find.
 
-        >>> from hce.encoding.encoder import Encoder
+        >>> from hce import Encoder
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
         >>> Index.temporary(corpus, Encoder.load("static")).search("hats", 1)[0].id
         'b'
@@ -304,7 +304,7 @@ class Index:
         """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
 
         Raises:
-            InputError: `after` is not a whole number.
+            InputError: `after` is not an integer.
         """
         number = checked_after(after)
         with self.state.reading() as reader:
@@ -370,7 +370,7 @@ class Index:
             depth: how many of the first hits the cross-encoder reads; k, where that is more: all that are returned.
 
         Raises:
-            InputError: k is not a whole number from 1 on, a query is not a text, the filter is not a valid one, or
+            InputError: k is not an integer from 1 on, a query is not a text, the filter is not a valid one, or
                 there is no such mode or cross-encoder.
         """
         texts = checked_queries(queries)
