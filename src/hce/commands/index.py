@@ -49,7 +49,7 @@ FOLDED = 5  # ids of near-equal documents that are shown
 BLANKS = re.compile(r"\s+")
 ADVICE = {
     "ok": "nothing to do",
-    "re-cluster": "hce rebuild grows the tree anew, without training",
+    "re-cluster": "hce rebuild grows the tree again, without training",
     "retrain": "hce train on the documents there are now, then hce reindex with the new model",
     "unknown": "too little to go by",
 }
@@ -93,7 +93,7 @@ def index(
     """Encode a corpus and make a searchable index of it.
 
     The index holds all it needs: documents, vectors, a copy of the encoder, and the tree. Documents can be added and
-    removed later, without training. Given another index, its documents are taken, and that index stays as it is.
+    removed later, without training. Given another index, its documents are copied.
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
@@ -135,7 +135,7 @@ def index(
             delete_whole(copies_of_corpus(output))
     if not first:
         return
-    with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
+    with Index.open(output) as made, interruptible(f"{output} is complete; the first search builds its engine"):
         build_parts(made.state)
         found = made.status()
     there = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
@@ -239,8 +239,8 @@ def search(
 
     Each hit shows the part of the text with most of the query's words, these in bold; of a long document, the passage
     that was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning
-    and what words gave, which are shown beside it. With --rerank the score is the cross-encoder's, and the earlier rank
-    is shown beside it. --json gives all fields, with the places of the query's words. --facet counts all documents that
+    and what words gave, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank
+    is shown too. --json gives all fields, with the places of the query's words. --facet counts all documents that
     fulfil the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first
     line may say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
 
@@ -341,7 +341,7 @@ def _refuse_without_engine(path: Path) -> None:
 
     if is_index(path) and not any(path.glob("engine*")) and Manifest.read(path).engine not in ELSEWHERE:
         raise InputError(
-            f"{path} is an index, whole but for its engine; 'hce rebuild {path}' builds that, as would the first search"
+            f"{path} is an index that lacks only its engine; 'hce rebuild {path}' builds it, as would the first search"
         )
 
 

@@ -12,7 +12,7 @@ from hce.progress import progress_bar
 
 def serve(
     path: ReadIndexArgument,
-    host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets the whole network in")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets all of the network in")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8080,
     token: Annotated[
         str | None,
@@ -20,7 +20,7 @@ def serve(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="of this server, besides its addresses; may be given more than once"),
+        typer.Option(metavar="NAME", help="of this server, in addition to its addresses; may be given more than once"),
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="nobody can add or remove documents")] = False,
     learn_queries: Annotated[

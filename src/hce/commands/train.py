@@ -134,7 +134,7 @@ def train(
             from hce.training.train import improvement
             from hce.training.train import train as run
 
-        # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
+        # The companions of an encoder are made again; they do not say how it is trained.
         first = is_first_process()
         given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if run_settings.recipe == "paper":
@@ -218,7 +218,7 @@ def demo(
 ) -> None:
     """Do the main job on text that every machine has: the docstrings of the Python that runs this.
 
-    With --json, what is told goes to stderr, and what was measured to stdout.
+    With --json, the story goes to stderr, and the measurements go to stdout.
 
     Examples:
       hce demo

@@ -275,8 +275,8 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing was begun to.
         earlier: the name of the encoder before the last reindexing, if it is kept.
         tokens: whether tokens reorder the first hits.
-        recall: the share of their ten nearest documents that documents found when the engine was built; None if
-            every vector is scored, or no snapshot is there.
+        recall: the share of their ten nearest documents that moved documents found when the engine was built; None
+            if every vector is scored, or no snapshot is there.
         rescored: how many candidates a search for ten documents scores again by their vectors.
         search: how much words and tokens count, and how that was chosen.
         curves: for each share that was calibrated, the nDCG@10 by its values.
