@@ -9,6 +9,7 @@ when it is needed: to import it takes longer than a search by tables.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -279,6 +280,30 @@ class Encoder:
             return Encoder.load("static", device=self.device)
         return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
+    def with_own_queries(self) -> Encoder:
+        """Return an encoder of the same vectors whose queries have weights of their own, for training those alone.
+
+        It saves as a standard `Router` of sentence-transformers.
+        """
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Router
+
+        first, *rest = self.model
+        router = Router.for_query_document([copy.deepcopy(first)], [first])
+        prompts = self.prompts
+        model = SentenceTransformer(modules=[router, *rest], prompts=dict(prompts.by_name), device=str(self.device))
+        model.default_prompt_name = prompts.default
+        device, dtype = self._asked
+        return Encoder(model, self.name, device=device, dtype=dtype)
+
+    @property
+    def query_module(self) -> torch.nn.Module | None:
+        """The module that encodes queries alone; None where one module encodes queries and documents."""
+        from sentence_transformers.sentence_transformer.modules import Router
+
+        first = self.model[0]
+        return first.sub_modules["query"] if isinstance(first, Router) else None
+
     def beside(
         self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
     ) -> Encoder:
@@ -404,7 +429,7 @@ class Encoder:
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         prompt = self.prompt(side) or ""
         with progress_bar("encoding", len(texts), "texts", show=progress) as advance:
-            for rows in self._batches(texts, prompt):
+            for rows in self.batches(texts, side):
                 vectors[rows] = self._unit_rows([texts[row] for row in rows], side, prompt, on_tokens)
                 advance(len(rows))
         return finished(vectors, self.name, zeros=zeros)
@@ -510,9 +535,13 @@ class Encoder:
 
     @property
     def _has_transformer(self) -> bool:
-        from sentence_transformers.sentence_transformer.modules import Transformer
+        from sentence_transformers.sentence_transformer.modules import Router, Transformer
 
-        return self._table is None and isinstance(self.model[0], Transformer)
+        if self._table is not None:
+            return False
+        first = self.model[0]
+        routes = list(first.sub_modules.values()) if isinstance(first, Router) else [[first]]
+        return all(isinstance(route[0], Transformer) for route in routes)
 
     @contextmanager
     def _telling_tokens(self, texts: list[str], prompt: str, on_tokens: OnTokens | None) -> Iterator[None]:
@@ -545,11 +574,12 @@ class Encoder:
         bags = token_bags(token_ids(self.tokenizer, texts, self._token_memo))
         return {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
 
-    def _batches(self, texts: Sequence[str], prompt: str) -> Iterator[np.ndarray]:
+    def batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
         """Yield row numbers, about the same number of tokens each time; a transformer's, texts of like length together.
 
         A table pads nothing, so its texts stay in their order.
         """
+        prompt = self.prompt(side) or ""
         for start in range(0, len(texts), SORTED_AT_ONCE):
             some = texts[start : start + SORTED_AT_ONCE]
             if self.is_table:

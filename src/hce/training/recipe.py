@@ -11,7 +11,7 @@ companion    refused: it is a table itself          a token table of it is train
                                                     the corpus beside the transformer as it is
 both         it is trained, and the word table      it and a token table of it are trained, and the token table and the
              stands beside it                       word table stand beside it
-auto         both                                   companion
+auto         both                                   companion; from `LABELS_TO_TRAIN` labeled queries on, both
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hce.errors import InputError, wrong_type
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 LevelTarget = Literal["node", "document"]
 Pseudo = Literal["ict", "simcse"]
+Side = Literal["both", "query"]
 Sampling = Literal["auto", "siblings", "fresh-siblings", "near", "mined", "none"]
 SpanUnit = Literal["words", "tokens"]
 Clustering = Literal["auto", "exact", "fast", "uniform"]
@@ -54,7 +55,7 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Supervision = _option(
-        "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
+        "auto", "what to train on; auto: joint where there are labelled pairs, or supervised if alpha is 0; else unsupervised"
     )
     train: WhatIsTrained = _option(
         "auto",
@@ -81,6 +82,15 @@ class Recipe:
         "what a transformer computes in while it is trained, with weights in float32; auto: bfloat16 where the GPU or "
         "the processor has instructions for it",
     )
+    side: Side = _option(
+        "both",
+        "whose weights a transformer's training moves; query: documents keep the vectors that the given encoder has for "
+        "them, so that a step encodes queries alone, each is contrasted with all documents, and nothing is encoded again",
+    )
+    frozen: float = _option(
+        0.0, "share of a transformer's layers, from below, that are not trained; nor are its embeddings, if above 0"
+    )
+    dropout: bool = _option(True, "train a transformer with its dropout; off: a step takes less time (simcse needs it)")
     learning_rate: float = _positive(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
     centroid_learning_rate: float = _option(
         0.0,
@@ -125,7 +135,7 @@ class Recipe:
         "words", "what spans are counted in: words and marks, or the tokens of the encoder, as in the paper"
     )
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
-    window: int = _option(0, "words and marks from a document's start that an ICT pair is taken from; 0: all")
+    window: int = _option(0, "words and marks from a document's start that a pair is made of; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     keep: KeptWeights = _option(
         "mix",
@@ -173,18 +183,22 @@ class Recipe:
             raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more")
 
     @classmethod
-    def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
+    def for_encoder(cls, *, static: bool, documents: int | None = None, labels: int = 0, **settings: Any) -> Recipe:
         """Return the measured defaults for a kind of encoder, with some settings replaced.
 
         Args:
             static: whether it is a token table; a transformer's companion, where that is trained in its place, is one.
             documents: how many there are; of few (`most_documents` included), a batch is no more than a quarter, unless
                 its size is set.
+            labels: how many labeled queries there are; from `LABELS_TO_TRAIN` on, a transformer is trained too.
             settings: fields of the recipe.
 
         Raises:
             InputError: a setting that does not exist, or a value that cannot be.
         """
+        is_left_open = settings.get("train", "auto") == "auto" and settings.get("mode") != "unsupervised"
+        if not static and is_left_open and labels >= LABELS_TO_TRAIN:
+            settings["train"] = "both"
         trains_table = static or settings.get("train", "auto") in ("auto", "companion")
         return cls._of({} if trains_table else TRANSFORMER, documents, settings)
 
@@ -262,11 +276,13 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
 def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
     """Return how a token table is trained beside a transformer that is trained too.
 
-    It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
+    It is measured by the same documents, and has a tree where the transformer has one, of the same kind. It learns from
+    the documents too where the transformer learns from labels alone.
     """
-    alike = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
-    settings = {name: getattr(recipe, name) for name in alike}
-    return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
+    alike = ("seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
+    settings = {name: getattr(recipe, name) for name in alike} | {"train": "encoder", "precision": "float32"}
+    settings["mode"] = "unsupervised" if recipe.mode == "unsupervised" else "joint"
+    return Recipe.for_encoder(static=True, documents=document_count, **settings)
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> InputError:
@@ -299,6 +315,8 @@ def shown_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+LABELS_TO_TRAIN = 500  # labeled queries from which on a transformer is trained by default
+
 # A strong encoder is moved little: small steps, few of them, wider spans, and half of the way without labels: all of it
 # costs the top of the ranking what it brings to recall, and pseudo-queries do not see that (docs/LOG.md).
 TRANSFORMER: dict[str, Any] = {
@@ -309,6 +327,7 @@ TRANSFORMER: dict[str, Any] = {
     "span_lengths": (8, 16, 32, 64),
     "window": 96,
     "neighbours": 0,
+    "alpha": 0.0,
     "mix_limit": 0.5,
     "dev_queries": 96,
     "dev_pool": 512,

@@ -7,12 +7,15 @@ Knows pairs, negatives, the objective and the optimizer. When to measure, to re-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers.optimization import Adafactor
 
@@ -87,6 +90,7 @@ class Trainer:
         objective: L_HCE for the present tree; this and all that follow are set by `use_tree`.
         negatives: how negatives are chosen, by the present tree.
         vectors: the documents' as clustering saw them, of shape (N, n).
+        document_vectors: the same on the encoder's device, where documents are not trained.
         neighbors: positions of the documents near each, by the present tree, of shape (N, S), where a teacher ranks
             them.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
@@ -95,6 +99,7 @@ class Trainer:
     objective: HCELoss
     negatives: Negatives
     vectors: np.ndarray
+    document_vectors: Tensor | None
     neighbors: np.ndarray | None
     centroid_optimizer: torch.optim.Optimizer | None
 
@@ -129,6 +134,9 @@ class Trainer:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
         self.vectors = vectors
+        self.document_vectors = None
+        if recipe.side == "query":
+            self.document_vectors = torch.from_numpy(np.asarray(vectors)).to(self.encoder.device)
         self.objective = self._objective(tree)
         self.negatives = way_of_choosing(recipe, has_supervised_pairs=self.has_supervised_pairs)(
             self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
@@ -177,7 +185,7 @@ class Trainer:
 
         A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
         """
-        self.encoder.model.train()
+        self.encoder.model.train(self.recipe.dropout or self.recipe.pseudo == "simcse")
         streams = [
             (weight, source, endless(source, self.recipe.batch_size, counters.steps_in_all))
             for weight, source in self.weighted
@@ -192,7 +200,9 @@ class Trainer:
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
             ]
-            values, pair_count = self._step(batches), len(batches[0].batch.queries) * process_count()
+            with fast_attention(self.encoder.device):
+                values = self._step(batches)
+            pair_count = len(batches[0].batch.queries) * process_count()
             if not np.isfinite(values["total"]):
                 yield values, pair_count
                 return
@@ -235,15 +245,25 @@ class Trainer:
 
     def _embed(self, column: _Column) -> Tensor:
         """Encode texts; in chunks, activations are recomputed for backward, and held for one chunk at a time."""
-        features = self.encoder.tokenize(column.texts, column.side)
         if not self.recipe.chunk_size:
-            return self.encoder.embed(features, column.side)
+            return self._embed_by_length(column)
+        features = self.encoder.tokenize(column.texts, column.side)
 
         def embed(given: dict[str, Any]) -> Tensor:
             return self.encoder.embed(dict(given), column.side)  # a copy: models put what they compute among features
 
         vectors: Tensor = recomputed(embed, features, use_reentrant=False)  # both times with the same dropout
         return vectors
+
+    def _embed_by_length(self, column: _Column) -> Tensor:
+        """Encode texts of like length together, so that little is padding; a table pads nothing."""
+        side, texts = column
+        if self.encoder.is_table:
+            return self.encoder.embed(self.encoder.tokenize(texts, side), side)
+        batches = list(self.encoder.batches(texts, side))
+        features = [self.encoder.tokenize([texts[row] for row in rows], side) for rows in batches]
+        vectors = torch.cat([self.encoder.embed(each, side) for each in features])
+        return vectors[torch.from_numpy(np.argsort(np.concatenate(batches))).to(vectors.device)]
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
         """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
@@ -256,9 +276,10 @@ class Trainer:
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded again, negatives."""
+        documents = each.batch.documents if self.document_vectors is None else []
         return [
             _Column("query", each.batch.queries),
-            _Column("document", each.batch.documents),
+            _Column("document", documents),
             _Column("document", self.negatives.texts(each.drawn)),
         ]
 
@@ -271,7 +292,10 @@ class Trainer:
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
             arrays = (batch.positions, chosen.positions, batch.known)
             positions = Positions(*(torch.from_numpy(each).to(self.encoder.device) for each in arrays))
-            found.append(self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, teacher))
+            if self.document_vectors is not None:
+                documents = self.document_vectors[positions.own]
+            encoded_columns = [queries, documents, *chosen.vectors.unbind(1)]
+            found.append(self.objective.summands(encoded_columns, positions, teacher, self.document_vectors))
         return found
 
     def _set_learning_rate(self, step: int) -> None:
@@ -279,6 +303,37 @@ class Trainer:
         for optimizer, rate in self._rates.items():
             for group in optimizer.param_groups:
                 group["lr"] = rate * share
+
+
+@contextmanager
+def only_what_is_trained(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
+    """Take gradients of the recipe's side and layers alone in this block."""
+    query_module = encoder.query_module if recipe.side == "query" else None
+    trained = encoder.model if query_module is None else query_module
+    ids = {id(each) for each in trained.parameters()} - {id(each) for each in _lower_parameters(trained, recipe.frozen)}
+    kept = [each for each in encoder.model.parameters() if each.requires_grad and id(each) not in ids]
+    for parameter in kept:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in kept:
+            parameter.requires_grad_(True)
+
+
+def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
+    """List what comes before the layers that are trained; nothing where the share is 0 or there are no layers."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    if not share or not stacks:
+        return []
+    layers = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
+    first = next(layers[min(int(share * len(layers)), len(layers) - 1)].parameters())
+    return list(takewhile(lambda parameter: parameter is not first, model.parameters()))
+
+
+def fast_attention(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context of the faster attention: on a processor, the fused one is slower backward than plain products."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def rate_share(step: int, total: int, warmup: float) -> float:
