@@ -158,16 +158,14 @@ def train(
         # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
         first = is_first_process()
         given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
-        label_sets = _label_sets(source, corpus, files, chosen.get("mode", "auto"), strict=run_settings.strict)
         if run_settings.recipe == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
-            pairs = label_sets.get("pairs")
-            count = len(pairs.qrels) if pairs else 0
-            recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), labels=count, **chosen)
+            recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
         if bound is not None:
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --set most_documents=…"), soft_wrap=True)
+        label_sets = _label_sets(source, corpus, files, recipe.mode, strict=run_settings.strict)
         logged = read_log(files.log) if files.log else []
         with _tracked(run_settings.tracker, recipe, output.parent) as log:
 

@@ -9,7 +9,6 @@ when it is needed: to import it takes longer than a search by tables.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -280,30 +279,6 @@ class Encoder:
             return Encoder.load("static", device=self.device)
         return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
-    def with_own_queries(self) -> Encoder:
-        """Return an encoder of the same vectors whose queries have weights of their own, for training those alone.
-
-        It saves as a standard `Router` of sentence-transformers.
-        """
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Router
-
-        first, *rest = self.model
-        router = Router.for_query_document([copy.deepcopy(first)], [first])
-        prompts = self.prompts
-        model = SentenceTransformer(modules=[router, *rest], prompts=dict(prompts.by_name), device=str(self.device))
-        model.default_prompt_name = prompts.default
-        device, dtype = self._asked
-        return Encoder(model, self.name, device=device, dtype=dtype)
-
-    @property
-    def query_module(self) -> torch.nn.Module | None:
-        """The module that encodes queries alone; None where one module encodes queries and documents."""
-        from sentence_transformers.sentence_transformer.modules import Router
-
-        first = self.model[0]
-        return first.sub_modules["query"] if isinstance(first, Router) else None
-
     def beside(
         self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
     ) -> Encoder:
@@ -535,13 +510,9 @@ class Encoder:
 
     @property
     def _has_transformer(self) -> bool:
-        from sentence_transformers.sentence_transformer.modules import Router, Transformer
+        from sentence_transformers.sentence_transformer.modules import Transformer
 
-        if self._table is not None:
-            return False
-        first = self.model[0]
-        routes = list(first.sub_modules.values()) if isinstance(first, Router) else [[first]]
-        return all(isinstance(route[0], Transformer) for route in routes)
+        return self._table is None and isinstance(self.model[0], Transformer)
 
     @contextmanager
     def _telling_tokens(self, texts: list[str], prompt: str, on_tokens: OnTokens | None) -> Iterator[None]:

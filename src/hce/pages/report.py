@@ -24,7 +24,7 @@ from hce.training.model_folder import (
     mean_over_kinds,
     what_was_learned,
 )
-from hce.training.recipe import LABELS_TO_TRAIN, Recipe, shown_value
+from hce.training.recipe import Recipe, shown_value
 from hce.tree.hierarchy import Hierarchy
 
 MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
@@ -58,8 +58,6 @@ def command(model: ModelFolder) -> str:
     facts = model.facts
     defaults = Recipe.for_encoder(static=facts.static, train=facts.recipe.get("train", "encoder")).as_dict()
     defaults["train"] = "both" if facts.static else "companion"
-    if facts.recipe.get("side") == "query":
-        defaults = Recipe.for_encoder(static=False, labels=LABELS_TO_TRAIN).as_dict()
     corpus = checked_fields(CorpusFacts, facts.corpus)
     words = ["hce", "train", corpus.source or corpus.name, "-o", f"{model.path.name}-again"]
     words += ["--encoder", facts.base_encoder, *_reading_options(Reading(**(corpus.reading or {})))]

@@ -133,12 +133,11 @@ def co_train(
         if not _optimize(run, progress):
             return _finish(run, start_weights, sources, devset, ndcg_before, is_broken=True)
         losses, accuracy = run.counters.close_epoch()
-        epoch = Epoch(run.counters.epoch, _measure(devset, encoder, run.lasting_vectors), losses, accuracy)
+        epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
         if epoch.metric > run.best_metric:  # a better representation was found
             run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
             needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
-            is_stale = recipe.cotrain and needs_vectors and run.lasting_vectors is None
-            if is_stale and run.counters.epoch < recipe.epochs:
+            if recipe.cotrain and needs_vectors and run.counters.epoch < recipe.epochs:
                 epoch = _recluster(run, epoch)
         run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
         run.save()
@@ -225,8 +224,8 @@ def _finish(
     if is_broken:  # the best epoch then counts as the last one
         encoder.model.load_state_dict(run.best_weights)
         history = history[: best_epoch(history) + 1]
-    mix = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe, run.lasting_vectors)
-    vectors = run.vectors if run.tree_epoch == mix.pure_epoch else run.lasting_vectors
+    mix = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
+    vectors = run.vectors if run.tree_epoch == mix.pure_epoch else None
     tree = run.tree
     if recipe.tree and vectors is None:  # the present tree is of other weights
         vectors, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
@@ -294,7 +293,6 @@ def load_kept(
     history: Sequence[Epoch],
     devset: DevSet,
     recipe: Recipe,
-    vectors: np.ndarray | None = None,
 ) -> Mix:
     """Set the encoder's weights to those that the recipe keeps.
 
@@ -305,13 +303,12 @@ def load_kept(
         history: an entry for each epoch, the start included.
         devset: the held-out queries.
         recipe: the settings.
-        vectors: of the documents, of shape (N, n), where all these weights have the same.
     """
     best_number, last_number = best_epoch(history), history[-1].epoch
     weights = {best_number: best_weights, last_number: weights_of(encoder)}
     if recipe.keep == "mix":
         trained_by_epoch = {epoch: weights[epoch] for epoch in epochs_by_trust(best_number, last_number, devset)}
-        return load_best_mix(encoder, start_weights, trained_by_epoch, devset, recipe, vectors)
+        return load_best_mix(encoder, start_weights, trained_by_epoch, devset, recipe)
     number = last_number if recipe.keep == "last" else best_number
     mix = Mix(float(number > 0), number)
     load_mix(encoder, start_weights, weights[number], mix.share)
@@ -334,7 +331,6 @@ def load_best_mix(
     trained_by_epoch: Mapping[int, dict[str, Tensor]],
     devset: DevSet,
     recipe: Recipe,
-    vectors: np.ndarray | None = None,
 ) -> Mix:
     """Set the encoder's weights to the best mix with one of some trained ones.
 
@@ -345,16 +341,15 @@ def load_best_mix(
             not clearly say otherwise.
         devset: the held-out queries.
         recipe: the settings.
-        vectors: see `load_kept`.
     """
     trust = list(trained_by_epoch)
     load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
-    unmixed = devset.ndcg(encoder, vectors)
+    unmixed = devset.ndcg(encoder)
     ndcg_by_mix = {}
     for epoch, weights in trained_by_epoch.items():
         for share in mixes(recipe, devset):
             load_mix(encoder, start_weights, weights, share)
-            ndcg = devset.ndcg(encoder, vectors)
+            ndcg = devset.ndcg(encoder)
             if mean_ndcg(ndcg) > mean_ndcg(unmixed):
                 ndcg_by_mix[Mix(share, epoch)] = ndcg
     chosen = Mix(0.0, trust[0])

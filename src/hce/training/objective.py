@@ -201,11 +201,7 @@ class HCELoss(nn.Module):
         return {**named, "document": summands.document_loss}
 
     def summands(
-        self,
-        embeddings: Sequence[Tensor],
-        positions: Positions,
-        teacher: TeacherScores | None = None,
-        corpus: Tensor | None = None,
+        self, embeddings: Sequence[Tensor], positions: Positions, teacher: TeacherScores | None = None
     ) -> HCESummands:
         """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
 
@@ -213,28 +209,22 @@ class HCELoss(nn.Module):
             embeddings: At least the first two columns.
             positions: Of the documents, the sampled negatives and what is known to be right.
             teacher: Neighbors of the documents, and what a teacher thinks of them.
-            corpus: Vectors of all documents, of shape (N, n), to contrast with in place of those of the batch.
         """
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
         positives = self._documents(positions.own, documents)
         known = positions.known if self.mask else positions.known[:, :0]  # (B, P)
-        if corpus is not None:
-            pool, pairing = corpus, self._among_all(corpus, positives, known)
-        else:
-            pool = gather(documents) if self.gather_across_devices else documents
-            pairing = self._in_batch(queries, documents, positives, known)
         return hce_loss(
             queries,
-            pool,
+            documents if not self.gather_across_devices else gather(documents),
             self._levels(positives.positions, known),
             self._sampled(rest, positions.sampled, positives, known),
             temperature=self.temperature,
             level_temperature=self.level_temperature,
             level_target=self.level_target,
             level_weight=self.level_weight,
-            pairing=pairing,
+            pairing=self._in_batch(queries, documents, positives, known),
             teacher=teacher,
         )
 
@@ -303,10 +293,6 @@ class HCELoss(nn.Module):
         forbidden = self._forbidden(positives, candidates, known)  # (B, S)
         parts = zip(vectors.chunk(count, dim=1), forbidden.chunk(count, dim=1), strict=True)
         return [Sampled(*part) for part in parts]
-
-    def _among_all(self, corpus: Tensor, positives: ComparedDocuments, known: Tensor) -> InBatch:
-        everyone = self._documents(torch.arange(len(corpus), device=corpus.device), corpus)
-        return InBatch(own_row=positives.positions, forbidden_batch=self._forbidden(positives, everyone, known))
 
     def _in_batch(self, queries: Tensor, documents: Tensor, positives: ComparedDocuments, known: Tensor) -> InBatch:
         if not self.gather_across_devices or process_count() == 1:

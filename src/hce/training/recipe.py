@@ -11,7 +11,7 @@ companion    refused: it is a table itself          a token table of it is train
                                                     the corpus beside the transformer as it is
 both         it is trained, and the word table      it and a token table of it are trained, and the token table and the
              stands beside it                       word table stand beside it
-auto         both                                   companion; from `LABELS_TO_TRAIN` labeled queries on, both
+auto         both                                   companion
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from hce.errors import InputError, wrong_type
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
 LevelTarget = Literal["node", "document"]
 Pseudo = Literal["ict", "simcse"]
-Side = Literal["both", "query"]
 Sampling = Literal["auto", "siblings", "fresh-siblings", "near", "mined", "none"]
 SpanUnit = Literal["words", "tokens"]
 Clustering = Literal["auto", "exact", "fast", "uniform"]
@@ -81,11 +80,6 @@ class Recipe:
         "auto",
         "what a transformer computes in while it is trained, with weights in float32; auto: bfloat16 where the GPU or "
         "the processor has instructions for it",
-    )
-    side: Side = _option(
-        "both",
-        "whose weights a transformer's training moves; query: documents keep the vectors that the given encoder has for "
-        "them, so that a step encodes queries alone, each is contrasted with all documents, and nothing is encoded again",
     )
     frozen: float = _option(
         0.0, "share of a transformer's layers, from below, that are not trained; nor are its embeddings, if above 0"
@@ -183,22 +177,18 @@ class Recipe:
             raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more")
 
     @classmethod
-    def for_encoder(cls, *, static: bool, documents: int | None = None, labels: int = 0, **settings: Any) -> Recipe:
+    def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
         """Return the measured defaults for a kind of encoder, with some settings replaced.
 
         Args:
             static: whether it is a token table; a transformer's companion, where that is trained in its place, is one.
             documents: how many there are; of few (`most_documents` included), a batch is no more than a quarter, unless
                 its size is set.
-            labels: how many labeled queries there are; from `LABELS_TO_TRAIN` on, a transformer is trained too.
             settings: fields of the recipe.
 
         Raises:
             InputError: a setting that does not exist, or a value that cannot be.
         """
-        is_left_open = settings.get("train", "auto") == "auto" and settings.get("mode") != "unsupervised"
-        if not static and is_left_open and labels >= LABELS_TO_TRAIN:
-            return cls._of(LABELED, documents, {**settings, "train": "both"})
         trains_table = static or settings.get("train", "auto") in ("auto", "companion")
         return cls._of({} if trains_table else TRANSFORMER, documents, settings)
 
@@ -315,8 +305,6 @@ def shown_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-LABELS_TO_TRAIN = 500  # labeled queries from which on a transformer is trained by default
-
 # A strong encoder is moved little: small steps, few of them, wider spans, and half of the way without labels: all of it
 # costs the top of the ranking what it brings to recall, and pseudo-queries do not see that (docs/LOG.md).
 TRANSFORMER: dict[str, Any] = {
@@ -331,18 +319,6 @@ TRANSFORMER: dict[str, Any] = {
     "mix_limit": 0.5,
     "dev_queries": 96,
     "dev_pool": 512,
-}
-
-# With labels. The vectors of documents stay, so that a step encodes nothing but queries and an index is never encoded
-# twice; the upper half of the layers, without dropout, learns as much in less time.
-LABELED: dict[str, Any] = {
-    **TRANSFORMER,
-    "side": "query",
-    "frozen": 0.5,
-    "dropout": False,
-    "negatives": "none",
-    "learning_rate": 1e-4,
-    "dev_queries": 512,
 }
 
 # Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the

@@ -60,11 +60,6 @@ class TrainingRun:
         """The epoch whose weights the present tree and vectors are of; 0 is F0."""
         return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
 
-    @property
-    def lasting_vectors(self) -> np.ndarray | None:
-        """The documents' vectors where training does not change them, of shape (N, n); else None."""
-        return self.vectors if self.trainer.recipe.side == "query" else None
-
     def save(self) -> None:
         """Write a checkpoint, if there is a place for it; of several processes, the first does.
 

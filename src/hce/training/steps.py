@@ -90,7 +90,6 @@ class Trainer:
         objective: L_HCE for the present tree; this and all that follow are set by `use_tree`.
         negatives: how negatives are chosen, by the present tree.
         vectors: the documents' as clustering saw them, of shape (N, n).
-        document_vectors: the same on the encoder's device, where documents are not trained.
         neighbors: positions of the documents near each, by the present tree, of shape (N, S), where a teacher ranks
             them.
         centroid_optimizer: of the present tree's centroids, where the recipe trains them.
@@ -99,7 +98,6 @@ class Trainer:
     objective: HCELoss
     negatives: Negatives
     vectors: np.ndarray
-    document_vectors: Tensor | None
     neighbors: np.ndarray | None
     centroid_optimizer: torch.optim.Optimizer | None
 
@@ -134,9 +132,6 @@ class Trainer:
         """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
         recipe = self.recipe
         self.vectors = vectors
-        self.document_vectors = None
-        if recipe.side == "query":
-            self.document_vectors = torch.from_numpy(np.asarray(vectors)).to(self.encoder.device)
         self.objective = self._objective(tree)
         self.negatives = way_of_choosing(recipe, has_supervised_pairs=self.has_supervised_pairs)(
             self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
@@ -276,10 +271,9 @@ class Trainer:
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
         """List a source's queries, documents and, where they are encoded again, negatives."""
-        documents = each.batch.documents if self.document_vectors is None else []
         return [
             _Column("query", each.batch.queries),
-            _Column("document", documents),
+            _Column("document", each.batch.documents),
             _Column("document", self.negatives.texts(each.drawn)),
         ]
 
@@ -292,10 +286,7 @@ class Trainer:
             chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
             arrays = (batch.positions, chosen.positions, batch.known)
             positions = Positions(*(torch.from_numpy(each).to(self.encoder.device) for each in arrays))
-            if self.document_vectors is not None:
-                documents = self.document_vectors[positions.own]
-            encoded_columns = [queries, documents, *chosen.vectors.unbind(1)]
-            found.append(self.objective.summands(encoded_columns, positions, teacher, self.document_vectors))
+            found.append(self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, teacher))
         return found
 
     def _set_learning_rate(self, step: int) -> None:
@@ -306,12 +297,9 @@ class Trainer:
 
 
 @contextmanager
-def only_what_is_trained(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
-    """Take gradients of the recipe's side and layers alone in this block."""
-    query_module = encoder.query_module if recipe.side == "query" else None
-    trained = encoder.model if query_module is None else query_module
-    ids = {id(each) for each in trained.parameters()} - {id(each) for each in _lower_parameters(trained, recipe.frozen)}
-    kept = [each for each in encoder.model.parameters() if each.requires_grad and id(each) not in ids]
+def only_upper_layers(model: nn.Module, frozen: float) -> Iterator[None]:
+    """Keep a model's embeddings and a share of its layers, from below, out of training in this block."""
+    kept = [each for each in _lower_parameters(model, frozen) if each.requires_grad]
     for parameter in kept:
         parameter.requires_grad_(False)
     try:

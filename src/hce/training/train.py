@@ -38,7 +38,7 @@ from hce.training.model_folder import DevQuery, Epoch, gains, mean_over_kinds, s
 from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
 from hce.training.state import CheckpointFolder
-from hce.training.steps import only_what_is_trained
+from hce.training.steps import only_upper_layers
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
@@ -92,10 +92,7 @@ def train(
         raise wrong_type(recipe, "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made again
-    if recipe is None:
-        count = len(pairs.qrels) if pairs else 0
-        recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), labels=count)
-    recipe = _settled(recipe, given, pairs or generated)
+    recipe = _settled(recipe, corpus, given, pairs or generated)
     label_sets = LabelSets(pairs, generated, dev, tuple(log))
     corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
     _refuse_impossible(corpus, given, recipe)
@@ -179,8 +176,6 @@ class _Training(NamedTuple):
         with _at_work(given, recipe):
             ndcg_before = devset.ndcg(given)
             start = start_encoder(corpus, given, devset, means(ndcg_before), recipe)
-        if recipe.side == "query":
-            start = start.with_own_queries()
         checkpoints = None
         if self.run_folder is not None:
             checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.label_sets, recipe))
@@ -194,13 +189,11 @@ class _Training(NamedTuple):
             )
         if start.dtype != getattr(torch, recipe.precision):  # in which the vectors were computed
             fit = fit._replace(vectors=None)
-        is_fitted = start is not given and given.is_table
-        stages = {"fitting": fit.result.history[0].dev} if is_fitted else {}
+        stages = {} if start is given else {"fitting": fit.result.history[0].dev}
         if fit.result.mix:
             stages["training"] = fit.result.after
         if not stages:  # nothing changed, and so no measure does
-            unchanged = replace(fit.result, encoder=given, after=fit.result.before)
-            return fit._replace(result=unchanged, ndcg_after=ndcg_before)
+            return fit._replace(result=replace(fit.result, after=fit.result.before), ndcg_after=ndcg_before)
         return fit._replace(result=replace(fit.result, stages=stages))
 
 
@@ -243,12 +236,13 @@ def improvement(result: TrainResult) -> str:
     return gain + way
 
 
-def _settled(recipe: Recipe, encoder: Encoder, labels: Labels | None) -> Recipe:
+def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
     """Return the recipe with everything decided that was left open."""
-    recipe = replace(recipe, train=_what_is_trained(recipe, encoder))
+    recipe = recipe or Recipe.for_encoder(static=encoder.is_table, documents=len(corpus))
     return replace(
         recipe,
         mode=_supervision(recipe, labels),
+        train=_what_is_trained(recipe, encoder),
         precision=_precision(recipe, encoder),
     )
 
@@ -273,7 +267,7 @@ def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
     """Choose what to compute in; a token table has no products that would be faster in bfloat16."""
     if recipe.precision != "auto":
         return recipe.precision
-    is_table = encoder.is_table or recipe.train == "companion"
+    is_table = encoder.is_table or recipe.train in ("auto", "companion")
     is_fast = not is_table and fast_dtype(encoder.device) == torch.bfloat16
     return "bfloat16" if is_fast else "float32"
 
@@ -283,8 +277,6 @@ def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     recipe.require_documents(len(corpus))
     has_dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
-    if recipe.side == "query" and (recipe.train == "companion" or encoder.is_table):
-        raise InputError("side query: a table encodes queries and documents alike; train a transformer, with train=both")
     if recipe.train == "companion" and recipe.pseudo == "simcse":
         raise InputError("a companion is a table and has no dropout; use ict, or train the encoder")
     if recipe.mode != "supervised" and recipe.pseudo == "simcse" and not has_dropout:
@@ -311,7 +303,7 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
     with (
         encoder.computing_in(getattr(torch, recipe.precision)),
         encoder.remembering_tokens(),
-        only_what_is_trained(encoder, recipe),
+        only_upper_layers(encoder.model, recipe.frozen),
     ):
         yield
 

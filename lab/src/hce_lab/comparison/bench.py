@@ -120,12 +120,12 @@ class Bench:
         fresh = Encoder.load(encoder)
         is_table = fresh.parts[0].is_table  # companions are not trained
         recipe_for = partial(Recipe.for_encoder, static=is_table, documents=len(corpus))
+        defaults = recipe_for(**(settings or {}))
         recipe = recipe_for(**{"train": "encoder", **(settings or {})})
-        labels = {split: dataset.labels for split, dataset in datasets.items()}
-        pairs, dev = _training_labels(folder, labels, recipe, reading)
-        defaults = recipe_for(labels=len(pairs.qrels) if pairs else 0, **(settings or {}))
         for each in (recipe, defaults):
             each.require_documents(len(corpus))
+        labels = {split: dataset.labels for split, dataset in datasets.items()}
+        pairs, dev = _training_labels(folder, labels, recipe, reading)
         queries = None if generated is None else _generated(generated, corpus)
         task = Task(
             *(corpus, fresh.name, recipe, pairs, dev, queries),
