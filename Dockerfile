@@ -1,4 +1,4 @@
-# An image of hce with the CPU build of torch. The index is in the volume /data; see docs/operating.md.
+# An image of hce with the CPU build of torch. The index is in the volume /data; see docs/guide.md.
 FROM python:3.12-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build

@@ -17,12 +17,13 @@ test: $(STAMP)   ## all tests, on two cores, and which took longest
 coverage: $(STAMP)   ## all tests, and which lines they leave out; the figure is in CONTRIBUTING.md
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
 
-lint: $(STAMP)   ## style, docstrings, annotations, complexity, types
+lint: $(STAMP)   ## style, docstrings, annotations, complexity, types, plain English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 0 tests/test_english.py
 
-docs: $(STAMP)   ## write the generated pages anew
+docs: $(STAMP)   ## write the generated pages
 	$(BIN)/python docs/generate.py
 
 check-docs: docs   ## fail when the generated pages were stale

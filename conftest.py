@@ -57,7 +57,7 @@ def _hears_ctrl_c() -> Iterator[None]:
 def forkserver() -> multiprocessing.context.ForkServerContext:
     """What starts processes that have torch and ours already: they are forked from one that did nothing but import."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["accelerate", "hce.training.train", "hce.index.reindex", "hce.index.check"])
+    context.set_forkserver_preload(["accelerate", "hce.training.train", "hce.index.create", "hce.index.check"])
     return context
 
 

@@ -49,17 +49,6 @@ def imported(path: Path) -> set[str]:
     return {name for name in found if name.startswith(("hce.", "hce_lab."))}
 
 
-def test_the_walks_lead_through_few_files():
-    """docs/how-it-works.md follows a document through training and a query through search: what it names is there."""
-    page = (Path(__file__).parents[1] / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    walks = page.partition("## Two walks through the code\n")[2].partition("\n## ")[0]
-    training, search = walks.split("**A query through a search**")
-    for walk, most in ((training, 20), (search, 7)):
-        opened = re.findall(r"\*\*`(\S+)\.py`\*\*", walk)
-        assert 0 < len(set(opened)) <= most
-        assert {f"hce.{name}".replace("/", ".") for name in re.findall(r"`(\S+)\.py`", walk)} <= set(MODULES)
-
-
 def package_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 

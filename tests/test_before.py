@@ -12,11 +12,10 @@ import pytest
 
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.index import before
-from hce.index.before import Ranking, Untrained, VectorsByNumber
+from hce.index import background
+from hce.index.background import Ranking, Untrained, VectorsByNumber, Worker
 from hce.index.index import Index
 from hce.index.store import STORE_FILE, content_key
-from hce.index.threads import Worker
 
 
 def test_ranks_by_hand():
@@ -94,7 +93,7 @@ def test_it_ranks_as_the_first_encoder_and_encodes_nothing_twice(index, tmp_path
 
 
 def test_what_is_encoded_by_the_end_is_kept(index, monkeypatch):
-    monkeypatch.setattr(before, "DOCUMENTS_AT_ONCE", 10)
+    monkeypatch.setattr(background, "DOCUMENTS_AT_ONCE", 10)
     untrained, encode, calls, third = Untrained(index), Encoder.encode, [], Event()
 
     def slow(self, texts, *arguments, **options):
@@ -110,7 +109,7 @@ def test_what_is_encoded_by_the_end_is_kept(index, monkeypatch):
     untrained.stop()
     assert calls == [10, 10, 10]
     monkeypatch.undo()
-    kept = VectorsByNumber.read(index.path / before.UNTRAINED_FILE, Encoder.load(index.state.manifest.base_encoder))
+    kept = VectorsByNumber.read(index.path / background.UNTRAINED_FILE, Encoder.load(index.state.manifest.base_encoder))
     assert kept.numbers.tolist() == list(range(1, 31))
     untrained.start()  # it was stopped, and stays so
     assert untrained.readiness().state == "preparing"
@@ -148,7 +147,7 @@ def test_vectors_of_documents_whose_removal_a_rebuild_forgot_are_left_out(index)
         known = VectorsByNumber(
             np.insert(numbers, 240, 241), np.insert(contents, 240, content_key("w1 w2")), np.ones((242, 32), np.float32)
         )
-        assert before._still_there(known, reader).numbers.tolist() == numbers.tolist()
+        assert background._still_there(known, reader).numbers.tolist() == numbers.tolist()
 
 
 def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):

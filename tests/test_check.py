@@ -20,13 +20,13 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
-from hce.index import before
+from hce.index import background
 from hce.index.check import check
 from hce.index.derived import Live
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import build_parts
 from hce.index.store import Reader
-from hce.index.upkeep import build_parts
 from hce.search import engine as engine_module
 from hce.search.engine import ENGINES, load_engine, new_engine
 from hce.search.words import Words
@@ -381,7 +381,7 @@ def test_no_hub_is_asked_for_the_encoder_that_an_index_names(index, monkeypatch)
 
     monkeypatch.setattr(Encoder, "load", load)
     with Index.open(index) as opened:
-        untrained = before.Untrained(opened)
+        untrained = background.Untrained(opened)
         untrained._catch_up_or_say_why()
         assert "stranger/tracks-you is not on this machine" in untrained.readiness().reason
     assert asked == [{"local": True}]

@@ -168,7 +168,7 @@ def test_fields_are_read_from_one_option(items, fields):
 
 @pytest.mark.parametrize("item", ["nr", "text=", "id=a,id=b", "name=x", "id=a,size=2"])
 def test_fields_that_mean_nothing_are_refused(item):
-    with pytest.raises(InputError, match=f"--fields {item}: give id=NAME"):
+    with pytest.raises(InputError, match=f"--fields {item}: give some of id=NAME"):
         parse_fields([item])
 
 
@@ -276,7 +276,7 @@ def test_ctrl_c_before_training_has_nothing_to_continue(run_hce, concepts_file, 
         (("--set", "strict=perhaps"), "strict 'perhaps': give a value such as false"),
         (("--epochs", "2", "--set", "epochs=3"), "--set epochs=3: epochs is given twice"),
         (("--set", "alpha=1", "--set", "alpha=2"), "--set alpha=2: alpha is given twice"),
-        (("--fields", "id=a,name=b"), "--fields id=a,name=b: give id=NAME, text=NAME or title=NAME"),
+        (("--fields", "id=a,name=b"), "--fields id=a,name=b: give some of id=NAME, text=NAME, title=NAME"),
         (("--mode", "supervised"), "needs labelled pairs"),
     ],
 )

@@ -280,7 +280,7 @@ def test_a_log_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"cannot be read \(No such file or directory\); check the path"):
         read_log(tmp_path / "none.txt")
     (tmp_path / "log.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(InputError, match="save it as UTF-8"):
+    with pytest.raises(InputError, match="save the file as UTF-8"):
         read_log(tmp_path / "log.txt")
 
 

@@ -79,6 +79,19 @@ def test_links_lead_somewhere(page):
             assert target.removeprefix(REPOSITORY) in {"", "/issues", "/security"}, target
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_are_headings(page):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        there = (page.parent / target).resolve() if target else page
+        assert anchor in anchors(there.read_text(encoding="utf-8")), f"{target}#{anchor}"
+
+
 def test_the_readmes_links_work_on_pypi():
     """There a page has no folder around it; and a reference that is not defined is shown as brackets."""
     targets = links(README)

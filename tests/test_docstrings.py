@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hce.data.docstrings import python_docstrings
+from hce.demo import python_docstrings
 
 MODULE = '''"""Tools for counting sheep at night.
 

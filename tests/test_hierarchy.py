@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import hce.progress
 from hce.errors import FormatError, InputError
-from hce.tree import growing
-from hce.tree.growing import Level, branching_for_depth, level_sizes
+from hce.tree.growing import Level, branching_for_depth, level_sizes, power_of_two
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
@@ -42,18 +40,30 @@ def small_tree() -> Hierarchy:
 @pytest.mark.parametrize(
     ("count", "depth", "expected"),
     [
-        (1_000_000, 3, 128),
-        (5183, 3, 32),
+        (1_000_000, 3, 100),
+        (5183, 3, 18),
         (3633, 3, 16),
         (4096, 3, 16),
-        (4097, 3, 32),
+        (4097, 3, 17),
+        (513, 3, 9),
         (512, 3, 8),
         (1, 3, 2),
-        (100, 1, 128),
+        (100, 1, 100),
     ],
 )
-def test_branching_follows_the_papers_rule(count, depth, expected):
+def test_branching_is_the_least_that_reaches_the_depth(count, depth, expected):
     assert branching_for_depth(count, depth) == expected
+
+
+@given(st.integers(65, 10**7))
+def test_the_first_level_has_about_as_many_nodes_as_a_node_has_children(count):
+    b = branching_for_depth(count, 3)
+    assert b / 2 < level_sizes(count, b)[0] <= b
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1_000_000, 128), (5183, 32), (3633, 16), (4097, 32), (512, 8)])
+def test_the_papers_rule_rounds_up_to_a_power_of_two(count, expected):
+    assert power_of_two(branching_for_depth(count, 3)) == expected
 
 
 def test_depth_is_counted_and_not_computed_in_floating_point():
@@ -68,16 +78,13 @@ def test_depth_is_counted_and_not_computed_in_floating_point():
 @given(
     count=st.integers(1, 300),
     branching=st.integers(2, 20),
-    method=st.sampled_from(["agglomerative", "divisive"]),
     seed=st.integers(0, 5),
     duplicates=st.booleans(),
-    sampled=st.sampled_from([2, 256]),
 )
-def test_invariants(count, branching, method, seed, duplicates, sampled):
+def test_invariants(count, branching, seed, duplicates):
     vectors = unit_rows(count, 6, seed, distinct=max(1, count // 5) if duplicates else None)
-    with mock.patch.object(growing, "SAMPLED", sampled):
-        tree = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
-        again = Hierarchy.build(vectors, branching, method=method, seed=seed, mode="exact")
+    tree = Hierarchy.build(vectors, branching, seed=seed, mode="exact")
+    again = Hierarchy.build(vectors, branching, seed=seed, mode="exact")
 
     assert tree.depth == len(level_sizes(count, branching)) + 1
     assert tree.paths.shape == (count, tree.depth)  # each document once, all paths of length L
@@ -112,27 +119,6 @@ def test_members_are_under_the_nearest_centroid_which_is_their_mean(count, branc
         np.testing.assert_allclose((sums / np.maximum(lengths, 1e-9))[settled], centroids[settled], atol=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    count=st.integers(20, 300),
-    branching=st.integers(2, 8),
-    seed=st.integers(0, 3),
-    sampled=st.sampled_from([2, 256]),
-)
-def test_divisive_documents_are_under_the_nearest_child_at_every_step(count, branching, seed, sampled):
-    """Also those that were not among the sample by which their node was split."""
-    vectors = unit_rows(count, 6, seed)
-    with mock.patch.object(growing, "SAMPLED", sampled):
-        tree = Hierarchy.build(vectors, branching, method="divisive", seed=seed, mode="exact")
-    for level in range(1, tree.depth):
-        scores = vectors @ tree.levels[level - 1].centroids.T
-        own = tree.nodes_at(level)
-        parents = tree.nodes_at(level - 1)
-        for document in range(count):
-            family = tree.children(level - 1, int(parents[document]))
-            assert scores[document, own[document]] >= scores[document, family].max() - 1e-5
-
-
 def test_planted_tree_is_found():
     rng = np.random.default_rng(0)
     top = np.linalg.qr(rng.normal(size=(24, 24)))[0][:4]
@@ -149,7 +135,6 @@ def test_planted_tree_is_found():
     ("options", "message"),
     [
         ({"branching": 1}, "branching factor 1"),
-        ({"method": "sideways"}, "method 'sideways'"),
         ({"depth": 0}, "depth 0"),
     ],
 )

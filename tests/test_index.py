@@ -35,13 +35,13 @@ from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
-from hce.files import read_json, write_json
+from hce.files import read_json
 from hce.index import create, derived
-from hce.index.browse import Places
 from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import build_parts
 from hce.index.store import Writer
-from hce.index.upkeep import build_parts
+from hce.index.tree import Places
 from hce.tree.hierarchy import Hierarchy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -665,27 +665,10 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     assert (index.path / "engine").iterdir().__next__() == second
 
 
-@pytest.mark.parametrize("engine", ["flat", "tree", "hnsw"])
-def test_an_index_of_an_engine_that_is_no_more(index, encoder, caplog, engine):
-    chosen = "codes"
-    expected = [hit.id for hit in index.search("star red w3", 5)]
-    Manifest(**{**vars(Manifest.read(index.path)), "engine": engine}).write(index.path)
-    (snapshot,) = (index.path / "engine").iterdir()
-    label = {**read_json(snapshot / "snapshot.json"), "engine": engine}
-    label.pop("checksum")  # such an index was written before there were any
-    write_json(snapshot / "snapshot.json", label)
-    with Index.open(index.path, encoder) as opened:
-        assert [hit.id for hit in opened.search("star red w3", 5)] == expected
-        assert (opened.status().engine, opened.status().pending) == (chosen, 240)
-        (line,) = caplog.messages
-        assert f"the engine {engine}, which is no more; {chosen} searches in its place" in line
-        assert f"'hce rebuild {index.path} --engine {chosen}'" in line
-        opened.rebuild()
-        assert (opened.status().engine, opened.status().pending) == (chosen, 0)
-    with Index.open(index.path, encoder) as opened:
-        assert opened.state.manifest.engine == chosen
-        assert [hit.id for hit in opened.search("star red w3", 5)] == expected
-    assert len(caplog.messages) == 1
+def test_an_index_of_an_unknown_engine_is_refused(index):
+    Manifest(**{**vars(Manifest.read(index.path)), "engine": "hnsw"}).write(index.path)
+    with pytest.raises(FormatError, match="'engine' is not what it has to be: 'hnsw'"):
+        Index.open(index.path)
 
 
 def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corpus):
@@ -977,7 +960,7 @@ def test_words_that_can_never_be_added_are_told_of_and_not_tried_for_ever(index,
     index.search("star", 1)
     index.add([Document("x", "w170 w171")])
     with monkeypatch.context() as patched:
-        patched.setattr(derived.WordsBuilder, "add", fail)
+        patched.setattr(derived._WordsBuilder, "add", fail)
         with pytest.raises(FormatError, match="the index of words is damaged"):
             index.search("w170", 1, mode="words")
     assert len(tries) == 2  # with what was held, and with what is on disk

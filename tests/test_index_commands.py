@@ -112,6 +112,12 @@ def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     assert run("tree", tmp_path / "index").out.startswith("240 documents, 3 levels")
 
 
+def test_a_hit_by_stop_words_alone_says_so(run, tmp_path, module_static_encoder):
+    documents = [Document(str(number), text) for number, text in enumerate(("the star of", "w40", "w90 w91"))]
+    Index.create(tmp_path / "index", documents, module_static_encoder, words_share=0.5).close()
+    assert " common words  0" in run("search", tmp_path / "index", "the w3 of").out
+
+
 def test_the_parts_of_a_score_are_shown_where_meaning_gave_nothing(run, tmp_path, module_static_encoder):
     """As it does to the candidate with the lowest cosine of every hybrid search."""
     texts = ("star red w3", "star w40 w41", "star blue w90 w91 w92")

@@ -367,44 +367,19 @@ def test_shares_add_up_and_fit(sizes, data):
     assert (np.abs(shares - sizes * k / sizes.sum()) < len(sizes) + 1).all()
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.3, 1.0])
-def test_screened_assignment_equals_the_plain_one(noise):
-    vectors, truth = planted(300, 6, dim=128, noise=noise)
-    # A spectrum that falls off, as embeddings have; else no bound on few dimensions can rule anything out.
-    rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
-    centroids = rows.take(np.random.default_rng(0).permutation(len(rows))[:300])
-    assignment = np.random.default_rng(1).permutation(truth)
-    assignment[::2] = kmeans.assign(rows, centroids)[0][::2]  # half of the rows start where they belong
-    plain = kmeans.assign(rows, centroids, assignment)
-    screened = kmeans_fast._assign_screened(rows, heads_of(rows), centroids, assignment)
-    assert np.array_equal(plain[0], screened[0])
-    np.testing.assert_allclose(plain[1], screened[1], atol=1e-6)
-
-
 @pytest.mark.parametrize("enough", [0.94, 2.0])  # by heads, and by whole rows
-def test_of_very_many_pairs_a_row_looks_among_the_nearest_groups(enough, monkeypatch):
+def test_a_row_looks_among_the_nearest_groups(enough, monkeypatch):
     vectors, _ = planted(1200, 6, dim=128, noise=0.3)
     vectors = vectors / np.sqrt(1 + np.arange(128))
     monkeypatch.setattr(kmeans_fast, "_ENOUGH", enough)
-    whole = spherical_kmeans(vectors, 900, mode="fast")
-    monkeypatch.setattr(kmeans_fast, "_MANY_PAIRS", 0)
     monkeypatch.setattr(kmeans_fast, "_PROBED_ROWS", 1000)
     near = spherical_kmeans(vectors, 900, mode="fast")
-    np.testing.assert_array_equal(near.centroids, whole.centroids)
+    plain, best = kmeans.assign(unit_rows(vectors, CPU), torch.from_numpy(near.centroids))
     assert np.array_equal(np.unique(near.assignment), np.arange(900))
-    assert (near.assignment == whole.assignment).mean() > 0.98
-    assert near.mean_cosines[-2] - 1e-6 < near.mean_cosines[-1] < whole.mean_cosines[-1] + 1e-6
+    assert (near.assignment == plain).mean() > 0.98
+    assert near.mean_cosines[-2] - 1e-6 < near.mean_cosines[-1] < best.mean() + 1e-6
     own = (unit(vectors) * near.centroids[near.assignment]).sum(axis=1)
     assert near.mean_cosines[-1] == pytest.approx(own.mean(), abs=1e-6)
-
-
-def test_screen_is_used_where_it_pays():
-    vectors, truth = planted(300, 6, dim=128, noise=0.02)
-    rows = unit_rows(vectors / np.sqrt(1 + np.arange(128)), CPU)
-    state = kmeans_fast._state_of(rows, truth, 300)
-    heads = heads_of(rows)
-    width = kmeans_fast._screen_width(rows, heads, state.centroids, truth, heads.of(state.centroids))
-    assert width in kmeans_fast._WIDTHS
 
 
 @pytest.mark.parametrize("power", [0, 1, 1.5])
@@ -416,7 +391,7 @@ def test_a_head_never_understates_a_product(power):
     assert heads.enough == (power > 0)
     block = rows.span(0, len(rows))
     bound = heads.span(0, len(rows)) @ heads.of(block).T
-    assert (bound >= block @ block.T - kmeans_fast._SLACK).all()
+    assert (bound >= block @ block.T - 4e-6).all()
     some = np.array([3, 1, 200])
     torch.testing.assert_close(heads.take(some, rows.take(some)), heads.of(rows.take(some)), atol=1e-3, rtol=0)
 

@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 from scipy.spatial import cKDTree
 
 from hce.data.documents import Document
-from hce.index.browse import LiveTree, NotThereError
+from hce.index.background import MAP_FILE, DocumentMap, MapNow, MapReadiness
 from hce.index.check import check
 from hce.index.index import Index
-from hce.index.map import MAP_FILE, DocumentMap, MapNow, MapReadiness
+from hce.index.tree import LiveTree, NotThereError
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.layout import cells, place_beside, place_documents, place_sites, site_level
 from hce.web.app import create_app
@@ -256,7 +256,7 @@ def test_an_index_without_a_tree_has_no_map(tmp_path, planted_corpus, module_sta
 
 
 def test_more_documents_than_are_drawn(index, drawing, monkeypatch):
-    monkeypatch.setattr("hce.index.map.MOST_DRAWN", 50)
+    monkeypatch.setattr("hce.index.background.MOST_DRAWN", 50)
     ready(drawing)
     drawn = now(drawing).drawn
     assert len(drawn.numbers) == 50

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hce import files, memory
 from hce.errors import InputError
-from hce.index import numbered_tree
+from hce.index import tree as numbered_tree
 from hce.index.create import create_index, keep_within
 from hce.index.index import Index
 from hce.memory import index_needs, parse_size, require_memory, train_needs

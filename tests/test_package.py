@@ -181,7 +181,8 @@ def test_every_import_is_declared(declared):
     """In the dependencies, or in an extra that a message in the same package tells users to install."""
     for path, name in set(imports()):
         said = " ".join(each.read_text(encoding="utf-8") for each in path.parent.glob("*.py"))
-        extras = set(re.findall(rf"{NAME}\[(\w+)\]", said)) & set(declared.extras)
+        told = re.findall(rf"{NAME}\[(\w+)\]", said) + re.findall(r'needs_extra\("(\w+)"', said)
+        extras = set(told) & set(declared.extras)
         offered = declared.core.union(*(declared.extras[extra] for extra in extras))
         assert distributions_of(name) & offered, f"{path.relative_to(SOURCE)} imports {name}"
 

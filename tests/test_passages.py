@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.passages import OVERLAP, cut_passages
+from hce.data.text import OVERLAP, cut_passages
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import UNLIMITED_WINDOW
 from hce.errors import FormatError, InputError

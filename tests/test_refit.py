@@ -10,7 +10,7 @@ import pytest
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
-from hce.index import reindex
+from hce.index import create as reindex
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.manifest import Manifest

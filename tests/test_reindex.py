@@ -19,7 +19,7 @@ from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.files import held_alone
-from hce.index import reindex as module
+from hce.index import create as module
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.manifest import Manifest
@@ -238,7 +238,7 @@ def after(count, function):
 
 def killed_reindexing(path, encoder, where):
     """Begin to reindex in a process of its own, and be killed at some point."""
-    module.DOCUMENTS_AT_ONCE = 8
+    module.ENCODED_AT_ONCE = 8
     swap = Writer.swap_beside
     places = {
         "room": (module, "_write_encoder", die),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hce.errors import FormatError
-from hce.pages.pictures import Bar, Panel, Point, bar_panels, difference_bars, line_panels, point_panel
+from hce.pages.page import Panel, difference_bars, line_panels
 from hce.pages.report import branches, command, report, training_panels
 from hce.training.model_folder import DevQuery, ModelFolder
 from hce.training.recipe import Recipe
@@ -45,6 +45,12 @@ def test_the_page_tells_the_measures(model):
         assert f"<td>{kind}</td><td>{model.facts.before[kind]:.4f}</td><td>{mean:.4f}</td>" in page
     assert "What improved most" in page
     assert not re.search(r"<script|src=|href=|url\(", page)  # nothing from elsewhere
+
+
+def test_the_page_says_how_to_measure_the_tree(model):
+    assert "no-tree-hybrid" in report(model)
+    facts = replace(model.facts, recipe={**model.facts.recipe, "tree": False})
+    assert "no-tree-hybrid" not in report(replace(model, facts=facts))
 
 
 def test_changes_come_in_order(model):
@@ -142,21 +148,6 @@ def test_many_queries_make_no_large_page(model):
     assert len(page.encode()) < 1_000_000
     assert '<polygon class="gain"' in page and '<polygon class="loss"' in page
     assert len(report(model).encode()) < 200_000
-
-
-def test_points_of_equal_cost_do_not_share_a_place_for_their_names():
-    points = [Point(f"system {i}", 0.0, 0.5, False) for i in range(4)] + [Point("ours", 100.0, 0.9, True)]
-    drawn = point_panel(points, "seconds", "nDCG")
-    names = re.findall(r'<text class="name \w+" x="([\d.]+)" y="([\d.]+)"', drawn)
-    assert len(set(names)) == 5
-    circles = [float(x) for x in re.findall(r'<circle class="\w+" cx="([\d.]+)"', drawn)]
-    assert max(circles[:4]) < circles[4]
-
-
-def test_bars_have_the_lengths_of_their_values():
-    drawn = bar_panels({"M": [Bar("a", 0.5, 0.4, 0.6, False), Bar("<b>", 1.0, 0.8, 1.0, True)]})
-    assert re.findall(r'<i class="(\w+)" style="width:([\d.]+)%', drawn) == [("rival", "50.00"), ("ours", "100.00")]
-    assert "&lt;b&gt;" in drawn and "<b>&lt;" not in drawn
 
 
 def test_branches_hold_the_tree(model, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hce.data.documents import Document
-from hce.data.passages import Passage
+from hce.data.text import Passage
 from hce.errors import FormatError
 from hce.index.connections import row_checksum, vector_checksum
 from hce.index.store import STORE_FILE, CutPassages, Store

@@ -15,9 +15,9 @@ from small_static import small_static
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from hce.data.corpus import Corpus
-from hce.data.docstrings import python_docstrings
 from hce.data.judgments import Dataset
 from hce.data.terms import inverse_document_frequency
+from hce.demo import python_docstrings
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import TokenMemo
 from hce.encoding.word_table import (

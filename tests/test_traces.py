@@ -1,20 +1,26 @@
-"""How many files of the package a command enters: a reader who follows it has to open these.
+"""What a command runs: how many files of the package it enters, and the functions of the walks in how-it-works.md.
 
-The counts are what is there now and may only fall; the aims are 30 for train and index, 18 for add and search.
+A reader who follows a command has to open these files. The counts are what is there now and may only fall; the aims are
+30 for train and index, 18 for add and search.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import hce
+
 MOST = {"train": 44, "index": 45, "add": 23, "search": 32}
 
-# Imports all modules first, so that only calls count; then runs each command and prints the files that it enters.
+# Imports all modules first, so that only calls count; then runs each command and prints the functions that it
+# calls, each as its file and its name, in the order of first calls.
 TRACE = """
 import importlib, json, pkgutil, sys, threading
 from contextlib import suppress
@@ -29,8 +35,8 @@ for module in pkgutil.walk_packages(hce.__path__, "hce."):
             importlib.import_module(module.name)
 
 def traced(arguments):
-    entered = set()
-    note = lambda frame, event, argument: entered.add(frame.f_code.co_filename)
+    called = {}
+    note = lambda frame, event, argument: called.setdefault((frame.f_code.co_filename, frame.f_code.co_name))
     sys.argv = ["hce", *arguments]
     threading.setprofile(note)
     sys.setprofile(note)
@@ -41,16 +47,17 @@ def traced(arguments):
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return sorted(Path(name).relative_to(HOME).as_posix() for name in entered if name.startswith(HOME))
+    ours = [(Path(name).relative_to(HOME).as_posix(), function) for name, function in called if name.startswith(HOME)]
+    return ours
 
 for name, *arguments in json.loads(sys.argv[1]):
-    print("entered", json.dumps([name, traced([name, *arguments])]), flush=True)
+    print("called", json.dumps([name, traced([name, *arguments])]), flush=True)
 """
 
 
 @pytest.fixture(scope="module")
-def entered(tmp_path_factory, concept_corpus, module_static_encoder) -> dict[str, list[str]]:
-    """The files that each command enters, with a small corpus and a small encoder."""
+def called(tmp_path_factory, concept_corpus, module_static_encoder) -> dict[str, list[tuple[str, str]]]:
+    """The functions that each command calls, in the order of first calls, with a small corpus and a small encoder."""
     folder = tmp_path_factory.mktemp("traces")
     documents = [document.to_json() for document in concept_corpus]
     (folder / "docs.jsonl").write_text("\n".join(documents))
@@ -71,10 +78,38 @@ def entered(tmp_path_factory, concept_corpus, module_static_encoder) -> dict[str
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    lines = (line for line in run.stdout.splitlines() if line.startswith("entered "))
-    return dict(json.loads(line.removeprefix("entered ")) for line in lines)
+    lines = (line for line in run.stdout.splitlines() if line.startswith("called "))
+    return dict(json.loads(line.removeprefix("called ")) for line in lines)
 
 
 @pytest.mark.parametrize("command", MOST)
-def test_a_command_enters_no_more_files(entered, command):
-    assert len(entered[command]) <= MOST[command], " ".join(entered[command])
+def test_a_command_enters_no_more_files(called, command):
+    entered = sorted({file for file, _ in called[command]})
+    assert len(entered) <= MOST[command], " ".join(entered)
+
+
+@pytest.mark.parametrize(("heading", "command"), [("A query", "search"), ("A document", "train")])
+def test_the_walks_are_what_runs(called, heading, command):
+    """Each step of a walk names functions, which the command calls in that order."""
+    page = (Path(__file__).parents[1] / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    walk = page.partition(f"\n### {heading}: ")[2].partition("\n#")[0]
+    steps = re.findall(r"^\d+\. (.*)$", walk, flags=re.MULTILINE)
+    assert len(steps) >= 8
+    order = [f"hce.{file.removesuffix('.py').replace('/', '.')}:{function}" for file, function in called[command]]
+    named = [re.findall(r"`(hce\.[\w.]+)`", step) for step in steps]
+    assert [step for step, names in zip(steps, named, strict=True) if not names] == []
+    places = [_place(order, name) for names in named for name in names]
+    assert [name for names in named for name in names] == [name for _, name in sorted(places, key=lambda each: each[0])]
+
+
+def _place(order: list[str], name: str) -> tuple[int, str]:
+    """When a function, or a method by its module, is first called."""
+    parts = name.split(".")
+    module = next(".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1) if _is_file(parts[:n]))
+    called_as = f"{module}:{parts[-1]}"
+    assert called_as in order, f"{name} is not called"
+    return order.index(called_as), name
+
+
+def _is_file(parts: list[str]) -> bool:
+    return Path(hce.__file__).parent.joinpath(*parts[1:]).with_suffix(".py").is_file()

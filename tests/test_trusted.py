@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from hce.errors import InputError
-from hce.index.elsewhere import trust_address_of
+from hce.index.derived import trust_address_of
 from hce.index.index import Index
 from hce.milvus import trusted
 from hce.milvus.trusted import require_trusted, trust, trusted_file

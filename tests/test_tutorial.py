@@ -159,7 +159,7 @@ def test_the_readmes_session(smaller, concept_corpus):
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert {command.line.split()[1] for command in made} <= set(targets)
     run_all(used)
-    assert Path("report.html").is_file()
+    assert Path("my-index/manifest.json").is_file()
     Path("docs.jsonl").write_text('{"_id": "a", "text": "x"}\n{"_id": "b", "text": "y"}\n{"_id": "c", "body": "z"}')
     run_all(wrong)
 
@@ -176,7 +176,7 @@ def test_the_demo_prints_what_the_tutorial_shows(smaller, monkeypatch):
     told = {skeleton(word) for word in result.stderr.split()}  # by words: a wide terminal breaks lines elsewhere
     assert [line for line in first if skeleton(line) not in told] == []
     answer = json.loads(result.stdout)
-    assert set(answer["p"]) == set(answer["measures"]) - {"hce"}
+    assert set(answer["p"]) == set(answer["measures"]) - {"hce-hybrid"}
     assert Path(answer["model"], "hce.json").is_file()
     assert Path(answer["index"], "manifest.json").is_file()
 

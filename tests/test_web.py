@@ -31,7 +31,7 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from pydantic import TypeAdapter
 
 import hce
-import hce.index.before
+import hce.index.background
 import hce.web.connection
 import hce.web.guard
 from hce.data.documents import Document
@@ -195,13 +195,13 @@ def test_the_untrained_vectors_follow_and_are_kept(client, index, monkeypatch):
     assert len(ids) == 240
     assert ids[0] == "new"
     assert "d7" not in ids
-    monkeypatch.setattr(hce.index.before, "DOCUMENTS_AT_ONCE", 0)  # nothing can be encoded any more
+    monkeypatch.setattr(hce.index.background, "DOCUMENTS_AT_ONCE", 0)  # nothing can be encoded any more
     with TestClient(create_app(index), base_url=HOME) as another:
         assert [hit["id"] for hit in ready(another, "w0 w5", k=1000)["before"]["hits"]] == ids
 
 
 def test_a_damaged_file_of_untrained_vectors_is_made_anew(index):
-    (index.path / hce.index.before.UNTRAINED_FILE).write_bytes(b"nonsense")
+    (index.path / hce.index.background.UNTRAINED_FILE).write_bytes(b"nonsense")
     with TestClient(create_app(index), base_url=HOME) as client:
         assert len(ready(client)["before"]["hits"]) == 10
 
@@ -222,7 +222,7 @@ def test_why_there_is_nothing_to_compare_with(tmp_path, planted_corpus, static_e
             before = client.get("/api/search", params={"q": "star", "compare": True}).json()["before"]
             assert (before["readiness"]["state"], before["hits"]) == ("off", [])
             assert "not made from a model" in before["readiness"]["reason"]
-    monkeypatch.setattr(hce.index.before, "MOST_DOCUMENTS", 239)
+    monkeypatch.setattr(hce.index.background, "MOST_DOCUMENTS", 239)
     with TestClient(create_app(index), base_url=HOME) as client:
         assert "240 documents are more than the 239" in until_off(client)
     monkeypatch.undo()

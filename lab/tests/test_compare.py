@@ -24,6 +24,7 @@ from hce.training.model_folder import ModelFacts
 from hce_lab.commands import compare as command
 from hce_lab.comparison.bench import Bench, compare
 from hce_lab.comparison.page import differences, page
+from hce_lab.comparison.pictures import Bar, Point, bar_panels, point_panel
 from hce_lab.comparison.systems import SYSTEMS
 from hce_lab.comparison.table import (
     BETTER,
@@ -474,3 +475,18 @@ def test_the_command_line(folder, encoder_folder, tmp_path, capsys):
 def test_the_help_names_every_system():
     named = re.search(r"Systems: (.*?)\.\n", command.__doc__, flags=re.DOTALL)
     assert [name.strip() for name in named[1].split(",")] == list(SYSTEMS)
+
+
+def test_points_of_equal_cost_do_not_share_a_place_for_their_names():
+    points = [Point(f"system {i}", 0.0, 0.5, False) for i in range(4)] + [Point("ours", 100.0, 0.9, True)]
+    drawn = point_panel(points, "seconds", "nDCG")
+    names = re.findall(r'<text class="name \w+" x="([\d.]+)" y="([\d.]+)"', drawn)
+    assert len(set(names)) == 5
+    circles = [float(x) for x in re.findall(r'<circle class="\w+" cx="([\d.]+)"', drawn)]
+    assert max(circles[:4]) < circles[4]
+
+
+def test_bars_have_the_lengths_of_their_values():
+    drawn = bar_panels({"M": [Bar("a", 0.5, 0.4, 0.6, False), Bar("<b>", 1.0, 0.8, 1.0, True)]})
+    assert re.findall(r'<i class="(\w+)" style="width:([\d.]+)%', drawn) == [("rival", "50.00"), ("ours", "100.00")]
+    assert "&lt;b&gt;" in drawn and "<b>&lt;" not in drawn

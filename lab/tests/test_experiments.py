@@ -8,16 +8,21 @@ import math
 import shutil
 from dataclasses import replace
 from statistics import fmean
+from unittest import mock
 from xml.etree import ElementTree
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 from conftest import write_concept_dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hce.data.judgments import Dataset
 from hce.errors import InputError
 from hce.evaluation.evaluate import evaluate
 from hce.training.recipe import parsed_settings
+from hce.tree.hierarchy import Hierarchy
 from hce_lab.comparison.bench import Bench
 from hce_lab.comparison.systems import SYSTEMS
 from hce_lab.comparison.table import Comparison, Result
@@ -352,3 +357,25 @@ def test_a_picture_is_an_svg_file(tmp_path):
     pytest.importorskip("kaleido", reason="needs the package kaleido")
     pages.figure([panel(("<&>", [0.5, 1]))]).write_image(tmp_path / "x.svg")
     assert "<&>" in "".join(ElementTree.parse(tmp_path / "x.svg").getroot().itertext())  # noqa: S314  our own
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.integers(20, 300),
+    branching_factor=st.integers(2, 8),
+    seed=st.integers(0, 3),
+    sampled=st.sampled_from([2, 256]),
+)
+def test_top_down_documents_are_under_the_nearest_child_at_every_step(count, branching_factor, seed, sampled):
+    """Also those that were not among the sample by which their node was split."""
+    vectors = np.random.default_rng(seed).normal(size=(count, 6)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with mock.patch.object(clustering_cost, "SAMPLED", sampled):
+        levels, parent = clustering_cost.grown_top_down(vectors, branching_factor, seed, mode="exact")
+    tree = Hierarchy(levels, parent, (), {})
+    for level in range(1, tree.depth):
+        scores = vectors @ tree.levels[level - 1].centroids.T
+        own, parents = tree.nodes_at(level), tree.nodes_at(level - 1)
+        for document in range(count):
+            family = tree.children(level - 1, int(parents[document]))
+            assert scores[document, own[document]] >= scores[document, family].max() - 1e-5

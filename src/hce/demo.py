@@ -1,9 +1,17 @@
-"""`hce demo`: train, measure, index and search the docstrings of the standard library, on one screen."""
+"""`hce demo`: train, measure, index and search the docstrings of the standard library, on one screen.
+
+The files of the Python that runs it are parsed and never imported. A docstring's first paragraph is a held-out query,
+and the rest is the document that answers it: real questions about real text, with nothing to download.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sysconfig
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hce.data.corpus import Corpus
-from hce.data.docstrings import python_docstrings
 from hce.data.documents import Document
-from hce.data.judgments import Dataset
+from hce.data.judgments import Dataset, Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Report, Searcher, evaluate
 from hce.evaluation.runs import Scored
@@ -40,6 +47,14 @@ NEWCOMER = Document(
     title="teleport(thing, place)",
 )
 QUESTION = "move an object to another place at once"
+PRODUCT = "hce-hybrid"  # what `hce train` and `hce index` give; names of systems are those of `hce compare`
+LEGEND = """untrained and hce search by vectors alone, the others by words too.
+hybrid: BM25 and the untrained encoder. served: `hce index` without training.
+no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
+SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
+SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; below that there is nothing to find, or nothing to find it by
+
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,8 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
     chances = _chances(reports)
     out.print(_table(reports, chances))
-    out.print("p: could the difference to hce in nDCG@10 be chance? (paired randomization test, Holm's correction)")
+    out.print(f"p: could the difference to {PRODUCT} be chance? (paired randomization test, Holm's correction)")
+    out.print(LEGEND)
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
@@ -111,39 +127,37 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
     by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
-        "BM25": WordSearcher.of(corpus),
+        "bm25": WordSearcher.of(corpus),
         "untrained": by_untrained,
-        "untrained and words": HybridSearcher.of(by_untrained, corpus),
+        "hybrid": HybridSearcher.of(by_untrained, corpus),
     }
     if untrained.table is None:
-        searchers["untrained, words and tokens"] = as_served(by_untrained, corpus)
+        searchers["served"] = as_served(by_untrained, corpus)
     else:
-        searchers["fitted and words"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
+        searchers["served"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["trained without the tree"] = as_served(
-        DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration
-    )
+    searchers["no-tree-hybrid"] = as_served(DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
     by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce, meaning alone": by_trained, "hce": as_served(by_trained, corpus, result.calibration)}
+    return {**searchers, "hce": by_trained, PRODUCT: as_served(by_trained, corpus, result.calibration)}
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Return for each rival the p of its difference to hce, corrected for the number of rivals."""
+    """Return the p of each rival's difference to the product, corrected for the number of rivals."""
     scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
-    compared = compare_several({name: (scores["hce"], each) for name, each in scores.items() if name != "hce"})
+    compared = compare_several({name: (scores[PRODUCT], each) for name, each in scores.items() if name != PRODUCT})
     return {name: each.p_holm for name, each in compared.items()}
 
 
 def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table:
-    """Show the means, and for each rival whether the difference to hce could be chance."""
+    """Show the means, and for each rival whether the difference to the product could be chance."""
     table = Table("", *MEASURES, "p", box=None)
     for name, report in reports.items():
         means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
-        chance = "" if name == "hce" else f"{chances[name]:.4f}"
-        table.add_row(name, *means, chance, style="bold" if name == "hce" else None)
+        chance = "" if name == PRODUCT else f"{chances[name]:.4f}"
+        table.add_row(name, *means, chance, style="bold" if name == PRODUCT else None)
     return table
 
 
@@ -160,7 +174,7 @@ def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
-        table = Table("untrained and words", "hce", box=None, padding=(0, 3, 0, 2))
+        table = Table("hybrid", PRODUCT, box=None, padding=(0, 3, 0, 2))
         for before, after in zip(untrained.search([question], 3)[0], index.search(question, 3), strict=True):
             table.add_row(before.id, after.id)
         out.print(f"\n{question}", style="bold")
@@ -191,3 +205,51 @@ def _free_name(folder: Path) -> Path:
         number += 1
         free = folder.with_name(f"{folder.name}-{number}")
     return free
+
+
+# ------------------------------------------------------------------------------------------------- docstrings
+
+
+def python_docstrings(library: Path | None = None) -> Dataset:
+    """Make documents, queries and judgments of the docstrings below `library`, by default the standard library.
+
+    The document's id is the dotted name of what it documents; its title is empty, as the name would give the answer
+    away to a query that repeats it.
+    """
+    library = library or Path(sysconfig.get_paths()["stdlib"])
+    documents: dict[str, Document] = {}
+    queries: dict[str, Query] = {}
+    for name, docstring in _docstrings(library):
+        summary, _, rest = inspect.cleandoc(docstring).partition("\n\n")
+        summary, rest = " ".join(summary.split()), rest.strip()
+        long_enough = len(summary.split()) >= SHORTEST_QUERY and len(rest.split()) >= SHORTEST_DOCUMENT
+        if long_enough and name not in documents:
+            documents[name] = Document(name, rest)
+            queries[name] = Query(f"? {name}", summary)
+    corpus = Corpus.from_documents(documents.values(), name="Python docstrings")
+    asked = {query.id: query for query in queries.values()}
+    return Dataset(corpus, asked, Qrels(Judgment(query.id, name, 1) for name, query in queries.items()))
+
+
+def _docstrings(library: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(library.rglob("*.py")):
+        parts = path.relative_to(library).with_suffix("").parts
+        if SKIPPED_FOLDERS.isdisjoint(parts):
+            module = ".".join(part for part in parts if part != "__init__") or library.name
+            yield from _file_docstrings(path, module)
+
+
+def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old escapes in somebody else's strings
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # the library keeps some broken files on purpose, for its own tests
+        return
+    stack: list[tuple[str, Definition]] = [(module, tree)]
+    while stack:
+        name, node = stack.pop()
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring:
+            yield name, docstring
+        stack.extend((f"{name}.{child.name}", child) for child in node.body if isinstance(child, Definition))

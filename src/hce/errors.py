@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from logging import Logger
 
@@ -47,6 +49,20 @@ class AwayError(HceError):
 
 class MissingPackageError(HceError):
     """An optional package is needed; the message holds the command that installs it."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn an import inside the block that fails into the command that installs what is missing.
+
+    Raises:
+        MissingPackageError: a package of this extra is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        install = f"pip install 'hierarchical-corpus-encoder[{extra}]'"
+        raise MissingPackageError(f"{what} needs {error.name}, not installed here; {install}") from error
 
 
 class FormatError(HceError):

@@ -2,7 +2,7 @@
 
 Reckoned is what a process has of its own; pages of mapped files come and go as the system has room for them. What does
 not grow with the number of documents is not reckoned but looked up: what the process has taken by then. The figures for
-each document are measured (docs/operating.md, "Sizes"; lab: `large_corpus`).
+each document are measured (docs/LOG.md, "All commands at a million"; lab: `large_corpus`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -77,54 +77,25 @@ CorpusArgument = Annotated[
     Path,
     typer.Argument(metavar="corpus", help="the documents: a BEIR folder, a file, a folder of texts or parts, or -"),
 ]
+ENCODER = {"metavar": "NAME|DIR|HUB-ID", "callback": known_encoder}
 EncoderOption = Annotated[
-    str,
-    typer.Option(
-        "--encoder",
-        "-e",
-        metavar="NAME|DIR|HUB-ID",
-        help="static, minilm, a directory or a hub id",
-        callback=known_encoder,
-    ),
+    str, typer.Option("--encoder", "-e", help="static, minilm, a directory or a hub id", **ENCODER)
 ]
 AutoEncoderOption = Annotated[
     str,
-    typer.Option(
-        "--encoder",
-        "-e",
-        metavar="NAME|DIR|HUB-ID",
-        help="static, minilm, auto (one of these two), a directory or a hub id",
-        callback=known_encoder,
-    ),
+    typer.Option("--encoder", "-e", help="static, minilm, auto (one of these two), a directory or a hub id", **ENCODER),
 ]
 IndexArgument = Annotated[Path, typer.Argument(metavar="index", help="the folder of the index", show_default=False)]
-ReadIndexArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="index",
-        help="the folder of the index, or the address of Milvus that it writes to",
-        show_default=False,
-    ),
-]
-AtOption = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="ADDRESS", help="of Milvus: http://HOST:19530, or a file ending in .db", show_default=False
-    ),
-]
+READ_INDEX = "the folder of the index, or the address of Milvus that it writes to"
+ReadIndexArgument = Annotated[Path, typer.Argument(metavar="index", help=READ_INDEX, show_default=False)]
+AT = "of Milvus: http://HOST:19530, or a file ending in .db"
+AtOption = Annotated[str | None, typer.Option("--at", metavar="ADDRESS", help=AT, show_default=False)]
 TrustOption = Annotated[
     bool,
     typer.Option("--trust-address", help="contact the address that the index keeps its vectors at, from now on"),
 ]
-MemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        help="the most memory to take, such as 4GB or 512MiB; refused at once where that is too little",
-        show_default=False,
-    ),
-]
+MEMORY = "the most memory to take, such as 4GB or 512MiB; refused at once where that is too little"
+MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help=MEMORY, show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
 SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
@@ -146,30 +117,41 @@ READING = {  # what else `hce.data.records.Reading` has
     "encoding": (str, "of text files, such as latin-1 or utf-16"),
     "skip_bad": (bool, "skip records and files that cannot be read, and name the first"),
 }
-FIELD = re.compile(r"\s*(id|text|title)=(.*?)(?:,(?=\s*\w+=)|$)")
 
 
-def parse_fields(items: Sequence[str]) -> dict[str, Any]:
+def parse_named(option: str, items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Read items such as "id=Doc, no.,text=remarks", as an option gives several names at once.
+
+    Args:
+        option: the option, for the message.
+        items: what was given; a value may hold commas, and only an id may be empty.
+        known: the names, and what each takes.
+
+    Raises:
+        InputError: another name, one of them twice, or no value.
+    """
+    pattern = re.compile(rf"\s*({'|'.join(known)})=(.*?)(?:,(?=\s*\w+=)|$)")
+    values: dict[str, str] = {}
+    for item in items:
+        position = 0
+        while position < len(item):
+            found = pattern.match(item, position)
+            if found is None or found[1] in values or not (found[2] or found[1] == "id"):
+                names = ", ".join(f"{name}={value}" for name, value in known.items())
+                raise InputError(f"{option} {item}: give some of {names}, each once, with commas between")
+            values[found[1]], position = found[2], found.end()
+    return values
+
+
+def parse_fields(items: Iterable[str]) -> dict[str, Any]:
     """Read which fields hold what, as `Reading` has it; an empty id numbers the rows.
 
     >>> parse_fields(["id=Doc, no.,text=remarks"])
     {'id_field': 'Doc, no.', 'text_field': 'remarks'}
-
-    Raises:
-        InputError: something else than id, text and title, or one of them twice.
     """
-    chosen: dict[str, Any] = {}
-    for item in items:
-        position = 0
-        while position < len(item):
-            found = FIELD.match(item, position)
-            if found is None or f"{found[1]}_field" in chosen or not (found[2] or found[1] == "id"):
-                raise InputError(
-                    f"--fields {item}: give id=NAME, text=NAME or title=NAME, each once, with commas between"
-                )
-            chosen |= {f"{found[1]}_field": found[2]} if found[2] else {"row_ids": True}
-            position = found.end()
-    return chosen
+    named = parse_named("--fields", items, dict.fromkeys(("id", "text", "title"), "NAME"))
+    chosen: dict[str, Any] = {f"{what}_field": name for what, name in named.items() if name}
+    return chosen | {"row_ids": True} if named.get("id") == "" else chosen
 
 
 def with_reading(function: Callable[..., None]) -> Callable[..., None]:
@@ -191,13 +173,9 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
         chosen = {name: arguments.pop(name) for name in READING if name in arguments}
         function(**arguments, reading=Reading(**named, **chosen))
 
-    return resigned(command, [*parameters, *options])
-
-
-def resigned(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
-    """Give a command other parameters, for typer to make its options of."""
+    parameters += options
     command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {each.name: each.annotation for each in parameters}  # typer makes options of both
     return command
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
     from hce.encoding.reranker import Reranker
     from hce.evaluation.evaluate import Report, Searcher
-    from hce.evaluation.runs import Run, Scored
+    from hce.evaluation.runs import Run
     from hce.evaluation.significance import Corrected
     from hce.index.index import Index
     from hce.index.ranking import Hit, SearchMode
@@ -73,39 +73,24 @@ class InMode:
         return [reranked(reranker, query, row, depth)[:k] for query, row in zip(queries, hits, strict=True)]
 
 
-class Judged(NamedTuple):
-    """Judgments, and the documents and queries that they are of; these are read only where a model has to search."""
+class Task(NamedTuple):
+    """Judgments, the documents and queries that they are of where a model has to search, and how to measure."""
 
     qrels: Qrels
     queries: dict[str, Query]
     corpus: Corpus | None
-
-
-class Asked(NamedTuple):
-    """What is measured by, and how."""
-
-    judged: Judged
     measures: list[str]
     depth: int
     drop_self: bool
     mode: SearchMode
 
 
-class Source(NamedTuple):
-    """What is measured: a run, or a model or an index that has yet to search, and what re-ranks its hits to a depth."""
-
-    name: str
-    what: dict[str, list[Scored]] | Encoder | Index
-    rerank: tuple[Reranker, int] | None = None
-
-
 class Measured(NamedTuple):
-    """A run, what it scored, and what searched, unless the run came from a file."""
+    """A run and what it scored."""
 
     name: str
     run: Run
     report: Report
-    searcher: Searcher | None
 
 
 def evaluate(
@@ -176,22 +161,22 @@ def evaluate(
     _check_outputs(run, per_query)
     reranking = _reranking(model, rerank, rerank_depth)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
-    searches = bool(model or (against and not against_run))
-    judged = _read(dataset, split, reading, searches=searches)
-    asked = Asked(judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
-    sources = [_open(model, run_file)._replace(rerank=reranking)]
-    if against:
-        # Before the work: a wrong one is reported at once.
-        sources.append(_open(None if against_run else against, against_run))
-    systems = [_measured(asked, source, is_compared=len(sources) > 1) for source in sources]
+    judged = _read(dataset, split, reading, searches=bool(model or (against and not against_run)))
+    task = Task(*judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
+    # All are opened before the work: a wrong one is reported at once.
+    sources = [_open(model, run_file), *([_open(None if against_run else against, against_run)] if against else [])]
+    systems = [
+        _measured(task, *source, None if place else reranking, is_compared=len(sources) > 1)
+        for place, source in enumerate(sources)
+    ]
     _tell_what_counts_zero(systems)
     paired = _paired(systems, seed)
     _write(systems[0], run, per_query)
     if as_json:
-        print_json({"dataset": str(dataset), "split": split, **_as_json(judged, systems, paired)})
+        print_json({"dataset": str(dataset), "split": split, **_as_json(task, systems, paired)})
         return
-    documents = f" · {len(judged.corpus):,} documents" if judged.corpus else ""
-    out.print(f"{dataset} · {split} · {len(judged.qrels):,} queries{documents}\n", soft_wrap=True)
+    documents = f" · {len(task.corpus):,} documents" if task.corpus else ""
+    out.print(f"{dataset} · {split} · {len(task.qrels):,} queries{documents}\n", soft_wrap=True)
     out.print(_table(systems, paired))
 
 
@@ -233,59 +218,63 @@ def _check_outputs(run: Path | None, per_query: Path | None) -> None:
         raise InputError(f"{per_query}: values of queries are written as {' or '.join(VALUES_SUFFIXES)}")
 
 
-def _read(folder: Path, split: str, reading: Reading, *, searches: bool) -> Judged:
+def _read(
+    folder: Path, split: str, reading: Reading, *, searches: bool
+) -> tuple[Qrels, dict[str, Query], Corpus | None]:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, find_queries, find_split, read_queries
     from hce.evaluation.evaluate import check_documents
 
     path = find_split(folder, split)
     if not searches:
-        return Judged(Qrels.read(path), {}, None)
+        return Qrels.read(path), {}, None
     queries = read_queries(find_queries(folder))
     qrels = Qrels.read(path, queries=queries)
     corpus = Corpus.load(folder, reading)
     check_documents(qrels, corpus.left_out.union(corpus.ids), str(folder))
-    return Judged(qrels, queries, corpus)
+    return qrels, queries, corpus
 
 
-def _open(model: str | None, run_file: Path | None) -> Source:
+def _open(model: str | None, run_file: Path | None) -> tuple[str, Run | Encoder | Index]:
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
     from hce.index.index import Index
     from hce.index.manifest import is_index
 
     if model is None:
-        return Source(str(run_file), read_run(str(run_file)))
-    return Source(model, Index.open(model) if is_index(model) else Encoder.load(model))
+        return str(run_file), read_run(str(run_file))
+    return model, Index.open(model) if is_index(model) else Encoder.load(model)
 
 
-def _measured(asked: Asked, source: Source, *, is_compared: bool) -> Measured:
+def _measured(
+    task: Task, name: str, what: Run | Encoder | Index, rerank: tuple[Reranker, int] | None, *, is_compared: bool
+) -> Measured:
     """Measure a run, or what a model or an index finds; a run that is compared, as deep as what it is compared with."""
+    from hce.encoding.encoder import Encoder
     from hce.evaluation.evaluate import rank, score_run, without_self
+    from hce.index.index import Index
 
-    qrels, queries, _ = asked.judged
-    name, run, searcher = source.name, source.what, None
-    if not isinstance(run, dict):
-        searcher = _searcher(asked, run, source.rerank)
-        name = f"{name}, {source.rerank[0].name}" if source.rerank else name
-        run = rank(searcher, queries, qrels, asked.depth, drop_self=asked.drop_self)
+    if isinstance(what, Encoder | Index):
+        name = f"{name}, {rerank[0].name}" if rerank else name
+        searcher = _searcher(task, what, rerank)
+        what = rank(searcher, task.queries, task.qrels, task.depth, drop_self=task.drop_self)
     elif is_compared:
-        run = {
-            query_id: (without_self(query_id, hits) if asked.drop_self else hits)[: asked.depth]
-            for query_id, hits in run.items()
+        what = {
+            query_id: (without_self(query_id, hits) if task.drop_self else hits)[: task.depth]
+            for query_id, hits in what.items()
         }
-    return Measured(name, run, score_run(run, qrels, asked.measures, drop_self=asked.drop_self), searcher)
+    return Measured(name, what, score_run(what, task.qrels, task.measures, drop_self=task.drop_self))
 
 
-def _searcher(asked: Asked, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
+def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
     """Make a model search the corpus; an index is searched as it is."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
-    corpus = cast("Corpus", asked.judged.corpus)  # it was read, as there is a model
+    corpus = cast("Corpus", task.corpus)  # it was read, as there is a model
     if isinstance(source, Index):
         _check_index(source, corpus)
-        return InMode(source, asked.mode, rerank)
+        return InMode(source, task.mode, rerank)
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
     return DenseSearcher.of(source, corpus, progress=True)
@@ -297,27 +286,23 @@ def _check_index(index: Index, corpus: Corpus) -> None:
     Raises:
         InputError: no id of the collection is there, or no document by such an id has the collection's text.
     """
-    lacking = [document_id for document_id in corpus.ids if document_id not in index]
-    if len(lacking) < len(corpus):
-        missing = set(lacking)
-        shared = list(islice((document for document in corpus if document.id not in missing), SAMPLE))
-        if all(getattr(index.get(document.id), "text", None) != document.text for document in shared):
-            raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
-    else:
+    lacking = dict.fromkeys(document_id for document_id in corpus.ids if document_id not in index)
+    shared = list(islice((document for document in corpus if document.id not in lacking), SAMPLE))
+    if not shared:
         raise InputError(f"{index.path}: holds none of the {len(corpus):,} documents of {corpus.name}; index them")
+    if all(getattr(index.get(document.id), "text", None) != document.text for document in shared):
+        raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
     if lacking:
-        tell(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({lacking[0]!r} …)")
+        first = next(iter(lacking))
+        tell(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
 
 
 def _tell_what_counts_zero(systems: list[Measured]) -> None:
-    without_positives = systems[0].report.without_positives
-    if without_positives:
-        count, first = len(without_positives), without_positives[0]
-        tell(f"{count:,} judged queries have no relevant document ({first!r} …) and count 0")
+    if judged := systems[0].report.without_positives:
+        tell(f"{len(judged):,} judged queries have no relevant document ({judged[0]!r} …) and count 0")
     for system in systems:
-        without_hits = system.report.without_hits
-        if without_hits:
-            tell(f"{system.name}: {len(without_hits):,} queries have no hits ({without_hits[0]!r} …) and count 0")
+        if lost := system.report.without_hits:
+            tell(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
 
 
 def _paired(systems: list[Measured], seed: int) -> dict[str, Corrected]:
@@ -369,11 +354,11 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[s
     return grid
 
 
-def _as_json(judged: Judged, systems: list[Measured], paired: dict[str, Corrected]) -> dict[str, Any]:
+def _as_json(task: Task, systems: list[Measured], paired: dict[str, Corrected]) -> dict[str, Any]:
     first = systems[0]
     answer: dict[str, Any] = {
-        "queries": len(judged.qrels),
-        "documents": len(judged.corpus) if judged.corpus else None,
+        "queries": len(task.qrels),
+        "documents": len(task.corpus) if task.corpus else None,
         "system": first.name,
         "measures": first.report.means,
         "without_positives": first.report.without_positives,

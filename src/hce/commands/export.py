@@ -41,31 +41,23 @@ def export(
       hce export my-model --plain my-plain-model
       hce export my-model --plain my-plain-model --first-alone
     """
-    if (skills is None) == (plain is None):
+    output = skills or plain
+    if output is None or None not in (skills, plain):
         raise InputError("hce export: give either --skills DIR, of an index, or --plain DIR, of a model")
+    require_new(output)
     if skills is not None:
-        require_new(skills)
-        _export_skills(source, skills, levels, as_json)
+        from hce.index.index import Index
+        from hce.pages.skills import write_skills
+
+        with Index.open(source) as index:
+            files = write_skills(index, skills, levels)
+        answer(f"{files:,} files in {skills}; begin with SKILL.md", {"skills": str(skills), "files": files}, as_json)
     elif plain is not None:
-        require_new(plain)
-        _export_plain(source, plain, first_alone, as_json)
+        from hce.encoding.plain import export_plain
 
-
-def _export_skills(source: Path, folder: Path, levels: int, as_json: bool) -> None:
-    from hce.index.index import Index
-    from hce.pages.skills import write_skills
-
-    with Index.open(source) as index:
-        files = write_skills(index, folder, levels)
-    answer(f"{files:,} files in {folder}; begin with SKILL.md", {"skills": str(folder), "files": files}, as_json)
-
-
-def _export_plain(source: Path, folder: Path, first_alone: bool, as_json: bool) -> None:
-    from hce.encoding.plain import export_plain
-
-    kind = export_plain(source, folder, first_alone=first_alone)
-    line = f"the model ({kind}) is in {folder}; SentenceTransformer({str(folder)!r}) loads it, without hce"
-    answer(line, {"model": str(folder), "kind": kind}, as_json)
+        kind = export_plain(source, plain, first_alone=first_alone)
+        line = f"the model ({kind}) is in {plain}; SentenceTransformer({str(plain)!r}) loads it, without hce"
+        answer(line, {"model": str(plain), "kind": kind}, as_json)
 
 
 def push(

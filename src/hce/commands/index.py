@@ -104,7 +104,7 @@ def index(
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
     """
     from hce.index.index import Index
-    from hce.index.upkeep import build_parts
+    from hce.index.state import build_parts
 
     require_parent(output)
     _refuse_without_engine(output)
@@ -137,9 +137,8 @@ def index(
     with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
         build_parts(made.state)
         found = made.status()
-    line = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
-    line = f"search: {found.search}\n{line}"
-    answer(line, found.as_dict(), as_json)
+    there = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
+    answer(f"search: {found.search}\n{there}", found.as_dict(), as_json)
 
 
 @with_reading
@@ -230,8 +229,7 @@ def search(
         typer.Option("--facet", metavar="FIELD", help="also count, by this field, all documents that --where leaves"),
     ] = None,
     token: Annotated[
-        str | None,
-        typer.Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants"),
+        str | None, typer.Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants")
     ] = None,
     trust_address: TrustOption = False,
     as_json: JsonOption = False,
@@ -258,7 +256,7 @@ def search(
     """
     from hce.data.records import STDIN, read_lines
     from hce.data.text import is_url
-    from hce.index.elsewhere import trust_address_of
+    from hce.index.derived import trust_address_of
     from hce.index.filters import parse_clauses
     from hce.index.index import Index
 
@@ -311,7 +309,7 @@ def status(
       hce status my-index
       hce status my-index --no-drift --json
     """
-    from hce.index.elsewhere import trust_address_of
+    from hce.index.derived import trust_address_of
     from hce.index.index import Index
 
     if trust_address:
@@ -371,7 +369,7 @@ def _parts(hit: Hit) -> str:
     """Show what meaning, tokens and words gave to the score, and the words."""
     parts = [f"{hit.from_meaning:.2f} meaning"]
     parts += [f"{hit.from_tokens:.2f} tokens"] if hit.from_tokens else []
-    parts += [f"{hit.from_words:.2f} {' '.join(hit.matched)}"] if hit.from_words else []
+    parts += [f"{hit.from_words:.2f} {' '.join(hit.matched) or 'common words'}"] if hit.from_words else []
     return " + ".join(parts)
 
 
@@ -389,8 +387,7 @@ def _line(hit: Hit, query: str, mode: str) -> Text:
     line.append(hit.id, style="bold")
     if hit.title and hit.title != hit.id:
         line.append(f"  {' '.join(hit.title.split())}")
-    snippet = _snippet(hit, query)
-    if snippet:
+    if snippet := _snippet(hit, query):
         line.append("\n     ").append_text(snippet)
     if hit.folded:
         shown = ", ".join(hit.folded[:FOLDED]) + (" …" if len(hit.folded) > FOLDED else "")
@@ -415,13 +412,14 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
     base = f", trained from {found.base_encoder}" if found.base_encoder else ""
     changes = "change" if found.pending == 1 else "changes"
     pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
+    quality = ""
+    if found.recall is not None:
+        quality = f", {found.rescored} candidates scored again, which find {found.recall:.1%} of the ten nearest"
     return {
         "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
-        **_fitted_line(found),
-        **_reindexing_line(found),
-        **_training_line(training),
-        "engine": f"{found.engine}{_quality(found)}{pending}",
+        **_history_lines(found, training),
+        "engine": f"{found.engine}{quality}{pending}",
         "search": found.search,
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
@@ -430,36 +428,22 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
     }
 
 
-def _quality(found: IndexStatus) -> str:
-    """Show what searches by codes find."""
-    if found.recall is None:
-        return ""
-    return f", {found.rescored} candidates scored again, which find {found.recall:.1%} of the ten nearest"
-
-
-def _reindexing_line(found: IndexStatus) -> dict[str, str]:
-    """Show the encoder that an unfinished reindexing leads to, else the encoder before the last reindexing."""
+def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
+    """Show what the table was fitted to, what a reindexing leads to or came from, and what training gained."""
+    lines = {}
+    if found.fitted_documents is not None:
+        advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
+        documents = "document" if found.fitted_documents == 1 else "documents"
+        lines["fitted"] = f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"
     if found.reindexing:
-        return {"reindexing": f"to {found.reindexing} is under way, or was interrupted"}
-    return {"before": f"{found.earlier}; hce reindex {found.path} --undo returns to it"} if found.earlier else {}
+        lines["reindexing"] = f"to {found.reindexing} is under way, or was interrupted"
+    elif found.earlier:
+        lines["before"] = f"{found.earlier}; hce reindex {found.path} --undo returns to it"
+    if training is not None:
+        from hce.training.model_folder import gains
 
-
-def _fitted_line(found: IndexStatus) -> dict[str, str]:
-    """Show how many documents a table was fitted to, and what to do where there are many more by now."""
-    if found.fitted_documents is None:
-        return {}
-    advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
-    documents = "document" if found.fitted_documents == 1 else "documents"
-    return {"fitted": f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"}
-
-
-def _training_line(training: Training | None) -> dict[str, str]:
-    """Show what fitting and training gained."""
-    if training is None:
-        return {}
-    from hce.training.model_folder import gains
-
-    return {"trained": f"{gains(training.before, training.stages, training.after)} ({training.metric})"}
+        lines["trained"] = f"{gains(training.before, training.stages, training.after)} ({training.metric})"
+    return lines
 
 
 def _drift_lines(drift: Drift) -> dict[str, str]:

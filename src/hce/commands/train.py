@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -23,6 +22,7 @@ from hce.commands.common import (
     err,
     interruptible,
     out,
+    parse_named,
     print_json,
     settled_encoder,
     shared_corpus,
@@ -46,21 +46,14 @@ if TYPE_CHECKING:
 
 GO_ON = "the same command with --resume goes on from the last checkpoint"
 NOT_BEGUN = "training had not begun; the same command starts over"
-
-
-LABEL = re.compile(r"\s*(queries|qrels|dev|generated|log)=(.+?)(?:,(?=\s*\w+=)|$)")
+LABELS = (
+    "queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to measure by; "
+    "generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers"
+)
 
 
 class LabelFiles(NamedTuple):
-    """Files with queries and judgments, as --labels names them.
-
-    Attributes:
-        queries: the queries (JSONL or TSV).
-        qrels: which documents answer them (BEIR or TREC).
-        dev: judgments to measure by, of the same queries.
-        generated: generated queries, each with its document.
-        log: queries without answers: a text file with one a line, or JSONL or TSV.
-    """
+    """Files with queries and judgments, as --labels names them: see `LABELS`."""
 
     queries: Path | None = None
     qrels: Path | None = None
@@ -69,23 +62,14 @@ class LabelFiles(NamedTuple):
     log: Path | None = None
 
     @classmethod
-    def parsed(cls, items: Sequence[str]) -> LabelFiles:
+    def parsed(cls, items: Iterable[str]) -> LabelFiles:
         """Read what --labels says.
 
         Raises:
             InputError: something else than these files, or one of them twice.
         """
-        files: dict[str, Path] = {}
-        for item in items:
-            position = 0
-            while position < len(item):
-                found = LABEL.match(item, position)
-                if found is None or found[1] in files:
-                    names = ", ".join(f"{name}=FILE" for name in cls._fields)
-                    raise InputError(f"--labels {item}: give some of {names}, each once, with commas between")
-                files[found[1]] = Path(found[2])
-                position = found.end()
-        return cls(**files)
+        files = parse_named("--labels", items, dict.fromkeys(cls._fields, "FILE"))
+        return cls(**{name: Path(file) for name, file in files.items()})
 
     def named(self) -> dict[str, str]:
         """Return the files that there are, by what they hold."""
@@ -100,13 +84,7 @@ def train(
     mode: Annotated[Supervision | None, recipe_option("mode")] = None,
     labels: Annotated[
         list[str] | None,
-        typer.Option(
-            "--labels",
-            metavar="WHAT=FILE,…",
-            help="queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to "
-            "measure by; generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers",
-            show_default=False,
-        ),
+        typer.Option("--labels", metavar="WHAT=FILE,…", help=LABELS, show_default=False),
     ] = None,
     language: Annotated[str | None, recipe_option("language")] = None,
     epochs: Annotated[int | None, recipe_option("epochs")] = None,

@@ -46,7 +46,7 @@ def tree(
       hce tree docs.csv --branching 8 --json > tree.json
     """
     from hce.files import require_new, require_parent
-    from hce.index.numbered_tree import hierarchy_folder
+    from hce.index.tree import hierarchy_folder
     from hce.tree.hierarchy import Hierarchy
 
     if output is not None:
@@ -73,7 +73,7 @@ def _ids(path: Path, saved: Path) -> list[str | None] | None:
     """Return the ids of the documents of a saved tree, None for one that was removed since; only an index has them."""
     from hce.index.index import Index
     from hce.index.manifest import is_index
-    from hce.index.numbered_tree import NumberedHierarchy
+    from hce.index.tree import NumberedHierarchy
 
     if not is_index(path):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,14 +113,11 @@ def reindex(
     with Index.open(path) as index, interruptible(going_on):
         if model is None:
             index.undo_reindex(progress=True)
-            is_new = True
-        else:
-            is_new = index.reindex(model, words_share=words_share, progress=True)
+        is_new = model is None or index.reindex(model, words_share=words_share, progress=True)
         found = index.status()
+    has = "has the encoder" if is_new else "had this encoder already:"
     shown = f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions)"
-    line = (
-        f"{path} {'has the encoder' if is_new else 'had this encoder already:'} {shown}; {found.documents:,} documents"
-    )
+    line = f"{path} {has} {shown}; {found.documents:,} documents"
     if found.earlier and is_new:
         line += f"\nbefore: {found.earlier}; hce reindex {path} --undo returns to it"
     answer(line, {**found.as_dict(), "reindexed": is_new}, as_json)
@@ -159,31 +157,28 @@ def check(
 
 
 def _print(found: Checkup, repair: bool) -> None:
-    for finding in _first_of_each(found.healed):
+    healed, findings = _first_of_each(found.healed), _first_of_each(found.findings)
+    for finding in healed:
         out.print(f"healed     {finding.part}: {finding.what}", soft_wrap=True)
-    for finding in _first_of_each(found.findings):
+    for finding in findings:
         line = f"{finding.state:<10} {finding.part}: {finding.what}"
         advice = "--repair heals it" if finding.can_heal and not repair else finding.remedy
         if finding.state == "unknown":
             advice = "" if repair else "--repair adds checksums"
         out.print(f"{line}; {advice}" if advice else line, soft_wrap=True)
     of = f"{found.documents:,} documents, " if found.kind == "index" else ""
-    verdict = "all is as it was written" if found.is_sound else "damaged"
-    if found.is_sound and found.findings:
-        verdict = "no damage is known"
-    out.print(f"{found.path}: {of}{verdict}", soft_wrap=True)
-    more = len(found.findings) + len(found.healed) - sum(1 for _ in _first_of_each((*found.findings, *found.healed)))
-    if more > 0:
+    sound = "no damage is known" if found.findings else "all is as it was written"
+    out.print(f"{found.path}: {of}{sound if found.is_sound else 'damaged'}", soft_wrap=True)
+    if more := len(found.findings) + len(found.healed) - len(findings) - len(healed):
         err.print(f"--json lists {more:,} more")
 
 
 def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
     """Return some findings of each part."""
-    seen: dict[tuple[str, str], int] = {}
+    seen: Counter[tuple[str, str]] = Counter()
     shown = []
     for finding in findings:
-        key = (finding.part, finding.state)
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= SHOWN:
+        seen[finding.part, finding.state] += 1
+        if seen[finding.part, finding.state] <= SHOWN:
             shown.append(finding)
     return shown

@@ -184,9 +184,9 @@ class Corpus(Sequence[Document]):
             copies = scratch.path
 
         def read(own: Sequence[Path]) -> list[tuple[Any, ...]]:
-            return [cls._read_part(path, copies, reading, bad).to_plain() for path in own]
+            return [cls._read_part(path, copies, reading, bad) for path in own]
 
-        documents = _Parts([_Part.from_plain(*each) for each in share_out(read, paths)], scratch)
+        documents = _Parts([_Part(*each) for each in share_out(read, paths)], scratch)
         check = _Checker(str(folder))
         for part in documents.parts:
             check.join(part)
@@ -204,13 +204,14 @@ class Corpus(Sequence[Document]):
                 records = read_records(path, reading, bad)
                 documents, check = cls._spooled(records, str(path), reading, bad, file, nullcontext)
             documents = _JsonlFile(copy, documents.lines, open_bytes(copy))
-        found = check.id_hashes, check.digest.digest(), check.empty
-        return _Part(path, documents.path, documents.lines, documents.fields, documents.state, *found)
+        starts, sizes, hashes = map(np.asarray, (*documents.lines, check.id_hashes))
+        found = documents.fields, documents.state, check.digest.hexdigest(), list(check.empty.items())
+        return _Part(str(path), str(documents.path), starts, sizes, hashes, *found)
 
     @staticmethod
     def _scanned(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Checker]:
         """Return a file's documents, by where their lines are, and what was found when they were looked through."""
-        check, lines, position = _Checker(str(path)), _Extents(), 0
+        check, lines, position = _Checker(str(path)), _Extents(array("Q"), array("Q")), 0
         parse = DocumentParser(str(path), reading)
         documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
         size = path.stat().st_size >> 20
@@ -244,7 +245,7 @@ class Corpus(Sequence[Document]):
         guard: Callable[[], AbstractContextManager[None]],
     ) -> tuple[_JsonlFile, _Checker]:
         """Write documents to a file, each followed by a line that says where it was."""
-        check, lines, position = _Checker(name), _Extents(), 0
+        check, lines, position = _Checker(name), _Extents(array("Q"), array("Q")), 0
         parse = DocumentParser(name, reading)
         with progress_bar("reading", None, "documents") as advance:
             for record in counted(records, advance):
@@ -394,11 +395,11 @@ class _Checker:
 
     def join(self, part: _Part) -> None:
         """Take note of what was found of a part of the corpus."""
-        for doc_id, where in part.empty.items():
+        for doc_id, where in part.empty:
             self._leave_out(doc_id, where)
-        if part.id_hashes:
-            self.digest.update(part.digest)
-            self.id_hashes.extend(part.id_hashes)
+        if len(part.id_hashes):
+            self.digest.update(bytes.fromhex(part.digest))
+            self.id_hashes.frombytes(part.id_hashes.tobytes())
 
     def _leave_out(self, doc_id: str, where: str) -> None:
         if doc_id in self.empty:
@@ -460,11 +461,11 @@ def _few(places: Collection[str]) -> str:
     return "; ".join(list(places)[:3]) + ("; …" if len(places) > 3 else "")
 
 
-class _Extents:
+class _Extents(NamedTuple):
     """Where each line of a file begins and how long it is: 16 bytes a line."""
 
-    def __init__(self) -> None:
-        self.starts, self.sizes = array("Q"), array("Q")
+    starts: array[int]
+    sizes: array[int]
 
     def add(self, start: int, size: int) -> None:
         self.starts.append(start)
@@ -525,43 +526,29 @@ class _JsonlFile(Sequence[Document]):
 
 
 class _Part(NamedTuple):
-    """What the process that read a part of a corpus has to tell the others; `path` is the part itself, or its copy."""
+    """What a process found in a part of a corpus, in values that `share_out` can send: a tuple may arrive as a list.
 
-    source: Path
-    path: Path
-    lines: _Extents
-    fields: Fields | None
-    state: tuple[int, int]
-    id_hashes: array[int]
-    digest: bytes
-    empty: dict[str, str]
+    Attributes:
+        source: the part.
+        path: the part, or its copy.
+        starts: where each document's line begins in it, of shape (N,), uint64.
+        sizes: of these lines, in bytes.
+        id_hashes: of the documents.
+        fields: see `Fields`.
+        state: of the file, to notice a change.
+        digest: of the documents, in hexadecimal.
+        empty: ids of documents without text, and where they are.
+    """
 
-    def to_plain(self) -> tuple[Any, ...]:
-        """Return arrays, strings and numbers that say the same."""
-        arrays = [np.asarray(each) for each in (self.lines.starts, self.lines.sizes, self.id_hashes)]
-        paths = str(self.source), str(self.path)
-        return *paths, *arrays, self.fields, self.state, self.digest.hex(), list(self.empty.items())
-
-    @classmethod
-    def from_plain(
-        cls,
-        source: str,
-        path: str,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        id_hashes: np.ndarray,
-        fields: Sequence[Any] | None,
-        state: Sequence[int],
-        digest: str,
-        empty: Sequence[tuple[str, str]],
-    ) -> _Part:
-        """Return the part of which `to_plain` said this."""
-        lines, hashes = _Extents(), array("Q", id_hashes.tobytes())
-        lines.starts, lines.sizes = array("Q", starts.tobytes()), array("Q", sizes.tobytes())
-        names = None if fields is None else Fields(tuple(fields[0]), *fields[1:])
-        mtime, size = state
-        files = Path(source), Path(path)
-        return cls(*files, lines, names, (mtime, size), hashes, bytes.fromhex(digest), dict(empty))
+    source: str
+    path: str
+    starts: np.ndarray
+    sizes: np.ndarray
+    id_hashes: np.ndarray
+    fields: Any
+    state: Sequence[int]
+    digest: str
+    empty: Sequence[tuple[str, str]]
 
 
 class _Parts(Sequence[Document]):
@@ -570,7 +557,7 @@ class _Parts(Sequence[Document]):
     def __init__(self, parts: list[_Part], scratch: ScratchFolder | None) -> None:
         self.parts = parts
         self._scratch = scratch  # deleted along with this
-        self._starts = np.cumsum([0, *(len(part.lines.starts) for part in parts)]).tolist()
+        self._starts = np.cumsum([0, *(len(part.starts) for part in parts)]).tolist()
         self._file = lru_cache(OPEN_PARTS)(self._opened)
 
     def __len__(self) -> int:
@@ -595,9 +582,10 @@ class _Parts(Sequence[Document]):
 
     def _opened(self, number: int) -> _JsonlFile:
         part = self.parts[number]
-        file = _JsonlFile(part.path, part.lines, open_bytes(part.path))
-        file.fields = part.fields
-        if file.state != part.state:
+        lines = _Extents(array("Q", part.starts.tobytes()), array("Q", part.sizes.tobytes()))
+        file = _JsonlFile(Path(part.path), lines, open_bytes(part.path))
+        file.fields = part.fields and Fields(tuple(part.fields[0]), *part.fields[1:])
+        if file.state != tuple(part.state):
             raise InputError(f"{part.path}: changed since it was read; load it again")
         return file
 

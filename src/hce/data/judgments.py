@@ -237,12 +237,7 @@ def read_log(path: str | Path) -> list[str]:
     """
     if format_suffix(path) != ".txt":
         return [query.text for query in read_queries(path).values()]
-    try:
-        texts = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no UTF-8 text; save it as UTF-8, one query a line") from error
+    texts = [line.text.strip() for line in read_lines(path) if line.text.strip()]
     if not texts:
         raise InputError(f"{path}: no queries in it; check the path")
     return texts

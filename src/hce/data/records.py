@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from hce.data.markup import INSTALL, LIBRARIES, is_readable, read_page
-from hce.errors import InputError, MissingPackageError, one_line
+from hce.errors import InputError, needs_extra, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -402,13 +402,9 @@ def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str, bad: Bad) ->
 
 def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream the rows of a Parquet file, batch by batch."""
-    try:
+    with needs_extra("parquet", f"{path}: reading Parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{path}: reading Parquet needs pyarrow; pip install 'hierarchical-corpus-encoder[parquet]'"
-        ) from error
     _refuse_special(path)
     try:
         with pq.ParquetFile(path) as file:

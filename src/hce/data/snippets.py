@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from hce.data.passages import Passage
-from hce.data.text import ANY_WORD
+from hce.data.text import ANY_WORD, Passage
 
 SNIPPET_CHARACTERS = 320
 PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is

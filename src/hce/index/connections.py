@@ -321,7 +321,7 @@ _PASSAGE_COLUMNS = (
 )
 PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
 
-# Vectors of another encoder, beside those in force: see `hce.index.reindex`. The two pairs of tables change places by
+# Vectors of another encoder, beside those in force: see `hce.index.create`. The two pairs of tables change places by
 # their names; an index of SQLite keeps its name, whichever table it then belongs to.
 BESIDE_SCHEMA = (
     "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",

@@ -10,31 +10,34 @@ one does the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from hce.contained import check_tree
+from hce.contained import check_tree, is_folder
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.tokens import TokenSpace
-from hce.errors import FormatError, HceError, InputError
+from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
-from hce.index.elsewhere import home_of
-from hce.index.manifest import ENCODER_FOLDER, Manifest, file_stamps
-from hce.index.numbered_tree import FOLDER, NumberedHierarchy, grow_named_tree
-from hce.index.store import STORE_FILE, Store, Writer, now
+from hce.index.derived import Derived, home_of
+from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
+from hce.index.state import CarriedEncoder
+from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
-from hce.index.token_codes import TokenCodes, is_token_folder
-from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, shared_vectors
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
+from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree
+from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, Encode, LongDocuments, read_passages, shared_vectors
 from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
@@ -48,7 +51,7 @@ from hce.processes import (
 )
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, wants_tree
-from hce.search.shares import Calibration
+from hce.search.shares import Calibration, Shares
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
@@ -330,3 +333,257 @@ def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) ->
     texts = [document.full_text for document in chunk]
     first = {text: row for row, text in reversed(list(enumerate(texts)))}
     return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])
+
+
+ENCODED_AT_ONCE = 1024
+FEW = 64  # documents that the last write may have to encode, while others wait
+ROUNDS = 8  # of catching up with others who write; then they wait
+
+
+def reindex(
+    store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
+) -> Manifest | None:
+    """Give an index another encoder; `Index.reindex` says what the arguments are.
+
+    Returns:
+        The manifest that is in force from now on; None where the encoder was in force already.
+    """
+    checked_share(words_share)
+    with _alone(store):
+        other = _begin(store, encoder, words_share)
+        return None if other is None else _finish(store, other, progress)
+
+
+def undo(store: Store, *, progress: bool = False) -> Manifest:
+    """Take up again what was in force before the last reindexing.
+
+    Raises:
+        InputError: there was none, or a rebuild has given it up since.
+    """
+    with _alone(store):
+        other = Manifest.read(store.path.parent).other()
+        if other is None or not other.was_in_force:
+            raise InputError(
+                f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
+            )
+        return _finish(store, other, progress)
+
+
+def _alone(store: Store) -> AbstractContextManager[None]:
+    index_folder = store.path.parent
+    return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
+
+
+# ------------------------------------------------------------------------------------------------- the beginning
+
+
+def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
+    """Return what is to be put in force: what was begun earlier, or what is begun now; None where it is in force."""
+    index_folder = store.path.parent
+    manifest = Manifest.read(index_folder)
+    other = manifest.other()
+    if other is not None and other.spec == str(encoder) == "static":
+        return other  # fitted to the documents that there were; fitted again, it would be another one
+    with store.reading() as reader:
+        entries = [(entry.number, entry.document) for entry in reader.entries()]
+    if not entries:
+        raise InputError(f"{index_folder}: it has no documents to encode anew; index anew with the other encoder")
+    corpus = Corpus.from_documents([document for _, document in entries], name=index_folder.absolute().name)
+    start = start_from(encoder, corpus)
+    if start.fingerprint == manifest.fingerprint:
+        return None
+    if other is not None and other.fingerprint == start.fingerprint:
+        return other
+    warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, manifest.language)
+    suffix = _make_room(store)
+    chosen = start.shares(corpus)
+    usual = usual_shares(start.encoder) if chosen is None else chosen.shares
+    share = usual.words if words_share is None else words_share
+    numbers = [number for number, _ in entries]
+    space = TokenSpace.fit(start.encoder, corpus)
+    return _write_encoder(store, suffix, start, str(encoder), usual._replace(words=share), numbers, corpus, space)
+
+
+def _make_room(store: Store) -> str:
+    """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
+    index_folder = store.path.parent
+    with _writing(store) as writer:
+        manifest = replace(Manifest.settled(index_folder, writer), beside=None)
+        manifest.write(index_folder)  # before the tables that it told of are gone
+        delete_other_folders(index_folder, manifest)
+        writer.make_beside()
+        number = writer.next.change
+        while (index_folder / f"{ENCODER_FOLDER}-{number}").exists():
+            number += 1
+        return f"-{number}"
+
+
+def _write_encoder(
+    store: Store,
+    suffix: str,
+    start: Start,
+    spec: str,
+    shares: Shares,
+    numbers: list[int],
+    corpus: Corpus,
+    space: TokenSpace | None,
+) -> StandbyEncoder:
+    """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
+    index_folder = store.path.parent
+    with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
+        folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
+        start.encoder.save(folder)
+        tree = None
+        if start.folder is not None:
+            keep_facts(start.folder, index_folder / f"{IN_AN_INDEX}{suffix}")
+            tree = trained_tree(start.folder, corpus)
+        if tree is not None:
+            NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index_folder / f"{FOLDER}{suffix}")
+        if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
+            TokenCodes.create(token_folder(index_folder, suffix), space)
+        other = StandbyEncoder(
+            was_in_force=False,
+            spec=spec,
+            encoder=start.encoder.name,
+            fingerprint=start.fingerprint,
+            dim=start.encoder.dim,
+            encoder_files=file_stamps(folder),
+            encoder_folder=folder.name,
+            base_encoder=None if start.facts is None else start.facts.base_encoder,
+            fitted_documents=start.fitted_documents,
+            window=start.encoder.window,
+            words_share=shares.words,
+            tokens_share=shares.tokens,
+            hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
+            familiar=max(numbers),
+        )
+        replace(Manifest.settled(index_folder, writer), beside=asdict(other)).write(index_folder)
+    return other
+
+
+# ------------------------------------------------------------------------------------------------- the rest
+
+
+def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
+    """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
+    index_folder = store.path.parent
+    carried = CarriedEncoder(index_folder, other)
+    cutter = Cutter(carried.encoder())
+    codes = TokenCodes.find(token_folder(index_folder, other.suffix))
+    catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
+    catch_up.all(progress)
+    other = _with_tree(store, other)
+    _save_snapshots(store, other, catch_up)
+    for left in reversed(range(ROUNDS)):
+        catch_up.all(progress=False)
+        if _switch(store, other, catch_up, whatever_is_left=not left):
+            break
+    return _decided(store)
+
+
+class _Encoded(NamedTuple):
+    """Vectors of documents, by number, and the passages of the long ones by position."""
+
+    numbers: list[int]
+    vectors: np.ndarray
+    passages: dict[int, CutPassages]
+
+
+class _CatchUp:
+    """Encodes the documents that have no vector beside those in force yet."""
+
+    def __init__(self, store: Store, encode: Encode, cutter: Cutter) -> None:
+        self.store = store
+        self._encode, self._cutter = encode, cutter
+
+    def all(self, progress: bool) -> None:
+        """Encode them some at a time; others may write in between."""
+        with self.store.reading() as reader:
+            total, left = reader.moment().documents, reader.count_after(reader.last_beside() or 0)
+        with progress_bar("encoding", total, "documents", show=progress) as advance:
+            advance(total - left)
+            while True:
+                with self.store.reading() as reader:
+                    some = self._next(reader)
+                if some is None:
+                    return
+                with _writing(self.store) as writer:
+                    writer.fill_beside(*some)
+                advance(len(some.numbers))
+
+    def within(self, writer: Writer) -> None:
+        """Encode all that are left, in a write that is under way."""
+        while some := self._next(writer):
+            writer.fill_beside(*some)
+
+    def _next(self, reader: Reader) -> _Encoded | None:
+        entries = list(islice(reader.entries(after=reader.last_beside() or 0), ENCODED_AT_ONCE))
+        if not entries:
+            return None
+        documents = [entry.document for entry in entries]
+        vectors = shared_vectors([each.full_text for each in documents], {}, self._encode)
+        passages = read_passages(documents, self._encode, self._cutter)
+        return _Encoded([entry.number for entry in entries], vectors, passages)
+
+
+def _with_tree(store: Store, other: StandbyEncoder) -> StandbyEncoder:
+    """Grow a tree of the vectors that are to be in force, where the index has one and the encoder brought none."""
+    index_folder = store.path.parent
+    manifest = Manifest.read(index_folder)
+    if other.hierarchy is not None or manifest.hierarchy is None:
+        return other
+    name = f"{FOLDER}{other.suffix}"
+    if is_folder(index_folder / name):
+        return replace(other, hierarchy=name)
+    with store.reading_beside(other.dim) as reader:
+        return replace(other, hierarchy=grow_tree(index_folder, name, reader))
+
+
+def _save_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> None:
+    """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load.
+
+    A snapshot is of a moment at which every document has such a vector; where others write all the time there may be
+    none such, and then the parts are made when they are first needed.
+    """
+    derived = Derived(store, Manifest.read(store.path.parent).with_in_force(other))
+    for _ in range(ROUNDS):
+        with store.reading_beside(other.dim) as reader:
+            if reader.count_after(0) == reader.moment().documents:  # of vectors beside those in force, and of documents
+                derived.save_snapshots(reader)
+                return
+        catch_up.all(progress=False)
+
+
+def _switch(store: Store, other: StandbyEncoder, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
+    """Let the two encoders change places, unless so many documents came meanwhile that others would wait for long."""
+    index_folder = store.path.parent
+    with _writing(store) as writer:
+        if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
+            return False
+        catch_up.within(writer)
+        manifest = replace(Manifest.settled(index_folder, writer), beside=asdict(other))
+        manifest.before_switch(writer.next).write(index_folder)
+        writer.swap_beside(other.dim)
+    return True
+
+
+def _decided(store: Store) -> Manifest:
+    """Write down what the switch has decided."""
+    index_folder = store.path.parent
+    with _writing(store) as writer:  # nothing is written to it; it keeps others from writing a manifest
+        manifest = Manifest.read(index_folder, writer)
+        manifest.write(index_folder)
+    return manifest
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[Writer]:
+    """Open one transaction, as `Store.writing` does, once nobody else writes any more, however long that takes."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                writer = stack.enter_context(store.writing())
+                break
+            except WriterBusyError:
+                logger.debug("waiting for another process to end its write")
+        yield writer

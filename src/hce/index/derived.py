@@ -1,8 +1,8 @@
-"""Derived: what an index makes of its store and keeps up to date: an engine of documents, one of passages, the words.
+"""What an index derives from its store: an engine of documents, an engine of passages, and the words of the texts.
 
-Each of the three is a live part: it is loaded when it is first needed, and brought to the moment of the reader that
-uses it. A snapshot is a part on disk, as the part was after one change of the store. Snapshots can be deleted at any
-time: where one is missing, damaged or of another store, the part is built anew from the store.
+Each part is loaded when first needed, and brought to the moment of the reader that uses it. A snapshot is a part on
+disk, as it was after one change of the store. Snapshots can be deleted at any time: if one is missing, damaged or of
+another store, the part is built again from the store. An engine can also live elsewhere: see `home_of`.
 """
 
 from __future__ import annotations
@@ -11,46 +11,49 @@ import logging
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from threading import Condition
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from hce.checksums import sealed, unsealed
 from hce.contained import check_tree, delete_folder, is_folder, names_in
-from hce.errors import FormatError, HceError
+from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_leftovers, new_folder, read_json, write_json
 from hce.index.connections import heed_forks
-from hce.index.elsewhere import Mirror, Part, home_of
 from hce.index.manifest import Manifest
-from hce.index.numbered_tree import all_vectors, load_tree
 from hce.index.store import Moment, MomentPassedError, Reader, Store
+from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, load_engine, new_engine, wants_tree
+from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine, wants_tree
 from hce.search.passages import PassageEngine
 from hce.search.words import PassageText, Words
 
-Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a live part holds
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
+    from hce.index.index import Index
+
+Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a part holds
 
 logger = logging.getLogger(__name__)
 
-# A snapshot is written anew when it is behind by this share of the documents, and by so many.
+# A snapshot is written again when it is behind by this share of the documents, and by so many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 SNAPSHOT = "snapshot.json"
 IS_SNAPSHOT = re.compile("[0-9]{12,}").fullmatch  # the name of a snapshot's folder: the number of a change
 
 
 class Builder(Protocol[Held]):
-    """Builds, loads and extends what a live part holds: an engine of documents, an engine of passages, or words.
+    """Builds, loads and extends what a part holds.
 
     Attributes:
-        folder_name: the name of the folder of snapshots, below the folder of the index.
-        in_memory: whether what is held lives only in memory, which a forked process has too.
-        identity: fields that a snapshot must match to be usable.
+        folder_name: the folder of the snapshots, below the folder of the index.
+        in_memory: whether a forked process has what is held too.
     """
 
     folder_name: ClassVar[str]
@@ -58,36 +61,72 @@ class Builder(Protocol[Held]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Fields that a snapshot must match to be usable."""
-        ...
+        """Return the fields that a snapshot must match to be usable."""
 
     def build(self, reader: Reader) -> Held:
-        """Build what the part holds from all documents."""
-        ...
+        """Build the part from all documents."""
 
     def load(self, folder: Path) -> Held:
-        """Read a snapshot.
-
-        Raises:
-            FormatError: the snapshot is damaged.
-        """
-        ...
+        """Read a snapshot; FormatError if it is damaged."""
 
     def fits(self, held: Held, numbers: np.ndarray) -> bool:
-        """Tell whether what was read from a snapshot, which may come from anyone, fits these documents (rising)."""
-        ...
+        """Return whether a snapshot, which may come from anyone, is of the documents with these numbers (rising)."""
 
     def add(self, held: Held, reader: Reader, after: int) -> int:
-        """Add the documents whose numbers are above `after`; return how many vectors or texts were added."""
-        ...
+        """Add the documents above a number; return how many vectors or texts were added."""
 
     def facts(self, held: Held) -> dict[str, Any]:
-        """Return what a snapshot says of itself; see `Live.renew`."""
-        ...
+        """Return what a snapshot says about itself; see `Live.renew`."""
 
 
-class Live(Generic[Held]):
-    """A derived part of an index: loaded when first needed, caught up before each use, shared by threads."""
+class Part(Generic[Held]):
+    """A part of an index, lent at the moment of a reader. This base is one without snapshots."""
+
+    def lend(self, reader: Reader) -> AbstractContextManager[Held]:
+        """Lend the part as of the moment that `reader` sees.
+
+        Raises:
+            MomentPassedError: the part is at a later moment.
+        """
+        raise NotImplementedError
+
+    def prepare(self, reader: Reader) -> None:
+        """Do now what the first search would have to wait for."""
+        raise NotImplementedError
+
+    def take_up(self, builder: Any, suffix: str, since: int) -> None:
+        """Drop what is held: the index has another encoder since a change."""
+        raise NotImplementedError
+
+    def rebuild(self, reader: Reader, builder: Any) -> None:
+        """Build the part again from all documents."""
+        raise NotImplementedError
+
+    def pending(self, reader: Reader) -> int:
+        """Count the additions and removals in the store that the saved part lacks."""
+        raise NotImplementedError
+
+    def save_snapshot(self, reader: Reader) -> None:
+        """Write a snapshot, unless the last one is current."""
+
+    def renew(self) -> None:
+        """Build the part again if that pays by now."""
+
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        """Return what the newest usable snapshot says about itself."""
+        return {}
+
+    def ahead(self) -> Path | None:
+        """Return a snapshot of a later moment than the store's, which shows that the store lost writes."""
+        return None
+
+    def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
+        """Yield each damaged snapshot with what is wrong with it."""
+        return iter(())
+
+
+class Live(Part[Held]):
+    """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
     def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
         self.store = store
@@ -101,7 +140,7 @@ class Live(Generic[Held]):
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Forget the locks of the parent process, and what is held unless it lives in memory, after a fork."""
+        """Replace the lock after a fork, and drop what a fork does not copy."""
         self._lock = SharedLock()
         if not self.builder.in_memory:
             self._held = self._moment = None
@@ -113,11 +152,7 @@ class Live(Generic[Held]):
 
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Held]:
-        """Lend what is held, brought to the moment that `reader` sees; nobody changes it meanwhile.
-
-        Raises:
-            MomentPassedError: another thread has brought what is held to a later moment.
-        """
+        """Lend what is held, brought to the moment that `reader` sees; nobody changes it meanwhile."""
         moment = reader.moment()
         while True:
             with self._lock.shared():
@@ -130,14 +165,14 @@ class Live(Generic[Held]):
                 self._catch_up(reader, moment)
 
     def prepare(self, reader: Reader) -> None:
-        """Load or build now what the first search would have to wait for."""
+        """Load or build what is held, unless it is at a later moment."""
         moment = reader.moment()
         with self._lock.alone():
             if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
                 self._catch_up(reader, moment)
 
     def take_up(self, builder: Builder[Held], suffix: str, since: int) -> None:
-        """Drop what is held; from now on build it with `builder`, from the vectors in force since a change."""
+        """Drop what is held; from now on build it with `builder`, from the vectors active since a change."""
         with self._lock.alone():
             if since >= self._since:  # else another thread was faster, with later vectors
                 self.builder, self._suffix, self._since = builder, suffix, since
@@ -151,29 +186,17 @@ class Live(Generic[Held]):
                 self._save()
 
     def rebuild(self, reader: Reader, builder: Builder[Held]) -> None:
-        """Build what is held anew from all documents with `builder`, and write a snapshot."""
+        """Build what is held again from all documents with `builder`, and write a snapshot."""
         with self._lock.alone():
             self.builder = builder
             self._held = self._moment = None
             self._held, self._moment = builder.build(reader), reader.moment()
             self._save()
 
-    def pending(self, reader: Reader) -> int:
-        """Count the additions and removals that are in the store and not in the snapshot on disk."""
-        for _, saved_at in self._usable_snapshots(reader):
-            return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
-        return reader.moment().documents
-
-    def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what the newest usable snapshot says of itself; nothing where there is none."""
-        for folder, saved_at in self._usable_snapshots(reader):
-            return {**_told_by_snapshot(folder)[0].get("facts", {}), "documents": saved_at.documents}
-        return {}
-
     def renew(self) -> None:
-        """Build what is held again where that pays by now, by the newest snapshot: a write calls this, and no search.
+        """Build what is held again if the newest snapshot says that it pays by now: writes call this, not searches.
 
-        Searches go on meanwhile. Nothing depends on it, so that a failure is no more than a line in the log.
+        Searches go on meanwhile. Nothing depends on it, so a failure is only logged.
         """
         try:
             with self.store.reading() as reader:
@@ -226,8 +249,10 @@ class Live(Generic[Held]):
 
     def _loaded(self, reader: Reader) -> tuple[Held, Moment]:
         """Load the newest usable snapshot, or build from all documents; return what is held, and its moment."""
-        for folder, moment in self._usable_snapshots(reader):
+        for folder in self._snapshots():
             try:
+                if (moment := self._moment_of(folder, reader)) is None:
+                    continue
                 with progress_bar(f"loading the {self.builder.folder_name}", None, "snapshots"):
                     held = self._checked(folder, reader, moment)
             except FormatError as error:
@@ -236,10 +261,6 @@ class Live(Generic[Held]):
                 continue
             self._behind = 0
             return held, moment
-        for folder in self._snapshots():
-            damage = _damage_of_snapshot_file(folder)
-            if damage and is_folder(folder):
-                logger.warning("%s, which is done now from the store", damage)
         moment = reader.moment()
         self._behind = moment.documents
         return self.builder.build(reader), moment
@@ -247,53 +268,66 @@ class Live(Generic[Held]):
     # ------------------------------------------------------------------------------------------------- on disk
 
     def _snapshots(self) -> list[Path]:
-        return [self.folder / name for name in names_in(self.folder, self.store.path.parent) if IS_SNAPSHOT(name)]
+        """Return the folders of all snapshots, newest first."""
+        names = names_in(self.folder, self.store.path.parent)
+        return [self.folder / name for name in sorted(filter(IS_SNAPSHOT, names), reverse=True)]
 
     def saved_at(self) -> float | None:
-        """Return when the newest snapshot was written, in seconds since 1970; None where there is none."""
+        """Return when the newest snapshot was written, in seconds since 1970; None if there is none."""
         with suppress(FileNotFoundError):  # deleted meanwhile
             return max(((folder / SNAPSHOT).stat().st_mtime for folder in self._snapshots()), default=None)
         return None
 
-    def _usable_snapshots(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots that match the builder and the store, newest first, with their moments."""
-        for folder in sorted(self._snapshots(), reverse=True):
-            saved, is_as_written = _told_by_snapshot(folder)
-            if is_as_written is False or not self.builder.identity.items() <= saved.items():
-                continue
-            moment = reader.moment_at(saved.get("change", -1), saved.get("token", ""))
-            if moment is not None:
-                yield folder, moment
+    def pending(self, reader: Reader) -> int:
+        """Count the additions and removals in the store that the newest snapshot lacks."""
+        for _, saved_at in self._usable(reader):
+            return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
+        return reader.moment().documents
 
-    def is_there(self) -> bool:
-        """Return whether a snapshot of this builder's kind is on disk."""
-        identity = self.builder.identity.items()
-        return any(identity <= _told_by_snapshot(folder)[0].items() for folder in self._snapshots())
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        """Return what the newest usable snapshot says about itself; nothing if there is none."""
+        for folder, saved_at in self._usable(reader):
+            return {**_saved_in(folder).get("facts", {}), "documents": saved_at.documents}
+        return {}
 
     def ahead(self) -> Path | None:
         """Return a snapshot of a later moment than the store's, which shows that the store lost writes; else None."""
         for folder in self._snapshots():
-            saved, is_as_written = _told_by_snapshot(folder)
+            saved = _saved_in(folder)
             with self.store.reading() as reader:  # of a moment after the snapshot was read
                 now = reader.moment()
-            is_of_this_moment = saved.get("change") == now.change and saved.get("token") == now.token
-            if is_as_written and saved["change"] >= now.change and not is_of_this_moment:
+            if saved.get("change", -1) >= now.change and (saved["change"], saved.get("token")) != now[:2]:
                 return folder
         return None
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Read the snapshots that would be used, and yield each damaged one with what is wrong with it."""
         for folder in self._snapshots():
-            damage = _damage_of_snapshot_file(folder)
-            if damage:
-                yield folder, damage
-        for folder, moment in self._usable_snapshots(reader):
             try:
-                if _told_by_snapshot(folder)[1] is None:
-                    raise FormatError(f"{folder / SNAPSHOT}: it has no checksum; it has to be rebuilt")
-                self._checked(folder, reader, moment)
+                if (moment := self._moment_of(folder, reader)) is not None:
+                    self._checked(folder, reader, moment)
             except FormatError as error:
                 yield folder, str(error)
+
+    def _usable(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
+        """Yield the snapshots that match the builder and the store, newest first, with their moments."""
+        for folder in self._snapshots():
+            moment = None
+            with suppress(FormatError):
+                moment = self._moment_of(folder, reader)
+            if moment is not None:
+                yield folder, moment
+
+    def _moment_of(self, folder: Path, reader: Reader) -> Moment | None:
+        """Return the moment of a snapshot; None if it is of another builder or store.
+
+        Raises:
+            FormatError: the file that says so is damaged.
+        """
+        saved = _read_snapshot(folder)
+        if not self.builder.identity.items() <= saved.items():
+            return None
+        return reader.moment_at(saved.get("change", -1), saved.get("token", ""))
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
         """Read a snapshot that claims to be of a moment.
@@ -316,16 +350,14 @@ class Live(Generic[Held]):
             logger.debug("no snapshot was written: %s", error)
 
     def _is_wanted(self) -> bool:
-        """Tell whether the manifest still names such a part: another process may have rebuilt the index."""
+        """Return whether the manifest still names such a part: another process may have rebuilt the index."""
         manifest = Manifest.read(self.store.path.parent)
-        other = manifest.other()
         if self._suffix != manifest.suffix:
+            other = manifest.other()
             if other is None or other.suffix != self._suffix:
                 return False
             manifest = manifest.with_in_force(other)
         named = asdict(manifest)
-        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
-            del named["engine"]
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())
 
     def _save(self) -> None:
@@ -337,8 +369,7 @@ class Live(Generic[Held]):
         with new_folder(target) as folder:
             held.save(folder)
             saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
-            saved["facts"] = self.builder.facts(held)
-            write_json(folder / SNAPSHOT, sealed(saved))
+            write_json(folder / SNAPSHOT, sealed({**saved, "facts": self.builder.facts(held)}))
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
 
@@ -349,63 +380,52 @@ class Live(Generic[Held]):
         delete_leftovers(self.folder, within=self.store.path.parent)
 
 
-def _told_by_snapshot(folder: Path) -> tuple[dict[str, Any], bool | None]:
-    """Return the fields of a snapshot's file, and whether they are as written; None where there is no checksum.
+def _read_snapshot(folder: Path) -> dict[str, Any]:
+    """Read the file that names the builder and the moment of a snapshot.
 
-    A file that cannot be read gives no fields, and False.
+    Raises:
+        FormatError: it is missing or damaged.
     """
     try:
-        return unsealed(read_json(folder / SNAPSHOT))
-    except FormatError:
-        return {}, False
-
-
-def _damage_of_snapshot_file(folder: Path) -> str | None:
-    """Say what is wrong with the file that names what a snapshot is of; None where nothing is wrong."""
-    try:
-        _, is_as_written = unsealed(read_json(folder / SNAPSHOT))
+        saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
     except FormatError as error:
-        return f"{error}; it has to be rebuilt"
-    return f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt" if is_as_written is False else None
+        raise FormatError(f"{error}; it has to be rebuilt") from error
+    if not is_as_written:
+        raise FormatError(f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt")
+    return saved
+
+
+def _saved_in(folder: Path) -> dict[str, Any]:
+    """Return what the file of a snapshot says; nothing if it is damaged."""
+    try:
+        return _read_snapshot(folder)
+    except FormatError:
+        return {}
 
 
 # ------------------------------------------------------------------------------------------------- how parts are made
 
 
 @dataclass(frozen=True)
-class VectorsBuilder:
-    """The settings of an engine of vectors.
-
-    Attributes:
-        engine_name: the name of the engine.
-        dim: the length of a vector.
-    """
-
+class _VectorsBuilder:
     engine_name: str
     dim: int
     in_memory: ClassVar[bool] = True
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Builder`."""
         return {"engine": self.engine_name, "dim": self.dim, "files": FILES}
 
 
 @dataclass(frozen=True)
-class EngineBuilder(VectorsBuilder):
-    """Builds the engine of an index's documents.
-
-    Attributes:
-        index_folder: the folder of the index.
-        suffix: of the folders of the encoder that made the vectors.
-    """
+class _EngineBuilder(_VectorsBuilder):
+    """Builds the engine of all documents; the folder and its suffix say where a tree is."""
 
     index_folder: Path
     suffix: str
     folder_name: ClassVar[str] = "engine"
 
     def build(self, reader: Reader) -> Engine:
-        """Build the engine of all vectors."""
         with all_vectors(reader, self.index_folder) as (numbers, vectors):
             tree = None
             if wants_tree(self.engine_name, len(numbers)):
@@ -414,48 +434,39 @@ class EngineBuilder(VectorsBuilder):
             return new_engine(self.engine_name, self.dim, numbers=numbers, vectors=vectors, hierarchy=hierarchy)
 
     def facts(self, held: Engine) -> dict[str, Any]:
-        """Return from how many vectors on to build the engine again, and how searches by codes were set."""
         return held.facts()
 
     def load(self, folder: Path) -> Engine:
-        """Read a snapshot of an engine."""
         return load_engine(self.engine_name, folder, self.dim)
 
     def fits(self, held: Engine, numbers: np.ndarray) -> bool:
-        """Tell whether the engine has a vector for each of these documents, and no other."""
         return np.array_equal(held.numbers, numbers)
 
     def add(self, held: Engine, reader: Reader, after: int) -> int:
-        """Add the vectors above a number."""
         numbers, vectors = reader.vectors(after)
         if len(numbers):
             held.add(numbers, vectors)
         return len(numbers)
 
 
-class PassagesBuilder(VectorsBuilder):
-    """Builds the engine of the passages of an index's long documents."""
+class _PassagesBuilder(_VectorsBuilder):
+    """Builds the engine of the passages of long documents."""
 
     folder_name: ClassVar[str] = "passages"
 
     def build(self, reader: Reader) -> PassageEngine:
-        """Build the engine of all passages."""
         return PassageEngine.build(self.engine_name, self.dim, *reader.passages())
 
     def facts(self, held: PassageEngine) -> dict[str, Any]:
-        """Return the facts of the engine."""
         return held.engine.facts()
 
     def load(self, folder: Path) -> PassageEngine:
-        """Read a snapshot of an engine of passages."""
         return PassageEngine.load(self.engine_name, folder, self.dim)
 
     def fits(self, held: PassageEngine, numbers: np.ndarray) -> bool:
-        """Tell whether all passages are of these documents."""
         return bool(np.isin(held.documents, numbers).all())
 
     def add(self, held: PassageEngine, reader: Reader, after: int) -> int:
-        """Add the passages of the documents above a number."""
         passages = reader.passages(after)
         if len(passages.numbers):
             held.add(*passages)
@@ -463,8 +474,8 @@ class PassagesBuilder(VectorsBuilder):
 
 
 @dataclass(frozen=True)
-class WordsBuilder:
-    """Builds the words of an index, in a language."""
+class _WordsBuilder:
+    """Builds the words of all texts, in a language."""
 
     language: str
     folder_name: ClassVar[str] = "words"
@@ -472,35 +483,29 @@ class WordsBuilder:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Builder`."""
         return {"language": self.language, "words": Words.FORMAT}
 
     def build(self, reader: Reader) -> Words:
-        """Index the words of all texts."""
         words = Words.new(self.language)
         self.add(words, reader, 0)
         return words
 
     def facts(self, held: Words) -> dict[str, Any]:
-        """Return nothing: words are never built again as long as they are whole."""
         return {}
 
     def load(self, folder: Path) -> Words:
-        """Read a snapshot of words."""
         return Words.load(folder, self.language)
 
     def fits(self, held: Words, numbers: np.ndarray) -> bool:
-        """Tell whether the words are of as many texts."""
         return len(held) == len(numbers)
 
     def add(self, held: Words, reader: Reader, after: int) -> int:
-        """Add the words of the texts above a number, and of the passages of the long ones."""
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
-            return held.add(counted(reader.texts(after), advance), passage_texts(reader, after))
+            return held.add(counted(reader.texts(after), advance), _passage_texts(reader, after))
 
 
-def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
-    """Read the passages of the documents above `after` as words are indexed: the title stands before each, if short."""
+def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
+    """Read the passages of the documents above `after`; a short title comes before each passage but the first."""
     for number, extents in reader.all_extents(after):
         for document in reader.documents([number]).values():
             text, title = document.full_text, document.title.strip()
@@ -512,36 +517,55 @@ def passage_texts(reader: Reader, after: int = 0) -> Iterator[PassageText]:
 # --------------------------------------------------------------------------------------- the parts of an index
 
 
+class Mirror(Protocol):
+    """Keeps an engine that lives elsewhere up to date with the store."""
+
+    @property
+    def documents(self) -> Part[Engine]:
+        """The engine of the documents."""
+
+    @property
+    def passages(self) -> Part[PassageEngine]:
+        """The engine of the passages of long documents."""
+
+    def follow(self) -> None:
+        """Send what was written; what cannot be sent now is sent before the next search."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
 class Derived:
-    """The parts that are derived from a store; each lends what it holds, as of a reader's moment.
+    """The parts that are derived from a store; each lends what it holds at a reader's moment.
 
     Attributes:
-        engine_part: lends the engine of the vectors of all documents.
-        passages_part: lends the engine of the passages of long documents; of no use while there are none.
-        words_part: lends the words of all texts.
-        mirror: tells an engine that lives elsewhere what was written; None where the engine is in this process.
+        engine_part: the engine of the vectors of all documents.
+        passages_part: the engine of the passages of long documents; unused if there are none.
+        words_part: the words of all texts.
+        mirror: sends writes to an engine that lives elsewhere; None if the engine is in this process.
         engine_name: the name of the engine that searches.
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         self._index_folder = store.path.parent
-        self.engine_name = _engine_in_use(manifest)
-        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
-        self.mirror = mirror or (home_of(manifest.engine).new_mirror(store) if manifest.engine in ELSEWHERE else None)
-        self.engine_part: Part[Engine]
-        self.passages_part: Part[PassageEngine]
+        self.engine_name = manifest.engine
+        self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
+        engine, passages, words = self._builders(manifest)
+        self.engine_part: Part[Engine] = Live(store, engine, manifest.suffix)
+        self.passages_part: Part[PassageEngine] = Live(store, passages, manifest.suffix)
+        self.words_part: Live[Words] = Live(store, words, manifest.suffix)
         if self.mirror is not None:
             self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
-        else:
-            self.engine_part = Live(store, engine_builder, manifest.suffix)
-            self.passages_part = Live(store, passages_builder, manifest.suffix)
-        self.words_part: Live[Words] = Live(store, words_builder, manifest.suffix)
-        if self.engine_name != manifest.engine and not self.engine_part.is_there():
-            logger.warning(
-                "%s was made with the engine %s, which is no more; %s searches in its place, and "
-                "'hce rebuild %s --engine %s' makes that permanent",
-                *(self._index_folder, manifest.engine, self.engine_name, self._index_folder, self.engine_name),
-            )
+        self._warn_of_lost_writes(store)
+
+    def _builders(self, manifest: Manifest) -> tuple[_EngineBuilder, _PassagesBuilder, _WordsBuilder]:
+        return (
+            _EngineBuilder(self.engine_name, manifest.dim, self._index_folder, manifest.suffix),
+            _PassagesBuilder(self.engine_name, manifest.dim),
+            _WordsBuilder(manifest.language),
+        )
+
+    def _warn_of_lost_writes(self, store: Store) -> None:
         for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
@@ -551,7 +575,7 @@ class Derived:
                 )
 
     def parts(self, reader: Reader) -> list[Part[Any]]:
-        """Return the engine, the engine of passages where there are some at the reader's moment, and the words."""
+        """Return the engine, the engine of passages if there are some at the reader's moment, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
     def prepare(self, reader: Reader) -> None:
@@ -560,7 +584,7 @@ class Derived:
             part.prepare(reader)
 
     def follow_write(self) -> None:
-        """Tell an engine that lives elsewhere what was just written; build one in this process again where it pays."""
+        """Send what was just written to an engine elsewhere; build one in this process again if that pays."""
         if self.mirror is not None:
             self.mirror.follow()
             return
@@ -574,10 +598,9 @@ class Derived:
 
     def take_up(self, manifest: Manifest) -> None:
         """Drop all parts; from now on build them from the vectors of the encoder that `manifest` names."""
-        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
-        self.engine_part.take_up(engine_builder, manifest.suffix, manifest.since)
-        self.passages_part.take_up(passages_builder, manifest.suffix, manifest.since)
-        self.words_part.take_up(words_builder, manifest.suffix, manifest.since)
+        parts: tuple[Part[Any], ...] = (self.engine_part, self.passages_part, self.words_part)
+        for part, builder in zip(parts, self._builders(manifest), strict=True):
+            part.take_up(builder, manifest.suffix, manifest.since)
 
     def save_snapshots(self, reader: Reader) -> None:
         """Write a snapshot of each part that lacks a current one."""
@@ -585,28 +608,51 @@ class Derived:
             part.save_snapshot(reader)
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Build all parts anew from the documents there are, with the engine that `manifest` names."""
+        """Build all parts again from the documents there are, with the engine that `manifest` names."""
         self.engine_name = manifest.engine
-        engine_builder, passages_builder, words_builder = _builders(self._index_folder, manifest, self.engine_name)
-        self.engine_part.rebuild(reader, engine_builder)  # elsewhere, along with the passages
+        engine, passages, words = self._builders(manifest)
+        self.engine_part.rebuild(reader, engine)  # an engine elsewhere along with the passages
         if self.mirror is None and reader.has_passages():
-            self.passages_part.rebuild(reader, passages_builder)
-        self.words_part.rebuild(reader, words_builder)
+            self.passages_part.rebuild(reader, passages)
+        self.words_part.rebuild(reader, words)
 
 
-def _engine_in_use(manifest: Manifest) -> str:
-    """Return the engine that the manifest names, or the usual one where this version no longer has that one."""
-    return manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
+# --------------------------------------------------------------------------------------- engines that live elsewhere
 
 
-def _builders(
-    index_folder: Path, manifest: Manifest, engine_name: str
-) -> tuple[EngineBuilder, PassagesBuilder, WordsBuilder]:
-    return (
-        EngineBuilder(engine_name, manifest.dim, index_folder, manifest.suffix),
-        PassagesBuilder(engine_name, manifest.dim),
-        WordsBuilder(manifest.language),
-    )
+HOMES = {"milvus": "hce.milvus.home"}
+"""The module of each engine that lives elsewhere, imported when an index names the engine."""
+
+
+def home_of(engine: str) -> Any:
+    """Import the module of an engine that lives elsewhere: see `hce.milvus.home` for what has to be in it.
+
+    Raises:
+        InputError: there is no such engine.
+    """
+    if engine not in HOMES:
+        raise InputError(f"engine {engine!r}: has no address; choose one of {', '.join(HOMES)}")
+    return import_module(HOMES[engine])
+
+
+def replica_at(address: str | Path, encoder: Encoder | None) -> Index | None:
+    """Open the index that is read at an address of some engine; None if it is no such address."""
+    for engine in HOMES:
+        if home_of(engine).is_address(address):
+            replica: Index = home_of(engine).open_replica(address, encoder)
+            return replica
+    return None
+
+
+def trust_address_of(index_folder: str | Path) -> None:
+    """Remember the address that an index names as one that this user has named.
+
+    Raises:
+        FormatError: there is no index, or it is damaged.
+    """
+    manifest = Manifest.read(Path(index_folder))
+    if manifest.engine_at is not None:
+        home_of(manifest.engine).trust(manifest.engine_at)
 
 
 class SharedLock:

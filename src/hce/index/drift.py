@@ -22,9 +22,9 @@ from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Side
 from hce.index.manifest import Manifest
-from hce.index.numbered_tree import ROWS_AT_ONCE, NumberedHierarchy, are_few
 from hce.index.state import CarriedEncoder
 from hce.index.store import Reader
+from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy, are_few
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy
 

@@ -18,10 +18,9 @@ from hce.data.documents import Document
 from hce.errors import wrong_type
 from hce.files import checked_fields
 from hce.index.confidence import Calibration, closeness
-from hce.index.elsewhere import replica_at
+from hce.index.derived import replica_at
 from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import MANIFEST_FILE, IndexStatus
-from hce.index.numbered_tree import NumberedHierarchy
 from hce.index.ranking import (
     RERANKED,
     Hit,
@@ -31,9 +30,9 @@ from hce.index.ranking import (
     checked_vectors,
     reranked,
 )
-from hce.index.state import IndexState, ReindexedError
+from hce.index.state import IndexState, ReindexedError, build_parts, rebuild, status_of
 from hce.index.store import FacetCount, MomentPassedError, Writer
-from hce.index.upkeep import build_parts, rebuild, status_of
+from hce.index.tree import NumberedHierarchy
 from hce.index.writing import (
     check_id,
     checked,
@@ -149,7 +148,7 @@ class Index:
 
         Args:
             path: the folder of an index; or the address of the collection of Milvus that an index writes to, which is
-                then only read (docs/operating.md).
+                then only read (docs/guide.md).
             encoder: the encoder that made its vectors, to spare loading the index's own copy.
 
         Raises:
@@ -547,7 +546,7 @@ class Index:
         Raises:
             InputError: there is no such encoder, the index has no documents, or another process is reindexing it.
         """
-        from hce.index.reindex import reindex
+        from hce.index.create import reindex
 
         manifest = reindex(self.state.store, encoder, words_share, progress=progress)
         if manifest is not None:
@@ -560,6 +559,6 @@ class Index:
         Raises:
             InputError: there was none, or `rebuild` has given it up since.
         """
-        from hce.index.reindex import undo
+        from hce.index.create import undo
 
         self.state.adopt(undo(self.state.store, progress=progress))

@@ -18,13 +18,14 @@ from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
+from hce.search.engine import ELSEWHERE, ENGINES
 from hce.search.shares import Calibration
 
 FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
 ENCODER_FOLDER = "encoder"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
-IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.numbered_tree`
+IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
 EARLIER = {"dtype"}  # fields of earlier versions, which wrote no checksum at first
@@ -33,7 +34,7 @@ OUTGROWN = 4  # documents for each that a table was fitted to
 
 @dataclass(frozen=True)
 class StandbyEncoder:
-    """An encoder that is not in force and has vectors in the store, beside those in force: see `hce.index.reindex`.
+    """An encoder that is not in force and has vectors in the store, beside those in force: see `hce.index.create`.
 
     Attributes:
         was_in_force: whether it was, until the last reindexing; else a reindexing to it is under way.
@@ -239,6 +240,7 @@ class Manifest:
         sound = {
             "format": self.format == FORMAT,
             "documents": self.documents >= 0,
+            "engine": self.engine in (*ENGINES, *ELSEWHERE),
             "words_share": 0 <= self.words_share <= 1,
             "tokens_share": 0 <= self.tokens_share < 1,
             "window": self.window > 0,

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from hce.data.documents import Document
-from hce.data.passages import Passage
 from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of, telling_words
-from hce.data.text import ANY_WORD, is_unicode
+from hce.data.text import ANY_WORD, Passage, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived
-from hce.index.numbered_tree import NumberedHierarchy, TreePath, paths_of
 from hce.index.store import MomentPassedError, Reader
+from hce.index.tree import NumberedHierarchy, TreePath, paths_of
 from hce.search.engine import Engine
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest, PassageEngine

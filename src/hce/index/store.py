@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hce.data.documents import Document
-from hce.data.passages import Passage
-from hce.data.text import hash64
+from hce.data.text import Passage, hash64
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.index.connections import (
     COLUMNS,

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.passages import Passage, cut_passages
+from hce.data.text import Passage, cut_passages
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.store import CutPassages, Writer, content_key

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hce.errors import MissingPackageError
+from hce.errors import needs_extra
 from hce.index.index import Index
 from hce.index.ranking import SearchMode
 
-try:
+with needs_extra("langchain", "LangChain's retriever"):
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document as LangChainDocument
     from langchain_core.retrievers import BaseRetriever
     from pydantic import ConfigDict
-except ImportError as error:
-    command = "pip install 'hierarchical-corpus-encoder[langchain]'"
-    raise MissingPackageError(f"LangChain is not installed; {command}") from error
 
 
 class HceRetriever(BaseRetriever):

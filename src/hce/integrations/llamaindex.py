@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from hce.errors import MissingPackageError
+from hce.errors import needs_extra
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.ranking import SearchMode
 
-try:
+with needs_extra("llamaindex", "LlamaIndex's retriever"):
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-except ImportError as error:
-    command = "pip install 'hierarchical-corpus-encoder[llamaindex]'"
-    raise MissingPackageError(f"LlamaIndex is not installed; {command}") from error
 
 
 class HceRetriever(BaseRetriever):

@@ -1,4 +1,4 @@
-"""Milvus as the index knows it: this module is the `hce.index.elsewhere.Home` of the engine."""
+"""What `hce.index.derived.home_of` asks of an engine that lives elsewhere: all names of this module."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hce.milvus.engine import is_address as is_address
-from hce.milvus.mirror import Mirror, check_place
+from hce.milvus.mirror import Mirror as Mirror
+from hce.milvus.mirror import check_place
 from hce.milvus.mirror import withdraw as withdraw
 from hce.milvus.trusted import require_trusted
 from hce.milvus.trusted import trust as trust
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
-    from hce.index.store import Store
     from hce.milvus.replica import ReplicaIndex
 
 
@@ -22,11 +22,6 @@ def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
     from hce.milvus.replica import ReplicaIndex
 
     return ReplicaIndex(address, encoder)
-
-
-def new_mirror(store: Store) -> Mirror:
-    """Return what writes the documents of a store to a collection."""
-    return Mirror(store)
 
 
 def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:

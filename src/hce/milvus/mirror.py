@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from hce.contained import delete_file, is_file
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
 from hce.index.connections import heed_forks
+from hce.index.derived import Part
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
 from hce.milvus.engine import (
@@ -389,7 +390,7 @@ def _fits(pointer: Pointer, manifest: Manifest) -> bool:
 # ------------------------------------------------------------------------------------------------- as a part
 
 
-class MirroredPart(Generic[Searched]):
+class MirroredPart(Part[Searched]):
     """An engine of an index in a collection of Milvus: what `hce.index.derived.Live` is to an engine in memory.
 
     Attributes:
@@ -428,9 +429,6 @@ class MirroredPart(Generic[Searched]):
         """Look for the collection anew: the index has another encoder from a change on."""
         self.mirror.forget()
 
-    def save_snapshot(self, reader: Reader) -> None:
-        """Do nothing: the collection itself is the snapshot."""
-
     def rebuild(self, reader: Reader, builder: Any) -> None:
         """Fill a new collection, which has documents and passages."""
         self.mirror.rebuild(reader)
@@ -438,25 +436,6 @@ class MirroredPart(Generic[Searched]):
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals that are in the store and not in the collection."""
         return self.mirror.pending(reader)
-
-    def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what a snapshot says of itself; there are none."""
-        return {}
-
-    def renew(self) -> None:
-        """Do nothing: every vector is scored there."""
-
-    def is_there(self) -> bool:
-        """Return whether there is a snapshot: none is needed."""
-        return True
-
-    def ahead(self) -> Path | None:
-        """Return a snapshot of a moment that the store does not know; there are none."""
-        return None
-
-    def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
-        """Yield damaged snapshots; there are none."""
-        return iter(())
 
 
 def document_engine(collection: Collection, reader: Reader) -> Engine:

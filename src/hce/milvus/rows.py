@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from hce.checksums import file_sha256
 from hce.contained import check_tree, open_file
 from hce.data.documents import Document
-from hce.data.passages import Passage
+from hce.data.text import Passage
 from hce.errors import FormatError
 from hce.files import checked_fields
 from hce.index.manifest import Manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from shlex import quote
 from typing import Any
@@ -12,8 +12,7 @@ import numpy as np
 from hce.data.records import USUAL, Reading
 from hce.evaluation.significance import compare_several
 from hce.files import checked_fields
-from hce.pages.page import definitions, html_page, html_table
-from hce.pages.pictures import Branch, Panel, difference_bars, line_panels, tree_list
+from hce.pages.page import Branch, Panel, definitions, difference_bars, html_page, html_table, line_panels, tree_list
 from hce.search.shares import Calibration
 from hce.training.model_folder import (
     CorpusFacts,
@@ -42,6 +41,7 @@ def report(model: ModelFolder) -> str:
         "<p>p: could the difference be chance? (paired randomisation test over queries, Holm’s correction)</p>",
         _before_and_after(model),
         *_search(facts.calibration),
+        *_tree_at_work(facts.recipe),
         *_changes(model.queries),
     ]
     if model.history:
@@ -51,6 +51,16 @@ def report(model: ModelFolder) -> str:
         parts += ["<h2>The tree of the corpus</h2>", tree_list(branches(model.tree))]
     parts += ["<h2>To repeat it</h2>", f"<pre>{escape(command(model))}</pre>"]
     return html_page(f"{model.path.name}: {facts.encoder} on {facts.corpus['name']}", parts)
+
+
+def _tree_at_work(recipe: Mapping[str, Any]) -> list[str]:
+    """Say how to measure what the tree brought: it works inside of training, so it is no step of its own."""
+    if not recipe["tree"]:
+        return []
+    return [
+        "<p>The tree gives training its wrong answers, so its part is within the figures above. "
+        "<code>hce compare DATA --systems hce-hybrid,no-tree-hybrid</code> trains with and without it.</p>"
+    ]
 
 
 def command(model: ModelFolder) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.text import ANY_WORD
 from hce.files import new_folder, open_atomically
-from hce.index.browse import LiveTree, NotThereError, Places
 from hce.index.index import Index
 from hce.index.store import Reader
+from hce.index.tree import LiveTree, NotThereError
 from hce.tree.hierarchy import Hierarchy, Names
 from hce.tree.names import name_nodes
 
@@ -32,7 +32,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff
 
 
 class _Page(NamedTuple):
-    """What is known of a node before its file is written."""
+    """A node, and the folder of its file."""
 
     level: int
     node: int
@@ -41,39 +41,24 @@ class _Page(NamedTuple):
 
 
 class Skills:
-    """Writes the tree of an index as files, as a reader sees it.
-
-    Args:
-        index: the index.
-        reader: what reads its documents, of one moment for all files.
-        levels: how many levels of nodes below the root have a folder.
-
-    Raises:
-        NotThereError: the index has no tree.
-    """
+    """Writes the tree of an index as files, all of the moment that a reader sees."""
 
     def __init__(self, index: Index, reader: Reader, levels: int) -> None:
         self._reader = reader
-        self._places: Places = LiveTree(index).places_at(reader)
-        self._hierarchy: Hierarchy = self._places.tree.hierarchy
+        self._places = LiveTree(index).places_at(reader)
+        self._hierarchy = self._places.tree.hierarchy
         if not self._hierarchy.levels:
             raise NotThereError("the tree of this index has no nodes: too few documents")
         self._levels = min(levels, len(self._hierarchy.levels))
-        self._words: Names = self._words_of_now()
-        self._title = index.path.absolute().name
+        self._words = self._words_of_now()
 
-    def write(self, folder: Path) -> int:
-        """Write all files into a folder; return how many."""
-        pages, written = [_Page(0, 0, self._title, folder)], 0
-        while pages:
-            page = pages.pop()
-            children = list(self._children(page)) if page.level < self._levels else []
-            page.folder.mkdir(exist_ok=True)
-            with open_atomically(page.folder / (NODE_FILE if page.level else ROOT_FILE)) as file:
-                file.writelines(f"{line}\n" for line in self._lines(page, children))
-            pages += children
-            written += 1
-        return written
+    def write(self, page: _Page) -> int:
+        """Write the file of a node and of those below it; return how many."""
+        children = list(self._children(page)) if page.level < self._levels else []
+        page.folder.mkdir(exist_ok=True)
+        with open_atomically(page.folder / (NODE_FILE if page.level else ROOT_FILE)) as file:
+            file.writelines(f"{line}\n" for line in self._lines(page, children))
+        return 1 + sum(map(self.write, children))
 
     def _words_of_now(self) -> Names:
         """Return the words that set each node's documents of now apart."""
@@ -85,8 +70,7 @@ class Skills:
     def _documents(self, numbers: Sequence[int]) -> Iterator[Document]:
         for start in range(0, len(numbers), READ_AT_ONCE):
             some = numbers[start : start + READ_AT_ONCE]
-            found = self._reader.documents(some)
-            yield from (found[number] for number in some)
+            yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
         """Yield the children that have documents, largest first; their folders sort in this order."""
@@ -98,13 +82,12 @@ class Skills:
             yield _Page(page.level + 1, child, " · ".join(words) or f"node {child}", folder)
 
     def _lines(self, page: _Page, children: list[_Page]) -> Iterator[str]:
-        size = int(self._places.sizes[page.level][page.node])
+        documents = f"{self._places.sizes[page.level][page.node]:,} documents"
         if page.level == 0:
-            yield from _front(page.name, size, [child.name for child in children])
-        yield from (f"# {_plain(page.name)}", "", f"{size:,} documents, node {page.level}:{page.node}.", "")
+            yield from _front(page.name, f"{documents} sorted by topic: {'; '.join(c.name for c in children[:12])}")
+        yield from (f"# {_plain(page.name)}", "", f"{documents}, node {page.level}:{page.node}.", "")
         words = self._words[page.level - 1][page.node] if page.level else []
-        if words:
-            yield from (f"Words: {_plain(', '.join(words))}", "")
+        yield from (f"Words: {_plain(', '.join(words))}", "") if words else ()
         yield from ("## Typical sentences", "", *self._sentences(page, words), "")
         if children:
             yield from ("## Parts", "", *map(self._link, children))
@@ -117,8 +100,8 @@ class Skills:
             yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the mark keeps "1. …" from opening a list
 
     def _link(self, child: _Page) -> str:
-        size = int(self._places.sizes[child.level][child.node])
-        return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size:,} documents"
+        size = f"{self._places.sizes[child.level][child.node]:,}"
+        return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size} documents"
 
     def _ids(self, page: _Page) -> Iterator[str]:
         leaves = np.arange(len(self._places.leaf_start) - 1)
@@ -128,22 +111,14 @@ class Skills:
 
 
 def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
-    """Write the first levels of an index's tree into a new folder, which appears complete or not at all.
-
-    Args:
-        index: the index.
-        folder: where to.
-        levels: how many levels of nodes below the root have a folder.
-
-    Returns:
-        How many files there are.
+    """Write the first levels of an index's tree into a new folder, complete or not at all; return how many files.
 
     Raises:
         InputError: the folder is not empty.
         NotThereError: the index has no tree.
     """
     with new_folder(folder) as new, index.state.reading() as reader:
-        return Skills(index, reader, levels).write(new)
+        return Skills(index, reader, levels).write(_Page(0, 0, index.path.absolute().name, new))
 
 
 def typical_sentence(text: str, words: Iterable[str]) -> str:
@@ -158,11 +133,10 @@ def typical_sentence(text: str, words: Iterable[str]) -> str:
     return best if len(best) <= SENTENCE_CHARACTERS else f"{best[:SENTENCE_CHARACTERS]}…"
 
 
-def _front(name: str, size: int, parts: list[str]) -> Iterator[str]:
-    """Yield what agents read first of a skill: a name of letters, digits and hyphens, and what it is good for."""
-    about = f"{size:,} documents sorted by topic: {'; '.join(parts[:12])}"[:1000]
+def _front(name: str, about: str) -> tuple[str, ...]:
+    """Return what agents read first of a skill: a name of letters, digits and hyphens, and what it is good for."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64] or "documents"
-    yield from ("---", f"name: {slug}", f"description: {json.dumps(CONTROL.sub(' ', about))}", "---", "")
+    return ("---", f"name: {slug}", f"description: {json.dumps(CONTROL.sub(' ', about)[:1000])}", "---", "")
 
 
 def _safe(words: Iterable[str]) -> str:

@@ -35,6 +35,7 @@ from hce.training.pairs import Sources
 from hce.training.recipe import Recipe
 from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
+from hce.tree.growing import branching_for_depth, power_of_two
 from hce.tree.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
     with working_together():
         return Hierarchy.build(
             vectors,
-            recipe.branching or "auto",
+            power_of_two(branching_for_depth(len(vectors), 3)) if recipe.branching < 0 else recipe.branching or "auto",
             seed=recipe.seed + clustering_number,
             mode="exact" if recipe.clustering == "uniform" else recipe.clustering,
             init="random" if recipe.clustering == "uniform" else "points",

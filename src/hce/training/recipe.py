@@ -97,7 +97,11 @@ class Recipe:
     level_temperature: float = _positive(0.15, "τ_h of the level losses; softer than τ measured better")
     tree: bool = _option(True, "train with the tree; off: plain contrastive training, for comparison")
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
-    branching: int = _option(0, "expected children of a node, b; 0: the power of two that makes a tree of depth 3")
+    branching: int = _option(
+        0,
+        "expected children of a node, b; 0: the fewest that make a tree of depth 3; -1: the next power of two, "
+        "as in the paper",
+    )
     levels: int = _option(-1, "levels with a level loss, M; -1 or all: all above the documents, L − 1")
     level_target: LevelTarget = _option(
         "document",
@@ -168,11 +172,11 @@ class Recipe:
                 raise wrong_type(value, f"{setting.name} {value!r}: give {what}")
             if isinstance(value, int | float) and "positive" in setting.metadata and not value > 0:
                 raise InputError(f"{setting.name} {value}: has to be above 0")
-            if isinstance(value, int | float) and setting.name != "levels" and not value >= 0:
+            if isinstance(value, int | float) and setting.name not in ("levels", "branching") and not value >= 0:
                 raise InputError(f"{setting.name} {value}: cannot be below 0")
         checked_language(self.language)
-        if self.branching == 1:
-            raise InputError("branching 1: a node needs 2 children or more; 0 chooses")
+        if self.branching == 1 or self.branching < -1:
+            raise InputError(f"branching {self.branching}: a node needs 2 children or more; 0 chooses")
         if not self.span_lengths or min(self.span_lengths) < 1:
             raise InputError(f"span_lengths {self.span_lengths}: give one or more lengths of 1 or more")
 
@@ -355,4 +359,5 @@ PAPER: dict[str, Any] = {
     "hold_out": False,
     "dev_pool": 0,
     "clustering": "uniform",
+    "branching": -1,
 }

@@ -1,6 +1,6 @@
-"""How a tree of vectors is grown: bottom-up as in the paper's Alg. 1, or top-down, as it wishes for 100M documents.
+"""How a tree of vectors is grown: bottom-up, by the paper's Alg. 1.
 
-Both return plain arrays, from the root's children down to the documents: for each level the parent of each node and
+The result is plain arrays, from the root's children down to the documents: for each level the parent of each node and
 the node's centroid. What can be asked of a tree is in `hce.tree.hierarchy`.
 """
 
@@ -14,9 +14,6 @@ from hce.errors import InputError
 
 if TYPE_CHECKING:
     from hce.tree.kmeans import KMeansResult
-
-MANY_NODES = 32
-SAMPLED = 256  # documents for each new node, by which a large node is split; faiss takes as many
 
 
 class Cluster(Protocol):
@@ -47,15 +44,24 @@ class Grown(NamedTuple):
 
 
 def branching_for_depth(count: int, depth: int) -> int:
-    """The paper's rule for BEIR: the smallest power of two b with b^depth ≥ count.
+    """Return the smallest b with b^depth ≥ count, so that every level divides by about as much.
 
     >>> branching_for_depth(1_000_000, 3)
-    128
+    100
     """
     branching = 2
     while branching**depth < count:
-        branching *= 2
+        branching += 1
     return branching
+
+
+def power_of_two(branching: int) -> int:
+    """Return the next power of two: the paper's rule for BEIR. It leaves few nodes on top of some trees.
+
+    >>> power_of_two(branching_for_depth(1_000_000, 3))
+    128
+    """
+    return 1 << (branching - 1).bit_length()
 
 
 def level_sizes(count: int, branching: int) -> list[int]:
@@ -85,66 +91,6 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
         centroids.append(result.centroids)
         nodes = result.centroids
     return _from_the_top(parents, centroids, len(vectors))
-
-
-def divisive(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -> Grown:
-    """The paper's wish for > 100M documents: split the root, then every node, in O(N·n·b·log N).
-
-    A node at height h should hold b^h documents, so one with m of them is split into ⌈m / b^(h−1)⌉; where that is 1
-    it gets an only child, and so every path has the same length. A node of very many documents is split by a sample of
-    them, and the others go to the nearest centroid: to run Alg. 2 to convergence over all would cost a round each.
-    Nodes of a level are split in parallel; each draws from a seed of its own, so the result does not depend on who is
-    first.
-    """
-    assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
-    levels: list[Level] = []
-    for height in range(len(level_sizes(len(vectors), branching)) + 1, 1, -1):
-        count = len(levels[-1].parent) if levels else 1
-        level, assigned = _split_nodes(vectors, assigned, count, branching ** (height - 1), (seed, height), cluster)
-        levels.append(level)
-    return Grown(tuple(levels), assigned)
-
-
-def _split_nodes(
-    vectors: np.ndarray, assigned: np.ndarray, count: int, size: int, seed: tuple[int, int], cluster: Cluster
-) -> tuple[Level, np.ndarray]:
-    """Split each of `count` nodes into nodes of about `size` documents: their level, and each document's node."""
-    groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
-    sizes = [-(-len(group) // size) for group in groups]
-
-    def split(group: int) -> tuple[np.ndarray, np.ndarray]:
-        own_seed = int(np.random.SeedSequence([*seed, group]).generate_state(1)[0])
-        return _split(vectors, groups[group], sizes[group], own_seed, cluster)
-
-    # Many small nodes keep the cores busy side by side; in a few large ones each product uses all cores by itself.
-    if count < MANY_NODES:
-        results = [split(group) for group in range(count)]
-    else:
-        import torch
-
-        from hce.tree.kmeans import run_all
-
-        results = run_all(split, range(count), torch.device("cpu"))
-    node = np.empty(len(vectors), dtype=np.int64)
-    for group, first, (_, assignment) in zip(groups, np.cumsum([0, *sizes[:-1]]), results, strict=True):
-        node[group] = first + assignment
-    return Level(np.repeat(np.arange(count), sizes), np.concatenate([centroids for centroids, _ in results])), node
-
-
-def _split(
-    vectors: np.ndarray, members: np.ndarray, k: int, seed: int, cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    """Split a node's documents, at the positions `members`, into k: their centroids, and the part of each document."""
-    if len(members) <= SAMPLED * k:
-        result = cluster(vectors[members], k, seed=seed)
-        return result.centroids, result.assignment
-    from hce.tree.kmeans import nearest_rows
-
-    drawn = np.sort(np.random.default_rng(seed).choice(len(members), SAMPLED * k, replace=False))
-    result = cluster(vectors[members[drawn]], k, seed=seed)
-    assignment = nearest_rows(vectors, members, result.centroids)
-    assignment[drawn] = result.assignment  # by which no part is empty
-    return result.centroids, assignment
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:

@@ -19,14 +19,7 @@ from hce.contained import is_file, plain_path, read_json_value
 from hce.errors import FormatError, InputError, OutsideError, wrong_type
 from hce.files import new_folder, read_json, write_json
 from hce.progress import progress_bar
-from hce.tree.growing import (
-    Level,
-    agglomerative,
-    branching_for_depth,
-    check_shape,
-    divisive,
-    level_sizes,
-)
+from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +35,6 @@ PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
 # For a bar: rounds of k-means over all vectors, and what the first counts with all that is done before. Measured at a
 # million vectors with b = 8, the first took 1.5 others and there were 8; at five million with b = 256, 3 and 4.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
-METHODS = {"agglomerative": agglomerative, "divisive": divisive}
 
 
 class LevelSummary(NamedTuple):
@@ -95,7 +87,6 @@ class Hierarchy:
         vectors: np.ndarray,
         branching: int | Literal["auto"] = "auto",
         depth: int = 3,
-        method: Literal["agglomerative", "divisive"] = "agglomerative",
         seed: int = 0,
         *,
         mode: KMeansMode = "auto",
@@ -103,7 +94,7 @@ class Hierarchy:
         device: torch.device | str | None = None,
         progress: bool | None = False,
     ) -> Hierarchy:
-        """Grow the tree of `vectors`.
+        """Grow the tree of `vectors`, bottom-up by the paper's Alg. 1.
 
         >>> around = np.linspace(0, 2 * np.pi, 64, endpoint=False)
         >>> tree = Hierarchy.build(np.stack([np.cos(around), np.sin(around)], axis=1).astype(np.float32), branching=4)
@@ -114,11 +105,9 @@ class Hierarchy:
 
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
-            branching: expected number of children b, or "auto": the smallest power of two with which the tree need be
-                no deeper than `depth` (for some small N its depth is then one less).
+            branching: expected number of children b, or "auto": the smallest with which the tree need be no deeper than
+                `depth`.
             depth: L that "auto" aims at, the documents' level included; a given `branching` decides it by itself.
-            method: "agglomerative", bottom-up, is the paper's Alg. 1; "divisive", top-down, takes less time and memory
-                for small b and many vectors, and makes looser leaves (docs/LOG.md, "Clustering").
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
             init: how k-means starts, see there.
@@ -130,16 +119,14 @@ class Hierarchy:
         """
         from hce.tree.kmeans import spherical_kmeans  # with torch, which a tree that is only looked at needs not
 
-        if method not in METHODS:
-            raise InputError(f"method {method!r}: choose one of {', '.join(METHODS)}")
         if not isinstance(vectors, np.ndarray):
             raise wrong_type(vectors, "vectors: give an array of shape (documents, dimensions)")
         if branching != "auto" and not isinstance(branching, int | np.integer):
             raise wrong_type(branching, f"branching {branching!r}: give a whole number or 'auto'")
         check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
-        rounds = EXPECTED_ROUNDS * (1 if method == "agglomerative" else len(level_sizes(len(vectors), b)))
-        with progress_bar("growing the tree", rounds * len(vectors), "vectors", show=progress) as advance:
+        total = EXPECTED_ROUNDS * len(vectors)
+        with progress_bar("growing the tree", total, "vectors", show=progress) as advance:
 
             def cluster(vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
                 def tell(number: int, mean_cosine: float) -> None:
@@ -147,9 +134,9 @@ class Hierarchy:
 
                 return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=tell)
 
-            levels, document_parent = METHODS[method](vectors, b, seed, cluster)
-            advance(rounds * len(vectors))  # or rather fewer rounds than expected
-        facts = {"branching": b, "method": method, "seed": seed}
+            levels, document_parent = agglomerative(vectors, b, seed, cluster)
+            advance(total)  # or rather fewer rounds than expected
+        facts = {"branching": b, "method": "agglomerative", "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
 
     @property

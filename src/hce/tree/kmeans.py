@@ -213,15 +213,6 @@ def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return column, block.gather(1, column[:, None])[:, 0]
 
 
-def entries_above(block: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return row and column of each entry above its row's floor, both of shape (entries,)."""
-    if block.device.type == "cpu":
-        flat = torch.from_numpy(np.flatnonzero(block.numpy() > floor.numpy()[:, None]))
-        return flat // block.shape[1], flat % block.shape[1]
-    pairs = (block > floor[:, None]).nonzero()
-    return pairs[:, 0], pairs[:, 1]
-
-
 def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's nearest centroid (the first of equals) and the score, both of shape (rows,), tile by tile."""
     column, value = row_argmax(scores(block, centroids[:_TILE]))
@@ -261,17 +252,6 @@ def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = 
 
     new, best = end_to_end(run_all(one_chunk, rows.chunks(min(len(centroids), _TILE)), rows.device))
     return new, best
-
-
-def nearest_rows(vectors: np.ndarray, positions: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Find the nearest centroid of the vectors at these positions, of shape (positions,), int64, a part at a time."""
-    ends, device = torch.from_numpy(centroids), torch.device("cpu")
-    source = np.asarray(vectors)
-
-    def one_chunk(limits: tuple[int, int]) -> np.ndarray:
-        return nearest_centroid(_unit(source[positions[slice(*limits)]]), ends)[0].numpy()
-
-    return np.concatenate(run_all(one_chunk, chunk_ranges(len(positions), max(source.shape[1], len(ends))), device))
 
 
 def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
@@ -355,8 +335,8 @@ class KMeansResult(NamedTuple):
     Attributes:
         centroids: unit rows of shape (k, n), float32.
         assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
-            cluster has at least one row. In fast mode with N·k above 2^28 it is the nearest that was found: for one row
-            in seventy another one is nearer by a little.
+            cluster has at least one row. In fast mode it is the nearest that was found: for a row in thousands, of
+            millions of rows for one in seventy, another one is nearer by a little.
         mean_cosines: of the rows to their centroids, after each round; they never fall.
         converged: False when the rounds ran out first.
     """
@@ -386,8 +366,7 @@ def spherical_kmeans(
         seed: of the generator that makes every random choice.
         mode: "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
             clustering, compares rows with nearby centroids only and also makes the single-row moves that Alg. 2
-            cannot see; only its last assignment compares with all, as long as N·k is 2^28 or less. "auto" is fast
-            where that pays.
+            cannot see. "auto" is fast where that pays.
         init: how exact mode starts. "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids,
             the default: on four sets of real vectors at 8 rows a cluster it ended higher (mean cosine 0.9868 against
             0.9863 at the least, 0.606 against 0.563 at the most) in fewer rounds (11 to 16 against 14 to 22).

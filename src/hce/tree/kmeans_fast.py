@@ -9,8 +9,7 @@ head (`_Heads`). Choices are made by heads, and what was chosen is then measured
    rises although the nearest centroid is their own: a row pulls its own centroid towards itself, which in clusters
    of 8 keeps it there for no good reason (Hartigan's rule: every optimum under it is one under Alg. 2, not the other
    way round).
-3. Finish: every row against every centroid, with the products that cannot win ruled out by a bound; from `_MANY_PAIRS`
-   of a row and a centroid on, against the centroids of the groups nearest to the row.
+3. Finish: every row against the centroids of the groups nearest to the row, at a cost that grows with N·k/32.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from hce.tree.kmeans import (
     assign,
     chunk_ranges,
     end_to_end,
-    entries_above,
     fill_empty,
     member_sums,
     normalized,
@@ -52,13 +50,9 @@ _WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
 _ENOUGH = 0.94  # of the rows' squared lengths has to be in their heads, or choices are made by whole rows
 _TAILS_AGREE = 0.5  # a guess at the cosine between what the heads of a row and of a near centroid leave out
 _SAMPLE = 4096  # rows whose directions of most variation are taken for all rows'
-_FEW = 32  # a row with more centroids than this, or than k/64, within its bound is scored against all
-_SLACK = 4e-6  # float noise of a bound
 _NOISE = 1e-6  # float noise of a squared length
-_SCREENED = 4096  # centroids bounded at a time
 _PROBES = 8  # groups nearest to a row, among whose centroids the row's is looked for
 _PROBED_ROWS = 2**15  # rows that look at a time
-_MANY_PAIRS = 2**28  # of a row and a centroid: more are not bounded, for their number grows with the square of the rows
 
 
 @dataclass
@@ -112,10 +106,7 @@ def fast_kmeans(
         little = max((_LITTLE_BY_HEADS if heads.enough else _LITTLE) * (1 - mean_cosines[-1]), TIE)
         converged = len(mean_cosines) > 1 and mean_cosines[-1] - mean_cosines[-2] <= little
     state = _state_of(rows, state.assignment, k)
-    if len(rows) * k > _MANY_PAIRS:
-        assignment, best = _assign_nearby(rows, heads, state, _group_clusters(heads, state.centroids, rng))
-    else:
-        assignment, best = _assign_screened(rows, heads, state.centroids, state.assignment)
+    assignment, best = _assign_nearby(rows, heads, state, _group_clusters(heads, state.centroids, rng))
     fill_empty(rows, state.centroids, assignment, best)
     mean_cosines.append(float(best.mean(dtype=np.float64)))
     return state.centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged
@@ -455,44 +446,10 @@ def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int)
 
 
 # --- last assignment ---
-def _assign_screened(
-    rows: Rows, heads: _Heads, centroids: torch.Tensor, assignment: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `assign` does given the present assignment, for less: a bound rules most centroids out.
-
-    A product is at most head . head + |tail| |tail| (Cauchy-Schwarz). A centroid whose bound is below a row's present
-    score cannot win that row. The bounds of all pairs are one product over width + 1 columns instead of n.
-    """
-    centroid_heads = heads.of(centroids)
-    width = _screen_width(rows, heads, centroids, assignment, centroid_heads)
-    if width is None:
-        return assign(rows, centroids, assignment)
-    others = _narrowed(centroid_heads, width)
-
-    def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
-        block = rows.span(*limits)
-        present = torch.from_numpy(assignment[slice(*limits)]).to(block.device)
-        own = own_scores(block, centroids, present)
-        row, column, many = _possible(_narrowed(heads.span(*limits), width), others, own)
-        value = own_scores(take_rows(block, row), centroids, column)
-        top = own.scatter_reduce(0, row, value, "amax")
-        winner = torch.full_like(present, len(centroids)).scatter_reduce(
-            0, row, torch.where(value == top[row], column, len(centroids)), "amin"
-        )
-        moves = top > own + TIE
-        return as_arrays(torch.where(moves, winner, present), torch.where(moves, top, own), many)
-
-    new, best, crowded = end_to_end(run_all(one_chunk, rows.chunks(_SCREENED), rows.device))
-    rest = np.flatnonzero(crowded)
-    if len(rest):
-        new[rest], best[rest] = assign(rows.subset(rest), centroids, assignment[rest])
-    return new, best
-
-
 def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) -> tuple[np.ndarray, np.ndarray]:
-    """Return about what `_assign_screened` does, at a cost that grows with N·k/32 and not with N·k.
+    """Move each row to its nearest centroid among those of the groups nearest to the row: assignment and scores.
 
-    A row is scored against the centroids of the groups nearest to the row, by heads where these are enough.
+    They are chosen by heads where these are enough. Of 25,000 rows in 3,125 clusters, 5 miss a nearer centroid.
     """
     seen = _seen(heads, state.centroids)
     clusters = np.split(np.argsort(groups.of, kind="stable"), np.cumsum(np.bincount(groups.of))[:-1])
@@ -532,41 +489,3 @@ def _nearest_of_groups(
             found[pairs] = columns[column]
     best = value.view(-1, probes).argmax(dim=1, keepdim=True)
     return found.view(-1, probes).gather(1, best)[:, 0]
-
-
-def _narrowed(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Return heads with the first `width` of their coordinates only, of shape (rows, width + 1)."""
-    return heads if width == heads.shape[1] - 1 else _with_tail(heads[:, :width])
-
-
-def _possible(
-    heads: torch.Tensor, others: torch.Tensor, own: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find pairs (row, centroid) whose bound reaches the row's present score, and the rows with too many to list."""
-    floor, few = own - _SLACK, max(_FEW, len(others) // 64)
-    count = torch.zeros(len(heads), dtype=torch.int64, device=heads.device)
-    found = []
-    for start in range(0, len(others), _SCREENED):
-        row, column = entries_above(scores(heads, others[start : start + _SCREENED]), floor)
-        count += torch.bincount(row, minlength=len(heads))
-        floor = floor.masked_fill(count > few, torch.inf)  # such a row is looked at no further
-        found.append(torch.stack([row, column + start])[:, count[row] <= few])
-    rows, columns = torch.cat(found, dim=1)
-    crowded = count > few
-    listed = ~crowded[rows]
-    return rows[listed], columns[listed], crowded
-
-
-def _screen_width(
-    rows: Rows, heads: _Heads, centroids: torch.Tensor, assignment: np.ndarray, centroid_heads: torch.Tensor
-) -> int | None:
-    """Find the number of dimensions that makes the bound cheapest on a sample of rows; None where none pays."""
-    sample = np.unique(np.linspace(0, len(rows) - 1, 256).astype(np.int64))
-    block = rows.take(sample)
-    own = own_scores(block, centroids, torch.from_numpy(assignment[sample]).to(block.device))
-    sample_heads = heads.take(sample, block)
-    costs: dict[int | None, float] = {None: 0.9}  # of plain products, 1; but selecting pairs has a cost too
-    for width in (width for width in _WIDTHS if width <= heads.width and width < rows.shape[1]):
-        crowded = _possible(_narrowed(sample_heads, width), _narrowed(centroid_heads, width), own)[2]
-        costs[width] = (width + 1) / rows.shape[1] + float(crowded.float().mean())
-    return min(costs, key=costs.__getitem__)

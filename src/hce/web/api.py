@@ -19,13 +19,12 @@ from hce.data.documents import Document
 from hce.data.snippets import QueryWords, snippet_of
 from hce.deadline import check_deadline
 from hce.errors import InputError, WriterBusyError
-from hce.index.before import Ranking, Readiness, Untrained
-from hce.index.browse import LiveTree
+from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
 from hce.index.filters import Filter, parse_clauses
 from hce.index.index import Index
-from hce.index.map import DocumentMap
 from hce.index.ranking import Hit, SearchMode
 from hce.index.state import ReindexedError
+from hce.index.tree import LiveTree
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
 from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules

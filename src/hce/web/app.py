@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any
 
 from hce._version import __version__
-from hce.errors import AwayError, HceError, InputError, MissingPackageError, WriterBusyError
-from hce.index.browse import NotThereError
+from hce.errors import AwayError, HceError, InputError, MissingPackageError, WriterBusyError, needs_extra
 from hce.index.index import Index
+from hce.index.tree import NotThereError
 
-try:
+with needs_extra("web", "the web page"):
     import uvicorn
     from fastapi import FastAPI, Request, Response
     from fastapi.exceptions import RequestValidationError
@@ -25,10 +25,6 @@ try:
     from starlette.responses import RedirectResponse
     from starlette.routing import Route
     from starlette.staticfiles import StaticFiles
-except ImportError as error:
-    raise MissingPackageError(
-        f"the web page needs {error.name}, not installed here; pip install 'hierarchical-corpus-encoder[web]'"
-    ) from error
 
 from hce.web.api import ServedIndex, router
 from hce.web.background import BusyError
@@ -162,14 +158,14 @@ class Server(uvicorn.Server):
 def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[None]:
     """Answer agents at /mcp; return what has to be entered while they are answered."""
     try:
-        from hce.web.mcp import PATH, Endpoint, Tools
+        from hce.web.mcp import PATH, Tools, over_http
     except MissingPackageError as error:
         sentence = str(error)
         app.post("/mcp", include_in_schema=False)(lambda: _error(501, sentence))
         return nullcontext()
-    endpoint = Endpoint(Tools(site.index, site.tree, site.searches.run, site.sentence))
+    endpoint, running = over_http(Tools(site.index, site.tree, site.searches.run, site.sentence))
     app.router.routes.append(Route(PATH, endpoint, methods=["POST"], include_in_schema=False))
-    return endpoint.running()
+    return running
 
 
 def _add_page(app: FastAPI) -> None:

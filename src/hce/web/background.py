@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar
 import anyio.to_thread
 import numpy as np
 
+from hce.index.background import reason_of
 from hce.index.drift import GrownNode
 from hce.index.index import Index
-from hce.index.threads import reason_of
 
 Result = TypeVar("Result")
 TEXTS_AT_ONCE = 32

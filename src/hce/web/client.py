@@ -9,12 +9,11 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from hce.data.passages import Passage
-from hce.data.text import is_url
+from hce.data.text import Passage, is_url
 from hce.errors import FormatError, InputError, one_line
 from hce.files import checked_fields
-from hce.index.numbered_tree import PathNode
 from hce.index.ranking import Hit
+from hce.index.tree import PathNode
 
 SECONDS = 40.0  # to wait for an answer, which the server gives or calls off after 30
 MOST_BYTES = 1 << 28  # of an answer

@@ -9,8 +9,8 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import Response
 
-from hce.index.browse import LiveTree, NotThereError
-from hce.index.map import DocumentMap, MapReadiness
+from hce.index.background import DocumentMap, MapReadiness
+from hce.index.tree import LiveTree, NotThereError
 from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, answer
 from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, TITLE_SHOWN, ErrorAnswer, Json
 

@@ -6,21 +6,22 @@ The tools only read. What a document or a node's name says appears in results al
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Annotated, Any
-from urllib.parse import urlencode
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote_plus
 
 import numpy as np
 
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.deadline import DeadlineError
-from hce.errors import HceError, MissingPackageError
-from hce.index.browse import LiveTree, Node, NotThereError
+from hce.errors import HceError, needs_extra
 from hce.index.index import Index
+from hce.index.ranking import Hit
+from hce.index.tree import LiveTree, Node, NotThereError, WayStep
 
-try:
+with needs_extra("mcp", "answering agents"):
     import anyio.to_thread
     from mcp.server import MCPServer
     from mcp.server.mcpserver import Context
@@ -29,11 +30,6 @@ try:
     from mcp.types import ToolAnnotations
     from pydantic import BaseModel, Field
     from starlette.applications import Starlette
-    from starlette.types import Receive, Scope, Send
-except ImportError as error:
-    raise MissingPackageError(
-        f"agents need the package {error.name}, not installed here; pip install 'hierarchical-corpus-encoder[mcp]'"
-    ) from error
 
 from hce.web.background import BusyError
 
@@ -54,6 +50,7 @@ Query = Annotated[str, Field(min_length=1, max_length=2_000, description="a ques
 Count = Annotated[int, Field(ge=1, le=HITS, description="how many documents")]
 DocumentId = Annotated[str, Field(min_length=1, max_length=512, description="the id of a document")]
 NodeId = Annotated[str, Field(pattern=r"^\d{1,2}:\d{1,9}$", description="a node, as level:number; 0:0 is the root")]
+Ctx = Context[Any, Any]
 Start = Annotated[int, Field(ge=0, description="where in the text, or in the list of documents, to begin")]
 
 
@@ -79,24 +76,18 @@ class NodeLine(BaseModel):
     documents: int
 
 
-class Fetched(BaseModel):
+class Fetched(Found):
     """A document with its text."""
 
-    id: str
-    title: str
     text: str
-    url: str
     metadata: dict[str, Any]
     path: list[NodeLine] = Field(description="the nodes of the tree that the document lies under, from the root")
     next_start: int | None = Field(description="where the rest of a long text begins; null at its end")
 
 
-class Browsed(BaseModel):
+class Browsed(NodeLine):
     """A node of the tree and what is below it."""
 
-    node: str
-    name: str
-    documents: int
     path: list[NodeLine] = Field(description="the nodes above, from the root")
     children: list[NodeLine] = Field(description=f"the largest {CHILDREN} at most; none in the last level")
     child_count: int = Field(description="how many children there are; in the last level, how many documents")
@@ -104,75 +95,48 @@ class Browsed(BaseModel):
     listed: list[Found] = Field(description=f"in the last level, {CHILDREN} documents from `start` on")
 
 
-Run = Callable[..., Awaitable[Any]]
+Answer = TypeVar("Answer")
+Run = Callable[..., Awaitable[Any]]  # a function with its arguments, in a thread
+Sentence = Callable[[Exception], str]  # what to show of an error
 
 
 class Tools:
-    """The tools of an index.
-
-    Args:
-        index: what is searched and browsed.
-        tree: its tree.
-        run: calls a function with arguments in a thread.
-        sentence: what to show of an error.
-    """
+    """The tools of an index and its tree."""
 
     def __init__(
-        self,
-        index: Index,
-        tree: LiveTree,
-        run: Run = anyio.to_thread.run_sync,
-        sentence: Callable[[Exception], str] = str,
+        self, index: Index, tree: LiveTree, run: Run = anyio.to_thread.run_sync, sentence: Sentence = str
     ) -> None:
         self._index, self._tree, self._run, self._sentence = index, tree, run, sentence
 
     def server(self) -> MCPServer[Any]:
         """Return a server of these tools, for any transport."""
-        server: MCPServer[Any] = MCPServer(
-            "hce", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING", subscriptions=False
-        )
+        options: dict[str, Any] = {"log_level": "WARNING", "subscriptions": False}  # nobody may hold a stream open
+        server = MCPServer[Any]("hce", version=__version__, instructions=INSTRUCTIONS, **options)
         for tool in (self.search, self.fetch, self.browse, self.similar):
             server.add_tool(tool, annotations=READ_ONLY)
         return server
 
-    async def search(self, query: Query, ctx: Context[Any, Any], k: Count = 10) -> Results:
+    async def search(self, query: Query, ctx: Ctx, k: Count = 10) -> Results:
         """Find the documents that answer a query best, by words and by meaning, best first."""
-        hits = await self._read(self._index.search, query, k)
-        return Results(results=[_found(hit, ctx) for hit in hits])
+        return Results(results=_found(await self._read(self._index.search, query, k), _page(ctx)))
 
-    async def fetch(self, id: DocumentId, ctx: Context[Any, Any], start: Start = 0) -> Fetched:  # noqa: A002
+    async def fetch(self, id: DocumentId, ctx: Ctx, start: Start = 0) -> Fetched:  # noqa: A002
         """Get a document's text, metadata and place in the tree; of a long text, 50,000 characters from `start` on."""
-        document, path = await self._read(self._document, id)
-        stop = start + TEXT_CHARACTERS
-        return Fetched(
-            **_found(document, ctx).model_dump(),
-            text=document.text[start:stop],
-            metadata=_unicode(document.metadata),
-            path=path,
-            next_start=stop if stop < len(document.text) else None,
-        )
+        return await self._read(self._fetched, id, start, _page(ctx))
 
-    async def browse(self, ctx: Context[Any, Any], node: NodeId = ROOT, start: Start = 0) -> Browsed:
+    async def browse(self, ctx: Ctx, node: NodeId = ROOT, start: Start = 0) -> Browsed:
         """Look at a node of the tree of topics: its name, size and path, its children, and documents typical of it."""
-        level, number = map(int, node.split(":"))
-        here, above, central, listed = await self._read(self._node, level, number, start)
-        return Browsed(
-            **_line(here).model_dump(),
-            path=list(map(_line, above)),
-            children=list(map(_line, here.children)),
-            child_count=here.child_count,
-            representatives=[_found(each, ctx) for each in central],
-            listed=[_found(each, ctx) for each in listed],
-        )
+        return await self._read(self._browsed, *map(int, node.split(":")), start, _page(ctx))
 
-    async def similar(self, id: DocumentId, ctx: Context[Any, Any], k: Count = 10) -> Results:  # noqa: A002
+    async def similar(self, id: DocumentId, ctx: Ctx, k: Count = 10) -> Results:  # noqa: A002
         """Find the documents closest in meaning to a document, closest first, without the document itself."""
-        return Results(results=[_found(hit, ctx) for hit in await self._read(self._neighbors, id, k)])
+        return Results(results=_found(await self._read(self._neighbors, id, k), _page(ctx)))
 
-    async def _read(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _read(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """Call `work` in a thread; what an agent can mend or wait for becomes a sentence."""
         try:
-            return await self._run(work, *arguments)
+            answer: Answer = await self._run(work, *arguments)
+            return answer
         except HceError as error:
             raise ToolError(self._sentence(error)) from error
         except BusyError as error:
@@ -180,23 +144,34 @@ class Tools:
         except DeadlineError as error:
             raise ToolError("the answer took too long and was given up; ask for less") from error
 
-    def _document(self, doc_id: str) -> tuple[Document, list[NodeLine]]:
+    def _fetched(self, doc_id: str, start: int, page: str) -> Fetched:
         document = self._index.get(doc_id)
         if document is None:
             raise NotThereError(f"no document {doc_id!r} is there")
-        if not self._tree.levels:
-            return document, []
-        steps = self._tree.way_of_document(doc_id).steps
-        root = _line(self._tree.node(0, 0, 0, 0))
-        return document, [root, *(NodeLine(node=f"{s.level}:{s.node}", name=_name(s), documents=s.size) for s in steps)]
+        steps = self._tree.way_of_document(doc_id).steps if self._tree.levels else []
+        root = [self._tree.node(0, 0, 0, 0)] if steps else []
+        stop = start + TEXT_CHARACTERS
+        return Fetched(
+            **vars(_found([document], page)[0]),
+            text=document.text[start:stop],
+            metadata=_unicode(document.metadata),
+            path=_lines([*root, *steps]),
+            next_start=stop if stop < len(document.text) else None,
+        )
 
-    def _node(self, level: int, node: int, start: int) -> tuple[Node, list[Node], list[Document], list[Document]]:
+    def _browsed(self, level: int, node: int, start: int, page: str) -> Browsed:
         here = self._tree.node(level, node, 1, CHILDREN)
         listed = self._tree.documents(node, start, CHILDREN) if level == self._tree.levels else []
-        central = self._tree.central_documents(level, node, REPRESENTATIVES)
-        return here, self._tree.above(level, node), central, listed
+        return Browsed(
+            **vars(_lines([here])[0]),
+            path=_lines(self._tree.above(level, node)),
+            children=_lines(here.children),
+            child_count=here.child_count,
+            representatives=_found(self._tree.central_documents(level, node, REPRESENTATIVES), page),
+            listed=_found(listed, page),
+        )
 
-    def _neighbors(self, doc_id: str, k: int) -> list[Any]:
+    def _neighbors(self, doc_id: str, k: int) -> list[Hit]:
         with self._index.state.reading() as reader:
             there = reader.present([doc_id])
             if doc_id not in there:
@@ -205,53 +180,37 @@ class Tools:
         return [hit for hit in self._index.search_vectors(vectors, k + 1)[0] if hit.id != doc_id][:k]
 
 
-class Endpoint:
-    """Answers agents over Streamable HTTP, each request by itself; no session is kept.
-
-    Who may ask is checked before, by `hce.web.guard`.
-    """
-
-    def __init__(self, tools: Tools) -> None:
-        self._server = tools.server()
-        open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        self._app: Starlette = self._server.streamable_http_app(
-            streamable_http_path=PATH, json_response=True, stateless_http=True, transport_security=open_to_all
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        await self._app(scope, receive, send)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Take requests within this block."""
-        async with self._server.session_manager.run():
-            yield
+def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
+    """Return what answers agents at /mcp, and what to enter meanwhile; the guard comes before it."""
+    server = tools.server()
+    open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    application = server.streamable_http_app(
+        streamable_http_path=PATH, json_response=True, stateless_http=True, transport_security=open_to_all
+    )
+    return application, server.session_manager.run()
 
 
-def _found(document: Any, ctx: Context[Any, Any]) -> Found:
-    """Show a document or a hit; a text without a title is called by its beginning."""
-    title = document.title or " ".join(document.text[:TITLE_CHARACTERS].split())
-    return Found(id=document.id, title=title, url=_url(document, ctx))
-
-
-def _url(document: Any, ctx: Context[Any, Any]) -> str:
-    """Return where people can read a document: at the `url` of its metadata, or else on this server's page."""
-    own = document.metadata.get("url")
-    if isinstance(own, str) and own.startswith(("https://", "http://")):
-        return str(_unicode(own))
+def _page(ctx: Ctx) -> str:
+    """Return the address of the page that shows a document by its id; none over stdio."""
     request = ctx.request_context.request
-    if request is None:  # over stdio
-        return ""
-    return str(request.url.replace(path="/", query="", fragment=f"tree?{urlencode({'id': document.id})}"))
+    return str(request.url.replace(path="/", query="", fragment="tree?id=")) if request else ""
 
 
-def _line(node: Node) -> NodeLine:
-    return NodeLine(node=f"{node.level}:{node.node}", name=_name(node), documents=node.size)
+def _found(documents: Iterable[Document | Hit], page: str) -> list[Found]:
+    """List documents, each at the `url` of its metadata or else on this server's page, a text by title or beginning."""
+    found = []
+    for each in documents:
+        own = each.metadata.get("url")
+        is_link = isinstance(own, str) and own.startswith(("https://", "http://"))
+        url = str(_unicode(own)) if is_link else page and page + quote_plus(each.id)
+        title = each.title or " ".join(each.text[:TITLE_CHARACTERS].split())
+        found.append(Found(id=each.id, title=title, url=url))
+    return found
 
 
-def _name(node: Any) -> str:
-    return " · ".join(node.name) or ("all documents" if node.level == 0 else "")
+def _lines(nodes: Iterable[Node | WayStep]) -> list[NodeLine]:
+    names = ((node, " · ".join(node.name) or ("all documents" if node.level == 0 else "")) for node in nodes)
+    return [NodeLine(node=f"{node.level}:{node.node}", name=name, documents=node.size) for node, name in names]
 
 
 def _unicode(value: Any) -> Any:

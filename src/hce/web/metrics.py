@@ -9,18 +9,13 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hce.errors import HceError, MissingPackageError
+from hce.errors import HceError, needs_extra
 from hce.index.derived import Live
 from hce.web.api import NO_STORE, Served, ServedIndex
 
-try:
+with needs_extra("web", "hce serve without --no-metrics"):
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.core import GaugeMetricFamily
-except ImportError as error:
-    raise MissingPackageError(
-        f"metrics need the package {error.name}, not installed here; "
-        "pip install 'hierarchical-corpus-encoder[web]', or hce serve --no-metrics"
-    ) from error
 
 PATH = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,29 +26,23 @@ NO_ROUTE = "none"  # of a path that does not exist, or a request that the guard 
 
 
 class Metrics:
-    """The numbers of one server, collected when they are asked for."""
+    """The numbers of one server, collected for each request to /metrics."""
 
     def __init__(self, site: ServedIndex) -> None:
         self._site = site
         self._registry = CollectorRegistry()
-        self._requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
-        self._seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
+        self.requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
+        self.seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
         self._registry.register(self)
-
-    def count(self, route: str, code: str, seconds: float) -> None:
-        """Count an answered request."""
-        self._requests.labels(route, code).inc()
-        self._seconds.labels(route).observe(seconds)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the state of the index; nothing of a store that cannot be read now, so that requests still show."""
         try:
-            found = self._of_index()
+            found = [*self._of_index()]
         except HceError:
-            found = {}
+            found = []
         yield GaugeMetricFamily("hce_up", "1 if the store can be read.", value=float(bool(found)))
-        for name, (text, value) in found.items():
-            yield GaugeMetricFamily(f"hce_{name}", text, value=value)
+        yield from found
         verdict = GaugeMetricFamily("hce_drift", "1 for the last verdict on the drift.", labels=["verdict"])
         last = self._site.drift.now(DRIFT_SECONDS).verdict if found else "unknown"
         for each in VERDICTS:
@@ -64,21 +53,20 @@ class Metrics:
         """Return all of it as Prometheus reads it."""
         return generate_latest(self._registry)
 
-    def _of_index(self) -> dict[str, tuple[str, float]]:
+    def _of_index(self) -> Iterator[GaugeMetricFamily]:
         part = self._site.index.state.derived.engine_part
         with self._site.index.state.reading() as reader:
-            found = {
-                "documents": ("Documents in the index.", float(reader.moment().documents)),
-                "pending_changes": ("Changes that are not in the engine's snapshot.", float(part.pending(reader))),
-            }
+            documents, pending = reader.moment().documents, part.pending(reader)
+        yield GaugeMetricFamily("hce_documents", "Documents in the index.", documents)
+        yield GaugeMetricFamily("hce_pending_changes", "Changes that are not in the engine's snapshot.", pending)
         saved = part.saved_at() if isinstance(part, Live) else None
         if saved is not None:
-            found["snapshot_age_seconds"] = ("Seconds since the engine's last snapshot.", time.time() - saved)
-        return found
+            age = time.time() - saved
+            yield GaugeMetricFamily("hce_snapshot_age_seconds", "Seconds since the engine's last snapshot.", age)
 
 
 class Metered:
-    """ASGI middleware: counts and times each request, those that the guard refuses too."""
+    """ASGI middleware: counts and times each request, including those that the guard refuses."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self._metrics = app, metrics
@@ -99,7 +87,9 @@ class Metered:
         try:
             await self.app(scope, receive, noted)
         finally:
-            self._metrics.count(_route(scope), code, time.perf_counter() - start)
+            route = _route(scope)
+            self._metrics.requests.labels(route, code).inc()
+            self._metrics.seconds.labels(route).observe(time.perf_counter() - start)
 
 
 def add_metrics(app: FastAPI, site: ServedIndex) -> None:

@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hce.data.documents import Document
 from hce.data.snippets import Mark
-from hce.index.before import Readiness
-from hce.index.browse import Node, Way
+from hce.index.background import Readiness
 from hce.index.filters import FieldSummary
-from hce.index.numbered_tree import PathNode
+from hce.index.tree import Node, PathNode, Way
 from hce.training.model_folder import Training
 from hce.web.background import DriftState
 

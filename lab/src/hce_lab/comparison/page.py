@@ -8,8 +8,8 @@ from html import escape
 import numpy as np
 
 from hce.evaluation.significance import bootstrap_interval
-from hce.pages.page import definitions, html_page, html_table
-from hce.pages.pictures import Bar, Point, bar_panels, difference_bars, point_panel
+from hce.pages.page import definitions, difference_bars, html_page, html_table
+from hce_lab.comparison.pictures import Bar, Point, bar_panels, point_panel
 from hce_lab.comparison.table import Comparison, ComparisonTable, Row, header, notes, table_cells
 
 

@@ -9,10 +9,9 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -24,8 +23,9 @@ from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
+from hce.tree.growing import Grown, Level, level_sizes
 from hce.tree.hierarchy import Hierarchy
-from hce.tree.kmeans import spherical_kmeans
+from hce.tree.kmeans import KMeansMode, spherical_kmeans
 from hce_lab.comparison.bench import keep
 from hce_lab.comparison.table import Score
 from hce_lab.experiments.common import command_line, tell
@@ -38,6 +38,8 @@ seconds for each doubling, as faiss shows; near two times is what a large corpus
 power of N that the seconds grow with), and at the cosine of documents to their centroid: fast has to be as good.
 """
 FAISS_ROUNDS = 25
+SAMPLED = 256  # documents for each new node, by which a large node is split; faiss takes as many
+ROWS_AT_ONCE = 4096
 
 
 class Clustered(NamedTuple):
@@ -71,17 +73,66 @@ def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
     return Clustered(seconds, float(kmeans.index.search(vectors, 1)[0].mean(dtype=np.float64)))
 
 
-def tree(vectors: np.ndarray, branching: int, seed: int, *, method: Literal["agglomerative", "divisive"]) -> Clustered:
-    """Grow the whole tree, bottom-up (agglomerative, Alg. 1) or top-down."""
+def agglomerative(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
+    """Grow the whole tree bottom-up, by Alg. 1."""
     start = time.process_time()
-    grown = Hierarchy.build(vectors, branching, method=method, seed=seed)
+    grown = Hierarchy.build(vectors, branching, seed=seed)
     return Clustered(time.process_time() - start, grown.mean_cosines[-1] if grown.levels else 0.0)
+
+
+def divisive(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
+    """Grow the whole tree top-down."""
+    start = time.process_time()
+    levels, parent = grown_top_down(vectors, branching, seed)
+    seconds = time.process_time() - start
+    own = levels[-1].centroids[parent] if levels else vectors[:0]
+    return Clustered(seconds, float(np.einsum("ij,ij->i", vectors, own).mean()) if levels else 0.0)
+
+
+def grown_top_down(vectors: np.ndarray, branching: int, seed: int, mode: KMeansMode = "auto") -> Grown:
+    """Grow the paper's tree for more than 100M documents: split the root, then every node, in O(N·n·b·log N).
+
+    A node at height h should hold b^h documents, so one with m of them is split into ⌈m / b^(h−1)⌉; where that is 1
+    it gets an only child, and so every path has the same length. A node of very many documents is split by a sample of
+    them, and the others go to the nearest centroid: to run Alg. 2 to convergence over all would cost a round each.
+    A search finds less in such a tree, so no command grows one (docs/LOG.md).
+    """
+    assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
+    levels: list[Level] = []
+    for height in range(len(level_sizes(len(vectors), branching)) + 1, 1, -1):
+        count, size = len(levels[-1].parent) if levels else 1, branching ** (height - 1)
+        groups = np.split(np.argsort(assigned, kind="stable"), np.cumsum(np.bincount(assigned, minlength=count))[:-1])
+        sizes = [-(-len(group) // size) for group in groups]
+        centroids = []
+        for number, first in enumerate(np.cumsum([0, *sizes[:-1]]).tolist()):
+            own_seed = int(np.random.SeedSequence([seed, height, number]).generate_state(1)[0])
+            found, part = _split(vectors, groups[number], sizes[number], own_seed, mode)
+            centroids.append(found)
+            assigned[groups[number]] = first + part
+        levels.append(Level(np.repeat(np.arange(count), sizes), np.concatenate(centroids)))
+    return Grown(tuple(levels), assigned)
+
+
+def _split(
+    vectors: np.ndarray, members: np.ndarray, k: int, seed: int, mode: KMeansMode
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split a node's documents, at the positions `members`, into k: their centroids, and the part of each document."""
+    drawn = np.arange(len(members))
+    if len(members) > SAMPLED * k:
+        drawn = np.sort(np.random.default_rng(seed).choice(len(members), SAMPLED * k, replace=False))
+    result = spherical_kmeans(vectors[members[drawn]], k, seed=seed, mode=mode)
+    part = np.empty(len(members), dtype=np.int64)
+    for start in range(0, len(members), ROWS_AT_ONCE):
+        rows = vectors[members[start : start + ROWS_AT_ONCE]]
+        part[start : start + ROWS_AT_ONCE] = (rows @ result.centroids.T).argmax(axis=1)
+    part[drawn] = result.assignment  # by which no part is empty
+    return result.centroids, part
 
 
 METHODS: dict[str, Callable[[np.ndarray, int, int], Clustered]] = {
     "k-means, fast": fast,
-    "tree, agglomerative": partial(tree, method="agglomerative"),
-    "tree, divisive": partial(tree, method="divisive"),
+    "tree, agglomerative": agglomerative,
+    "tree, divisive": divisive,
     "k-means, faiss": faiss_kmeans,
 }
 

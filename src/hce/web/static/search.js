@@ -227,7 +227,7 @@ function told(hit) {
   const tokens = hit.from_tokens ? `+ tokens ${hit.from_tokens.toFixed(2)} ` : "";
   const words = hit.from_words ? `+ words ${hit.from_words.toFixed(2)} ` : "";
   return el("span", { class: "told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} ${tokens}${words}`,
-    el("b", {}, hit.matched.join(" ")));
+    hit.from_words ? el("b", {}, hit.matched.join(" ") || "common words") : null);
 }
 
 function why(hit) {

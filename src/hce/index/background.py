@@ -1,0 +1,576 @@
+"""Worker: a thread that works when it is woken, and what it says of a failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
+from hce.contained import is_file
+from hce.deadline import check_deadline
+from hce.errors import HceError, InputError
+from hce.index.filters import Filter
+from hce.index.index import Index
+from hce.index.store import Moment, Reader, content_key
+from hce.index.tree import LiveTree, NotThereError, NumberedHierarchy, Places, require_same_length
+from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_STOP = 30.0
+
+
+class Worker(Thread):
+    """A thread that does its work whenever it is woken, until it is stopped."""
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self._wanted, self._stopping = Event(), Event()
+
+    def wake(self) -> None:
+        """Have the work done, once more if it is under way."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Have the thread end, and wait for it."""
+        self._stopping.set()
+        self._wanted.set()
+        if self.is_alive():
+            self.join(SECONDS_TO_STOP)
+
+    def is_stopping(self) -> bool:
+        """Tell whether the work is to be cut short."""
+        return self._stopping.is_set()
+
+    def run(self) -> None:
+        """Wait and work."""
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self.is_stopping():
+                return
+            self._work()
+
+
+def reason_of(error: Exception, what: str) -> str:
+    """Say why work in the background failed, for those who wait for it: a bug goes to the log.
+
+    Args:
+        error: what was raised.
+        what: what could not be done, as the beginning of a sentence.
+    """
+    if isinstance(error, HceError):
+        return str(error)
+    logger.error(what, exc_info=error)
+    return f"{what}; the server's log says why"
+
+
+UNTRAINED_FILE = "untrained.safetensors"
+MOST_DOCUMENTS = 200_000
+DOCUMENTS_AT_ONCE = 64  # a query waits for no more than these
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether there is a ranking to compare with.
+
+    Attributes:
+        state: ready; preparing (`done` of `total` documents are encoded); or off, and `reason` says why.
+        encoder: the untrained encoder's name.
+    """
+
+    state: Literal["off", "preparing", "ready"]
+    encoder: str | None = None
+    reason: str = ""
+    done: int = 0
+    total: int = 0
+
+
+NOT_TRAINED = Readiness("off", reason="the index was not made from a model that `hce train` wrote")
+
+
+class Ranking(NamedTuple):
+    """All documents in the order of a query.
+
+    Attributes:
+        numbers: of the documents, rising, of shape (N,).
+        scores: their cosines, of shape (N,).
+        order: rows of these, best first, of shape (N,).
+    """
+
+    numbers: np.ndarray
+    scores: np.ndarray
+    order: np.ndarray
+
+    def first(self, k: int) -> list[tuple[int, float]]:
+        """Return number and score of the k best."""
+        rows = self.order[:k]
+        return list(zip(self.numbers[rows].tolist(), self.scores[rows].tolist(), strict=True))
+
+    def ranks_of(self, numbers: np.ndarray) -> list[int | None]:
+        """Return the rank of each document, counted from 1; None where it is not among them."""
+        rank = np.empty(len(self.order) + 1, dtype=np.int64)
+        rank[self.order] = np.arange(1, len(self.order) + 1)
+        rows = np.searchsorted(self.numbers, numbers)
+        present = np.isin(numbers, self.numbers)
+        return [int(rank[row]) if is_there else None for row, is_there in zip(rows, present, strict=True)]
+
+
+class Untrained:
+    """The encoder that training began with, and its vectors of the documents; used from several threads."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.spec = index.state.manifest.base_encoder
+        self._encoder: Encoder | None = None
+        self._encoding = Lock()
+        self._known: VectorsByNumber | None = None
+        self._moment: Moment | None = None  # of the store, that these vectors are of
+        self._readiness = NOT_TRAINED
+        self._worker = Worker(self._catch_up_or_say_why, "untrained encoder")
+
+    def start(self) -> None:
+        """Begin to prepare in the background, where there is something to compare with."""
+        if self.spec and self._worker.ident is None:  # else it was started before
+            self._prepare()
+            self._worker.start()
+
+    def stop(self) -> None:
+        """End the background work; what is encoded so far is kept."""
+        self._worker.stop()
+
+    def readiness(self) -> Readiness:
+        """Return whether there is a ranking now; asking makes it catch up with what was added since."""
+        if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
+            self._begin_anew()
+        if self._readiness.state == "ready":
+            with self.index.state.reading() as reader:
+                is_behind = self._moment != reader.moment()
+            if is_behind:
+                self._prepare()
+        return self._readiness
+
+    def rank(self, query: str, conditions: Filter | None = None) -> Ranking:
+        """Rank all documents (that fulfil the conditions) by the untrained encoder; only when ready."""
+        known, encoder = self._known, self._encoder
+        if known is None or encoder is None:
+            raise RuntimeError("asked for a ranking before it was ready")
+        with self._encoding:
+            vector = encoder.encode([query], "query")[0]
+        if conditions is not None:
+            with self.index.state.reading() as reader:
+                known = known.only(np.isin(known.numbers, reader.numbers_where(conditions)))
+        scores = known.vectors @ vector
+        return Ranking(known.numbers, scores, np.argsort(-scores, kind="stable"))
+
+    def _begin_anew(self) -> None:
+        """Have nothing of the encoder that was compared with, and prepare another one where there is one."""
+        self.spec = self.index.state.manifest.base_encoder
+        self._readiness = NOT_TRAINED
+        self._known = self._moment = self._encoder = None
+        if self._worker.ident is None:
+            self.start()
+        elif self.spec:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        self._readiness = Readiness("preparing", self.spec, total=len(self.index))
+        self._worker.wake()
+
+    # ------------------------------------------------------------------------------------------- in the background
+
+    def _catch_up_or_say_why(self) -> None:
+        try:
+            self._catch_up()
+        except Exception as error:
+            reason = reason_of(error, "the untrained encoder's ranking could not be prepared")
+            self._readiness = Readiness("off", self.spec, reason)
+
+    def _catch_up(self) -> None:
+        """Bring the vectors to the documents that there are now."""
+        if len(self.index) > MOST_DOCUMENTS:
+            reason = f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
+            self._readiness = Readiness("off", self.spec, reason)
+            return
+        encoder = self._encoder = self._encoder or _load_local(str(self.spec))
+        known = self._known or VectorsByNumber.read(self.index.path / UNTRAINED_FILE, encoder)
+        with self.index.state.reading() as reader:
+            known, total = _still_there(known, reader), reader.moment().documents
+        blocks = [known, *self._fresh(known, total, encoder)]
+        known = VectorsByNumber.joined(blocks)
+        if len(blocks) > 1:
+            known.write(self.index.path / UNTRAINED_FILE, encoder)
+        if encoder is not self._encoder:  # begun anew meanwhile, with another one
+            return
+        if not self._worker.is_stopping():
+            self._publish(known)
+
+    def _fresh(self, known: VectorsByNumber, total: int, encoder: Encoder) -> Iterator[VectorsByNumber]:
+        """Encode the documents that came after those known, a few at a time, to the last one or until it is stopped."""
+        done, last = len(known.numbers), int(known.numbers.max(initial=0))
+        while not self._worker.is_stopping():
+            self._readiness = Readiness("preparing", self.spec, done=min(done, total), total=total)
+            entries = list(islice(self.index.state.entries(after=last), DOCUMENTS_AT_ONCE))
+            if not entries:
+                return
+            with self._encoding:
+                vectors = encoder.encode([entry.document.full_text for entry in entries])
+            numbers = np.array([entry.number for entry in entries], np.int64)
+            contents = np.array([content_key(entry.document.full_text) for entry in entries], np.int64)
+            yield VectorsByNumber(numbers, contents, vectors)
+            done, last = done + len(entries), entries[-1].number
+
+    def _publish(self, known: VectorsByNumber) -> None:
+        """Rank by these vectors from now on, and go on where more documents came meanwhile."""
+        with self.index.state.reading() as reader:
+            moment = reader.moment()
+            self._known, self._moment = _still_there(known, reader), moment
+        if len(self._known.numbers) == moment.documents:
+            self._readiness = Readiness("ready", self.spec, done=moment.documents, total=moment.documents)
+        else:
+            self._worker.wake()
+
+
+class VectorsByNumber(NamedTuple):
+    """Vectors of documents by one encoder, kept in one file.
+
+    Attributes:
+        numbers: of the documents, rising, of shape (N,), int64.
+        contents: the keys of their contents (`content_key`), of shape (N,), int64.
+        vectors: unit rows of shape (N, n), float32.
+    """
+
+    numbers: np.ndarray
+    contents: np.ndarray
+    vectors: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path, encoder: Encoder) -> VectorsByNumber:
+        """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
+        kept = kept_arrays(path, cls._fields)
+        if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
+            known = cls(*kept.arrays)
+            count = len(known.numbers)
+            if tuple(each.shape for each in known) == ((count,), (count,), (count, encoder.dim)):
+                return known
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
+
+    @classmethod
+    def joined(cls, blocks: Sequence[VectorsByNumber]) -> VectorsByNumber:
+        """Put blocks together whose numbers follow one another."""
+        if len(blocks) == 1:
+            return blocks[0]
+        return cls(*map(np.concatenate, zip(*blocks, strict=True)))
+
+    def write(self, path: Path, encoder: Encoder) -> None:
+        """Keep the vectors for the next server; where that is impossible, they are made anew then."""
+        keep_arrays(path, self._asdict(), {"encoder": encoder.fingerprint})
+
+    def only(self, kept: np.ndarray) -> VectorsByNumber:
+        """Return the rows for which `kept` holds, of shape (N,), bool."""
+        return self if kept.all() else VectorsByNumber(*(each[kept] for each in self))
+
+
+def _load_local(spec: str) -> Encoder:
+    """Load the encoder that an index names, from this machine alone: the index may come from a stranger.
+
+    Raises:
+        InputError: it is not on this machine.
+    """
+    from hce.encoding.encoder import Encoder  # with torch, which the server need not wait for
+
+    try:
+        return Encoder.load(spec, local=True)
+    except InputError as error:
+        raise InputError(
+            f"{spec} is not on this machine, and is not fetched because an index names it; to compare with it, load it "
+            f"once yourself: hce.Encoder.load({spec!r})"
+        ) from error
+
+
+def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:
+    """Leave out vectors of what is not in the store, and of all that comes after a document that has none yet."""
+    numbers, contents = reader.contents()
+    there = set(zip(numbers.tolist(), contents.tolist(), strict=True))
+    known = known.only(np.array([key in there for key in zip(*map(np.ndarray.tolist, known[:2]), strict=True)], bool))
+    missing = np.setdiff1d(numbers, known.numbers)
+    return known.only(known.numbers < missing[0]) if len(missing) else known
+
+
+MAP_FILE = "map.safetensors"
+MOST_DRAWN = 200_000
+MOST_OF_A_LEAF = 512  # documents that what came later is compared with
+FORMAT = "1"
+
+
+NOT_READY = "the map is not ready yet; /api/map says how far it is"
+
+
+@dataclass(frozen=True)
+class MapReadiness:
+    """Whether there is a map.
+
+    Attributes:
+        state: ready; preparing (`share` of the work is done); or off, and `reason` says why.
+    """
+
+    state: Literal["off", "preparing", "ready"]
+    share: float = 0.0
+    reason: str = ""
+
+
+class Drawn(NamedTuple):
+    """The documents on the map at one moment.
+
+    Attributes:
+        numbers: of the documents, rising, of shape (M,), int64.
+        places: in the unit square, of shape (M, 2), float32.
+        nodes: the node of each at the map's level, of shape (M,), int64.
+    """
+
+    numbers: np.ndarray
+    places: np.ndarray
+    nodes: np.ndarray
+
+
+class StoredMap(NamedTuple):
+    """What the file holds: where the documents of a tree are.
+
+    Attributes:
+        numbers: of the documents, rising, of shape (M,), int64.
+        places: of shape (M, 2), float32.
+        sites: the places of the nodes at the map's level, of shape (S, 2), float64.
+    """
+
+    numbers: np.ndarray
+    places: np.ndarray
+    sites: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path, tree: str) -> StoredMap | None:
+        """Read what `write` wrote of the tree of this fingerprint; None where there is no such thing, whole."""
+        kept = kept_arrays(path, cls._fields)
+        if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (FORMAT, tree):
+            return None
+        return cls(*kept.arrays)
+
+    def write(self, path: Path, tree: str) -> None:
+        """Keep the map for the next server; where that is impossible, it is made anew then."""
+        keep_arrays(path, self._asdict(), {"format": FORMAT, "tree": tree})
+
+
+def is_damaged_map(path: Path) -> bool:
+    """Tell whether there is a file of a map that is not as it was written."""
+    return is_file(path) and kept_arrays(path, StoredMap._fields) is None
+
+
+class _Sheet(NamedTuple):
+    """The map of one tree."""
+
+    tree: NumberedHierarchy
+    kept: StoredMap
+    cells: Cells
+
+    @property
+    def level(self) -> int:
+        return site_level(self.tree.hierarchy)
+
+
+class MapNow(NamedTuple):
+    """The map, the tree and the documents of one moment, which fit each other.
+
+    Attributes:
+        sheet: the map of the tree.
+        places: of all documents in that tree.
+        drawn: the documents on the map.
+    """
+
+    sheet: _Sheet
+    places: Places
+    drawn: Drawn
+
+    @property
+    def level(self) -> int:
+        """The level whose nodes have cells."""
+        return self.sheet.level
+
+    @property
+    def cells(self) -> Cells:
+        """The cells of the nodes of that level."""
+        return self.sheet.cells
+
+    def places_of(self, reader: Reader, numbers: np.ndarray) -> np.ndarray:
+        """Return the places of documents that `reader` sees, drawn or not, of shape (B, 2)."""
+        found = np.searchsorted(self.drawn.numbers, numbers)
+        is_drawn = np.isin(numbers, self.drawn.numbers)
+        result = np.zeros((len(numbers), 2), np.float32)
+        result[is_drawn] = self.drawn.places[found[is_drawn]]
+        if not is_drawn.all():
+            result[~is_drawn] = _beside(self.sheet, reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
+        return result
+
+    def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
+        """Return the place that a document of this vector would have, of shape (2,).
+
+        Raises:
+            WriterBusyError: the vector is of an encoder that the index had a moment ago.
+        """
+        require_same_length(self.sheet.tree, len(vector))
+        return np.asarray(_beside(self.sheet, reader, vector[None], self.drawn)[0])
+
+
+class StoppedError(Exception):
+    """The server ends, and with it the work in the background."""
+
+
+class DocumentMap:
+    """What can be asked of the map of an index; from several threads."""
+
+    def __init__(self, live: LiveTree) -> None:
+        self.live = live
+        self._lock = Lock()
+        self._asked: NumberedHierarchy | None = None  # the tree whose map was asked for last
+        self._sheet: _Sheet | None = None
+        self._now: MapNow | None = None
+        self._readiness = MapReadiness("preparing")
+        self._worker = Worker(self._make_or_say_why, "map")
+
+    def stop(self) -> None:
+        """End the background work."""
+        self._worker.stop()
+
+    def readiness(self) -> MapReadiness:
+        """Return whether there is a map of the tree there is now; asking has it made."""
+        tree = self.live.index.tree
+        if tree is None or not tree.hierarchy.levels:
+            return MapReadiness("off", reason="this index carries no tree; index anew with one")
+        with self._lock:
+            if self._asked is not tree:
+                self._asked, self._readiness, self._sheet, self._now = tree, MapReadiness("preparing"), None, None
+                if self._worker.ident is None:
+                    self._worker.start()
+                self._worker.wake()
+            return self._readiness
+
+    def at(self, reader: Reader) -> MapNow:
+        """Return the map with the documents that `reader` sees.
+
+        Raises:
+            NotThereError: there is no map yet of the tree that there is now.
+        """
+        sheet, places = self._sheet, self.live.places_at(reader)
+        if sheet is None or sheet.tree is not places.tree:
+            raise NotThereError(NOT_READY)
+        with self._lock:
+            known = self._now
+        before = known.drawn if known is not None and known.sheet is sheet else None
+        if known is None or before is None or known.places.moment != places.moment:
+            known = MapNow(sheet, places, _draw(sheet, places, reader, before))
+            with self._lock:
+                self._now = known if self._sheet is sheet else None
+        return known
+
+    # ------------------------------------------------------------------------------------------- in the background
+
+    def _make_or_say_why(self) -> None:
+        tree = self._asked
+        sheet: _Sheet | None = None
+        try:
+            if tree is not None:
+                sheet = self._make(tree)
+            readiness = MapReadiness("ready", 1.0)
+        except StoppedError:
+            return
+        except Exception as error:
+            readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
+        with self._lock:
+            if self._asked is tree:  # else another one was grown meanwhile, whose map is made next
+                self._sheet, self._readiness = sheet, readiness
+
+    def _make(self, tree: NumberedHierarchy) -> _Sheet:
+        path, fingerprint = self.live.index.path / MAP_FILE, _fingerprint(tree)
+        kept = StoredMap.read(path, fingerprint)
+        if kept is None:
+            kept = self._lay_out(tree)
+            kept.write(path, fingerprint)
+        return _Sheet(tree, kept, cells(kept.sites))
+
+    def _lay_out(self, tree: NumberedHierarchy) -> StoredMap:
+        with self.live.index.state.reading() as reader:
+            there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
+            chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
+            numbers, (every, vectors) = tree.numbers[chosen], reader.vectors()
+        if not np.array_equal(every, numbers):
+            vectors = vectors[np.searchsorted(every, numbers)]
+        self._tell(0.1)
+        sites = place_sites(tree.hierarchy, site_level(tree.hierarchy))
+        places = place_documents(
+            tree.hierarchy, sites, chosen, vectors, tell=lambda share: self._tell(0.3 + 0.7 * share)
+        )
+        order = np.argsort(numbers)
+        return StoredMap(numbers[order], places[order], sites)
+
+    def _tell(self, share: float) -> None:
+        if self._worker.is_stopping():
+            raise StoppedError
+        self._readiness = MapReadiness("preparing", round(share, 3))
+
+
+def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) -> Drawn:
+    """Find the places of the documents of a moment: those kept, and beside them those that came later."""
+    hierarchy, kept = sheet.tree.hierarchy, sheet.kept
+    leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
+    order = np.argsort(places.numbers)
+    numbers, leaf = places.numbers[order], leaf[order]
+    is_kept = np.isin(kept.numbers, numbers)
+    later = np.setdiff1d(numbers, sheet.tree.numbers)[: max(0, MOST_DRAWN - int(is_kept.sum()))]
+    first = Drawn(kept.numbers[is_kept], kept.places[is_kept], np.empty(0, np.int64))
+    if known is not None:  # what came before the last change has its place already
+        had = np.isin(later, known.numbers)
+        known_places = known.places[np.searchsorted(known.numbers, later[had])]
+    else:
+        had, known_places = np.zeros(len(later), bool), np.empty((0, 2), np.float32)
+    fresh = later[~had]
+    new_places = _beside(sheet, reader, reader.vectors_at(fresh), first) if len(fresh) else np.empty((0, 2), np.float32)
+    all_numbers = np.concatenate([first.numbers, later[had], fresh])
+    all_places = np.concatenate([first.places, known_places, new_places]).astype(np.float32)
+    rising = np.argsort(all_numbers)
+    all_numbers = all_numbers[rising]
+    nodes = hierarchy.ancestors(hierarchy.depth - 1, leaf[np.searchsorted(numbers, all_numbers)])
+    return Drawn(all_numbers, all_places[rising], nodes[:, sheet.level])
+
+
+def _beside(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
+    """Place vectors beside their nearest among the drawn documents of the leaf that a walk leads to, or at its site."""
+    hierarchy = sheet.tree.hierarchy
+    leaves = hierarchy.walk(vectors)[-1][:, 0]
+    site = hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, sheet.level]
+    result = sheet.kept.sites[site].astype(np.float32)
+    for leaf in np.unique(leaves).tolist():
+        check_deadline()
+        members = sheet.tree.numbers[hierarchy.children(hierarchy.depth - 1, leaf)]
+        there = np.flatnonzero(np.isin(drawn.numbers, members))[:MOST_OF_A_LEAF]
+        if len(there):
+            rows = np.flatnonzero(leaves == leaf)
+            near = reader.vectors_at(drawn.numbers[there])
+            result[rows] = place_beside(vectors[rows], near, drawn.places[there])
+    return result
+
+
+def _fingerprint(tree: NumberedHierarchy) -> str:
+    """Tell trees apart by all that a map is made from."""
+    parts = [tree.numbers, tree.hierarchy.document_parent]
+    for level in tree.hierarchy.levels:
+        parts += [level.parent, level.centroids]
+    return f"{checksum_of_arrays(parts):08x}"
