@@ -37,7 +37,8 @@ RECIPE = Recipe.for_encoder(
     static=True, epochs=1, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=16, fit_static=False
 )
 PAPER = Recipe.paper(
-    epochs=1, epoch_pairs=64, batch_size=32, chunk_size=8, precision="float32", span_lengths=(4,), dev_queries=16
+    **{"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "chunk_size": 8, "span_lengths": (4,), "dev_queries": 16},
+    **{"precision": "float32", "dropout": False},  # of which each process draws its own
 )
 
 
@@ -57,12 +58,8 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: boo
 
 
 def the_papers_steps(corpus: Corpus, folder: Path) -> dict[str, object]:
-    """Two steps of HCE-J on a T5; without dropout, of which each process draws its own."""
-    encoder = Encoder.load(folder / "gtr", device="cpu")
-    for module in encoder.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return two_steps(corpus, encoder, PAPER, labelled=True)
+    """Two steps of HCE-J on a T5."""
+    return two_steps(corpus, Encoder.load(folder / "gtr", device="cpu"), PAPER, labelled=True)
 
 
 def trees(vectors: np.ndarray) -> list[dict]:
