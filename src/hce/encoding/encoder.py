@@ -49,6 +49,7 @@ from hce.encoding.tables import (
     finished,
     first_module,
     joined_rows,
+    mapped_rows,
     require_model,
     require_row_for_each_token,
     token_bags,
@@ -84,6 +85,7 @@ class Encoder:
         name: the spec that the encoder was loaded by, for messages.
         shares: how much each of the `parts` counts in an inner product; they add up to 1.
         centres: what is subtracted from the first part's vectors, of shape (2, n₁): queries' and documents' mean.
+        query_map: what moves the first part's queries before that, of shape (n₁, n₁ + 1); see `mapped_rows`.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Encoder:
         dtype: torch.dtype | None = None,
         shares: Sequence[float] = (1.0,),
         centres: np.ndarray | None = None,
+        query_map: np.ndarray | None = None,
     ) -> None:
         """Make an encoder of a table, of a model, or of parts; by default it computes as `load` says."""
         self.name = name
@@ -103,11 +106,12 @@ class Encoder:
         self._parts = tuple(model) if isinstance(model, list | tuple) and self._table is None else ()
         self.shares = tuple(map(float, shares))
         self.centres = centres
+        self.query_map = query_map
         self._model: SentenceTransformer | None = None
         self._gave_any_length = False  # before the Normalize module that `load` appends
         self._token_memo: TokenMemo | None = None
         if self._parts:
-            check_parts(self.shares, [part.dim for part in self._parts], None if centres is None else centres.shape)
+            check_parts(self.shares, [part.dim for part in self._parts], centres, query_map)
         elif self._table is None:
             self._model = model.to(self.device).float().eval()  # type: ignore[union-attr]
 
@@ -182,7 +186,7 @@ class Encoder:
             if self._table is not None:
                 model = model_of_table(self._table)
             else:
-                module = SideBySide([part.model for part in self._parts], self.shares, self.centres)
+                module = SideBySide([part.model for part in self._parts], self.shares, self.centres, self.query_map)
                 model = model_of(module, self.prompts)
             self._model = model.to(self.device).float().eval()
         return self._model
@@ -291,8 +295,14 @@ class Encoder:
         """
         mean_vectors = None if centres is None else centres.astype(np.float32)
         device, dtype = self._asked
-        parts = (self, *companions)
-        return Encoder(parts, self.name, device=device, dtype=dtype, shares=shares, centres=mean_vectors)
+        first = self if self.query_map is None else self.parts[0]
+        options: dict[str, Any] = {"shares": shares, "centres": mean_vectors, "query_map": self.query_map}
+        return Encoder((first, *companions), self.name, device=device, dtype=dtype, **options)
+
+    def with_query_map(self, query_map: np.ndarray) -> Encoder:
+        """Return this encoder, which has no companions, with its queries moved by a map of shape (n, n + 1)."""
+        device, dtype = self._asked
+        return Encoder((self,), self.name, device=device, dtype=dtype, query_map=query_map.astype(np.float32))
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:
         """Return the share of the texts' words that a table of the corpus's words has no vector for; None without one.
@@ -418,6 +428,8 @@ class Encoder:
         if self._parts:
             first, *companions = self._parts
             rows = [first._unit_rows(texts, side, prompt, on_tokens)]
+            if self.query_map is not None and side == "query":
+                rows = [mapped_rows(rows[0], self.query_map)]
             rows += [each._unit_rows(texts, side, "") for each in companions]
             return joined_rows(rows, self.shares, None if self.centres is None else self.centres[SIDES.index(side)])
         try:
@@ -482,7 +494,7 @@ class Encoder:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer, and nothing else."""
         if self._parts:
             prints = [part.fingerprint for part in self._parts]
-            return fingerprint_of_parts(self.prompts, self.shares, self.centres, prints)
+            return fingerprint_of_parts(self.prompts, self.shares, self.centres, self.query_map, prints)
         table = self.table
         if table is not None:
             return table.fingerprint
@@ -642,7 +654,8 @@ def _read(folder: Path, name: str, device: str | torch.device | None, dtype: tor
     layout = Layout.read(folder / first.path)
     names = [name, *(f"{name}, part {number}" for number in range(2, len(layout.folders) + 1))]
     parts = [_read(place, each, device, dtype) for place, each in zip(layout.folders, names, strict=True)]
-    encoder = Encoder(parts, name, device=device, dtype=dtype, shares=layout.shares, centres=layout.centres)
+    options: dict[str, Any] = {"shares": layout.shares, "centres": layout.centres, "query_map": layout.query_map}
+    encoder = Encoder(parts, name, device=device, dtype=dtype, **options)
     encoder._take_prompts(Prompts.read(folder))
     return encoder
 

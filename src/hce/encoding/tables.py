@@ -219,6 +219,19 @@ def window_of(tokenizer: Tokenizer | None) -> int:
     return max(1, int(limit)) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
 
+def mapped_rows(rows: np.ndarray, query_map: np.ndarray) -> np.ndarray:
+    """Move the vectors of queries by a linear map.
+
+    Args:
+        rows: unit rows of shape (queries, n).
+        query_map: what is added to each: weights and, in the last column, a constant; of shape (n, n + 1).
+
+    Returns:
+        Unit rows of the same shape, float32.
+    """
+    return as_unit_rows(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
+
+
 def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
     """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
 
@@ -235,21 +248,26 @@ def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np
     return as_unit_rows(np.concatenate(scaled, axis=1))
 
 
-def check_parts(shares: Sequence[float], dims: Sequence[int], centres: tuple[int, ...] | None) -> None:
-    """Refuse shares and centres that do not go with the parts.
+def check_parts(
+    shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
+) -> None:
+    """Refuse shares, centres and a map of queries that do not go with the parts.
 
     Args:
         shares: how much each part counts in an inner product.
         dims: of the parts.
-        centres: the shape of what is subtracted from the first part's vectors, if anything is.
+        centres: what is subtracted from the first part's vectors, if anything is.
+        query_map: see `mapped_rows`; of the first part's queries, if these are moved.
 
     Raises:
         ValueError: they do not go with the parts.
     """
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
-    if centres is not None and centres != (len(SIDES), dims[0]):
-        raise ValueError(f"centres of shape {centres} are not two vectors of the first part's")
+    if centres is not None and centres.shape != (len(SIDES), dims[0]):
+        raise ValueError(f"centres of shape {centres.shape} are not two vectors of the first part's")
+    if query_map is not None and query_map.shape != (dims[0], dims[0] + 1):
+        raise ValueError(f"a map of shape {query_map.shape} is not one of the first part's queries")
 
 
 def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
@@ -373,11 +391,17 @@ def fingerprint_of_modules(
 
 
 def fingerprint_of_parts(
-    prompts: Prompts, shares: Sequence[float], centres: np.ndarray | None, parts: Sequence[str]
+    prompts: Prompts,
+    shares: Sequence[float],
+    centres: np.ndarray | None,
+    query_map: np.ndarray | None,
+    parts: Sequence[str],
 ) -> str:
     """Return a sha256 over encoders side by side, whose own fingerprints are `parts`."""
     of_centres = "" if centres is None else hashlib.sha256(np.ascontiguousarray(centres).data).hexdigest()
     facts = [list(shares), of_centres, prompts.of_sides(), parts]
+    if query_map is not None:
+        facts.append(hashlib.sha256(np.ascontiguousarray(query_map).data).hexdigest())
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -505,11 +529,13 @@ class Layout(NamedTuple):
     Attributes:
         shares: how much each part counts in an inner product.
         centres: what is subtracted from the first part's vectors, of shape (2, n₁); None where nothing is.
+        query_map: what moves the first part's queries, of shape (n₁, n₁ + 1); None where nothing does.
         folders: of the parts.
     """
 
     shares: tuple[float, ...]
     centres: np.ndarray | None
+    query_map: np.ndarray | None
     folders: list[Path]
 
     @classmethod
@@ -521,8 +547,9 @@ class Layout(NamedTuple):
         """
         try:
             shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
-            has_centres = is_file(module / CENTRES_FILE)
-            centres = load_file(module / CENTRES_FILE)["centres"].astype(np.float32) if has_centres else None
+            arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}
+            arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+            centres, query_map = (arrays.get(name) for name in ("centres", "query_map"))
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise damaged_model(module, error) from error
-        return cls(shares, centres, [module / f"part-{number}" for number in range(len(shares))])
+        return cls(shares, centres, query_map, [module / f"part-{number}" for number in range(len(shares))])

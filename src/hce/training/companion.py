@@ -27,6 +27,7 @@ from hce.processes import take_weights_of_the_first
 from hce.training.calibration import calibrate, usual_shares
 from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
+from hce.training.query_map import with_query_map
 from hce.training.questions import (
     EncodedQuestions,
     PoolTokens,
@@ -80,6 +81,9 @@ def with_companions(
             progress=progress and not encoder.is_table,
             on_tokens=tokens.keep_text if tokens else None,
         )
+    given = encoder
+    if learned.pairs is not None and devset.is_labelled and not given.is_table:
+        encoder = with_query_map(given, vectors, learned.pairs, devset, recipe.seed)
     companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, recipe)
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
     parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
@@ -95,29 +99,32 @@ def with_companions(
     result, shares = replace(result, calibration=calibration), calibration.shares
     if len(log) and not encoder.is_table:
         centers = log_centers(log, encoder, vectors)
-    elif not shares.companions and encoder_was_trained:
+    elif not shares.companions and encoder_was_trained and encoder is given:
         return learned._replace(result=result)
     accompanied = accompany(encoder, companions, shares.companions, centers if shares.companions or len(log) else None)
     alone = devset.encode(encoder, vectors)
-    ndcg_alone = learned.ndcg_before if encoder_was_trained else devset.ndcg_of(alone)
-    ndcg_after = ndcg_alone
+    ndcg_after = ndcg_moved = devset.ndcg_of(alone)
+    ndcg_before = ndcg_moved if encoder is given else devset.ndcg(given, vectors)
+    if encoder_was_trained:
+        ndcg_before = learned.ndcg_before
     if accompanied is not encoder:
         dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if shares.companions)]
         counts = _shares(shares.companions, len(dev_parts) - 1)
         ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, counts, centers))
         vectors = _vectors_beside(corpus, accompanied, vectors)
     stages = dict(result.stages) if encoder_was_trained else {}
+    stages |= {} if encoder is given else {"labels": means(ndcg_moved)}
     result = replace(
         result,
         encoder=accompanied,
         hierarchy=cluster_corpus(vectors, recipe, encoder, recipe.epochs + 1),
-        mix=result.mix if shares.companions else 0.0,
-        before=means(ndcg_alone),
+        mix=result.mix if shares.companions else float(encoder is not given),
+        before=means(ndcg_before),
         after=means(ndcg_after),
         metric=devset.metric_name,
         stages={**stages, "companions": means(ndcg_after)} if shares.companions else stages,
     )
-    return Fit(result, learned.measured, devset, ndcg_alone, ndcg_after)
+    return Fit(result, learned.measured, devset, ndcg_before, ndcg_after)
 
 
 def without_companions(corpus: Corpus, learned: Fit) -> Fit:
