@@ -37,8 +37,14 @@ RECIPE = Recipe.for_encoder(
     static=True, epochs=1, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=16, fit_static=False
 )
 PAPER = Recipe.paper(
-    **{"epochs": 1, "epoch_pairs": 64, "batch_size": 32, "chunk_size": 8, "span_lengths": (4,), "dev_queries": 16},
-    **{"precision": "float32", "dropout": False},  # of which each process draws its own
+    epochs=1,
+    epoch_pairs=64,
+    batch_size=32,
+    chunk_size=8,
+    span_lengths=(4,),
+    dev_queries=16,
+    precision="float32",
+    dropout=False,  # of which each process draws its own
 )
 
 

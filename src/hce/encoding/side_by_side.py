@@ -4,8 +4,8 @@ The inner product of two such vectors is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩: each p
 is not trained itself gets a companion that is: a token table trained on the corpus, and the corpus's own words.
 
 The first part may be centered: what all queries have in common, and what all documents have, says nothing about which
-document answers which query. The two means are not the same, so each side's own is subtracted. Before that, a linear map
-that was learned from labels may move the vectors of queries.
+document answers which query. The two means are not the same, so each side's own is subtracted. Before that, a linear
+map that was learned from labels may move the vectors of queries.
 """
 
 from __future__ import annotations

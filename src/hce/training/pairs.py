@@ -97,7 +97,7 @@ def sources_and_devset(
     if learnable is not None:
         options = {"window": recipe.window, "seed": recipe.seed}
         supervised = LabeledPairs(corpus, learnable.queries, learnable.qrels, **options)
-    if recipe.mode != "supervised" and (supervised is None or recipe.alpha):
+    if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
     return Sources(supervised, unsupervised, held_out, measured), devset
 

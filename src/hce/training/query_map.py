@@ -1,9 +1,9 @@
 """A linear map of queries, learned from labels: it moves the vector of a question towards what answers such questions.
 
-The encoder and the vectors of documents stay as they are, so that learning takes seconds and nothing is encoded again.
-Each query is contrasted with all documents of a pool (Eq. 1). Held-out labels choose how far to go. What is learned from
-few labels may be about their documents alone; so of the strengths that are not clearly worse than the best, the least
-is taken (docs/LOG.md).
+The encoder and the vectors of documents stay, so that learning takes seconds and nothing is encoded again. Each query
+is contrasted with all documents of a pool (Eq. 1). Held-out labels choose how far to go. What labels teach may be about
+the documents that they name. So the least of the strengths that are not clearly worse than the best is taken
+(docs/LOG.md).
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Supervision = _option(
-        "auto", "what to train on; auto: joint where there are labelled pairs, or supervised if alpha is 0; else unsupervised"
+        "auto",
+        "what to train on; auto: joint where there are labelled pairs, or supervised if alpha is 0; else unsupervised",
     )
     train: WhatIsTrained = _option(
         "auto",
@@ -319,7 +320,6 @@ TRANSFORMER: dict[str, Any] = {
     "span_lengths": (8, 16, 32, 64),
     "window": 96,
     "neighbours": 0,
-    "alpha": 0.0,
     "mix_limit": 0.5,
     "dev_queries": 96,
     "dev_pool": 512,

@@ -297,9 +297,9 @@ class Trainer:
 
 
 @contextmanager
-def only_upper_layers(model: nn.Module, frozen: float) -> Iterator[None]:
-    """Keep a model's embeddings and a share of its layers, from below, out of training in this block."""
-    kept = [each for each in _lower_parameters(model, frozen) if each.requires_grad]
+def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
+    """Keep an encoder's embeddings and a share of its layers, from below, out of training in this block."""
+    kept = [each for each in _lower_parameters(encoder.model, frozen) if each.requires_grad] if frozen else []
     for parameter in kept:
         parameter.requires_grad_(False)
     try:
@@ -310,9 +310,9 @@ def only_upper_layers(model: nn.Module, frozen: float) -> Iterator[None]:
 
 
 def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
-    """List what comes before the layers that are trained; nothing where the share is 0 or there are no layers."""
+    """List what comes before the layers that are trained; nothing where there are no layers."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
-    if not share or not stacks:
+    if not stacks:
         return []
     layers = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
     first = next(layers[min(int(share * len(layers)), len(layers) - 1)].parameters())
@@ -320,7 +320,7 @@ def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
 
 
 def fast_attention(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context of the faster attention: on a processor, the fused one is slower backward than plain products."""
+    """Return a context of the faster attention: on a processor, plain products, for the sake of the backward pass."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 

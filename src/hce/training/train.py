@@ -257,7 +257,7 @@ def _what_is_trained(recipe: Recipe, encoder: Encoder) -> WhatIsTrained:
 
 def _supervision(recipe: Recipe, labels: Labels | None) -> Supervision:
     if recipe.mode == "auto":
-        return "unsupervised" if labels is None else "joint" if recipe.alpha else "supervised"
+        return "unsupervised" if labels is None else "joint"
     if recipe.mode != "unsupervised" and labels is None:
         raise InputError(f"mode {recipe.mode!r} needs labelled pairs; give some, or train unsupervised")
     return recipe.mode
@@ -303,7 +303,7 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
     with (
         encoder.computing_in(getattr(torch, recipe.precision)),
         encoder.remembering_tokens(),
-        only_upper_layers(encoder.model, recipe.frozen),
+        only_upper_layers(encoder, recipe.frozen),
     ):
         yield
 
