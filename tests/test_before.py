@@ -13,9 +13,9 @@ import pytest
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.index import background
-from hce.index.background import Ranking, Untrained, VectorsByNumber, Worker
+from hce.index.background import Ranking, Untrained, VectorsByContent, Worker
 from hce.index.index import Index
-from hce.index.store import STORE_FILE, content_key
+from hce.index.store import STORE_FILE
 
 
 def test_ranks_by_hand():
@@ -28,16 +28,16 @@ def test_ranks_by_hand():
 
 def test_vectors_are_those_of_one_encoder(tmp_path, static_encoder, bert_folder):
     path = tmp_path / "vectors.safetensors"
-    assert len(VectorsByNumber.read(path, static_encoder).numbers) == 0
-    some = VectorsByNumber(np.array([2, 5]), np.array([-1, 3]), static_encoder.encode(["star", "cell"]))
-    more = VectorsByNumber(np.array([7]), np.array([9]), static_encoder.encode(["law"]))
-    VectorsByNumber.joined([some, more]).write(path, static_encoder)
-    read = VectorsByNumber.read(path, static_encoder)
-    assert (read.numbers.tolist(), read.contents.tolist()) == ([2, 5, 7], [-1, 3, 9])
-    np.testing.assert_array_equal(read.vectors, np.concatenate([some.vectors, more.vectors]))
-    assert read.only(np.array([True, False, True])).numbers.tolist() == [2, 7]
-    assert VectorsByNumber.read(path, Encoder.load(bert_folder, device="cpu")).vectors.shape == (0, 32)
-    VectorsByNumber.joined([some]).write(tmp_path / "no" / "folder", static_encoder)  # which is no error
+    assert len(VectorsByContent.read(path, static_encoder).contents) == 0
+    known = VectorsByContent(np.array([3, -1, 9]), static_encoder.encode(["star", "cell", "law"]))
+    known.write(path, static_encoder)
+    read = VectorsByContent.read(path, static_encoder)
+    assert read.contents.tolist() == [3, -1, 9]
+    np.testing.assert_array_equal(read.vectors, known.vectors)
+    assert read.rows_of(np.array([9, 3, 9, -1])).tolist() == [2, 0, 2, 1]
+    assert read.only(np.array([9, 4, 3])).contents.tolist() == [3, 9]
+    assert VectorsByContent.read(path, Encoder.load(bert_folder, device="cpu")).vectors.shape == (0, 32)
+    known.write(tmp_path / "no" / "folder", static_encoder)  # which is no error
 
 
 @pytest.fixture
@@ -109,8 +109,11 @@ def test_what_is_encoded_by_the_end_is_kept(index, monkeypatch):
     untrained.stop()
     assert calls == [10, 10, 10]
     monkeypatch.undo()
-    kept = VectorsByNumber.read(index.path / background.UNTRAINED_FILE, Encoder.load(index.state.manifest.base_encoder))
-    assert kept.numbers.tolist() == list(range(1, 31))
+    kept = VectorsByContent.read(
+        index.path / background.UNTRAINED_FILE, Encoder.load(index.state.manifest.base_encoder)
+    )
+    with index.state.reading() as reader:
+        assert set(kept.contents.tolist()) == set(reader.contents()[1][:30].tolist())
     untrained.start()  # it was stopped, and stays so
     assert untrained.readiness().state == "preparing"
 
@@ -136,18 +139,22 @@ def test_a_worker_works_when_woken_and_ends_when_stopped():
     assert len(calls) == 2
 
 
-def test_vectors_of_documents_whose_removal_a_rebuild_forgot_are_left_out(index):
-    index.add([Document("x", "w1 w2")])
+def test_vectors_of_texts_that_are_gone_are_dropped_and_equal_texts_share_one(index):
+    index.add([Document("x", "w1 w2"), Document("y", "w3"), Document("z", "w3")])
     index.remove(["x"])
-    index.add([Document("y", "w3")])
-    index.rebuild()
+    untrained = Untrained(index)
+    untrained.start()
+    until_ready(untrained)
+    index.remove(["y", "star-red-0"])
+    until_ready(untrained)
+    untrained.stop()
     with index.state.reading() as reader:
         numbers, contents = reader.contents()
-        assert numbers.tolist() == [*range(1, 241), 242]
-        known = VectorsByNumber(
-            np.insert(numbers, 240, 241), np.insert(contents, 240, content_key("w1 w2")), np.ones((242, 32), np.float32)
-        )
-        assert background._still_there(known, reader).numbers.tolist() == numbers.tolist()
+    prepared = untrained._prepared
+    assert prepared.numbers.tolist() == numbers.tolist() == [*range(2, 241), 243]
+    assert len(prepared.vectors) == len(set(contents.tolist()))
+    expected = prepared.encoder.encode(["w3"])
+    np.testing.assert_allclose(prepared.vectors[prepared.rows[-1:]], expected, atol=1e-6)
 
 
 def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):
@@ -170,6 +177,7 @@ def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):
         until_ready(again)
         again.stop()
         start = Encoder.load(index.state.manifest.base_encoder)
-        assert again._known.numbers.tolist() == list(range(1, 244))
+        prepared = again._prepared
+        assert prepared.numbers.tolist() == list(range(1, 244))
         expected = start.encode(["w3", "cell", "law"])
-        np.testing.assert_allclose(again._known.vectors[240:], expected, atol=1e-6)
+        np.testing.assert_allclose(prepared.vectors[prepared.rows[240:]], expected, atol=1e-6)

@@ -22,7 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
 from hce.index import background
 from hce.index.check import check
-from hce.index.derived import Live
+from hce.index.derived import LocalPart
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.state import build_parts
@@ -236,15 +236,15 @@ def test_what_cannot_be_read_is_one_line(index, change):
 )
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_a_damaged_vector_that_no_snapshot_has_yet_is_one_line(index, monkeypatch, change, is_loaded):
-    loads, loaded = [], Live._loaded
+    loads, loaded = [], LocalPart._loaded
 
-    def counted(live: Live, reader: Reader) -> object:
+    def counted(part: LocalPart, reader: Reader) -> object:
         loads.append(1)
         if len(loads) > 20:
             pytest.fail("a snapshot is loaded again and again")
-        return loaded(live, reader)
+        return loaded(part, reader)
 
-    monkeypatch.setattr(Live, "_loaded", counted)
+    monkeypatch.setattr(LocalPart, "_loaded", counted)
     with Index.open(index) as opened:
         asked = np.eye(1, opened.state.manifest.dim, dtype=np.float32)
         if is_loaded:

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.confidence import FARTHEST, LEAST, Calibration, HitCloseness
 from hce.index.index import Index
 from hce.index.manifest import Manifest
-from hce.index.state import CarriedEncoder
+from hce.index.ranking import FARTHEST, LEAST, HitCloseness, MatchThresholds
+from hce.index.state import IndexEncoder
 from hce.search.words import Words
 from hce.web.app import create_app
 from hce.web.client import Client
@@ -105,14 +105,14 @@ def test_cosines_of_another_encoder_say_nothing(tmp_path, planted_corpus, static
 def test_the_query_of_a_search_is_not_encoded_again_unless_the_encoder_is_another(
     tmp_path, planted_corpus, static_encoder, monkeypatch
 ):
-    asked, encode = [], CarriedEncoder.encode
+    asked, encode = [], IndexEncoder.encode
 
     def counting(self, texts, side, *options):
         asked.extend(texts if side == "query" else ())
         return encode(self, texts, side, *options)
 
     with Index.create(tmp_path / "index", planted_corpus, static_encoder) as index:
-        monkeypatch.setattr(CarriedEncoder, "encode", counting)
+        monkeypatch.setattr(IndexEncoder, "encode", counting)
         hits = index.search(FOREIGN[0])
         assert index.good_match(FOREIGN[0], hits) is False
         assert asked == [FOREIGN[0]]
@@ -158,11 +158,11 @@ def test_a_server_passes_it_on_if_it_knows(said, known):
 
 def test_a_hit_is_good_by_its_cosine_or_by_its_words():
     without = [HitCloseness(place / 100, place / 200) for place in range(101)]
-    calibration = Calibration.of("encoder", without)
+    calibration = MatchThresholds.of("encoder", without)
     assert (calibration.cosine, calibration.coverage) == pytest.approx((FARTHEST, FARTHEST / 2))
     verdicts = [calibration.is_good(HitCloseness(*found)) for found in ((0.15, 0.05), (0.3, 0.05), (0.15, 0.2))]
     assert verdicts == [False, True, True]
-    wordless = Calibration.of("encoder", [HitCloseness(0.5, 0.0)] * 50)  # spans without a word of another document
+    wordless = MatchThresholds.of("encoder", [HitCloseness(0.5, 0.0)] * 50)  # spans without a word of another document
     assert wordless.coverage == 0
     verdicts = [wordless.is_good(HitCloseness(*found)) for found in ((0.1, 0.0), (0.5, 0.0), (0.1, 0.1))]
     assert verdicts == [False, True, True]

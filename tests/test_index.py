@@ -29,13 +29,14 @@ from hypothesis.stateful import (
 )
 
 import hce
+from hce.checksums import sealed
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
-from hce.files import read_json
+from hce.files import read_json, write_json
 from hce.index import create, derived
 from hce.index.index import Index
 from hce.index.manifest import Manifest
@@ -665,10 +666,27 @@ def test_a_snapshot_far_behind_is_written_anew(index, encoder, monkeypatch):
     assert (index.path / "engine").iterdir().__next__() == second
 
 
-def test_an_index_of_an_unknown_engine_is_refused(index):
-    Manifest(**{**vars(Manifest.read(index.path)), "engine": "hnsw"}).write(index.path)
-    with pytest.raises(FormatError, match="'engine' is not what it has to be: 'hnsw'"):
-        Index.open(index.path)
+@pytest.mark.parametrize("engine", ["flat", "tree", "hnsw"])
+def test_an_index_of_an_engine_that_is_no_more(index, encoder, caplog, engine):
+    chosen = "codes"
+    expected = [hit.id for hit in index.search("star red w3", 5)]
+    Manifest(**{**vars(Manifest.read(index.path)), "engine": engine}).write(index.path)
+    (snapshot,) = (index.path / "engine").iterdir()
+    label = {**read_json(snapshot / "snapshot.json"), "engine": engine}
+    del label["checksum"]
+    write_json(snapshot / "snapshot.json", sealed(label))
+    with Index.open(index.path, encoder) as opened:
+        assert [hit.id for hit in opened.search("star red w3", 5)] == expected
+        assert (opened.status().engine, opened.status().pending) == (chosen, 240)
+        (line,) = caplog.messages
+        assert f"the engine {engine}, which is no more; {chosen} searches in its place" in line
+        assert f"'hce rebuild {index.path} --engine {chosen}'" in line
+        opened.rebuild()
+        assert (opened.status().engine, opened.status().pending) == (chosen, 0)
+    with Index.open(index.path, encoder) as opened:
+        assert opened.state.manifest.engine == chosen
+        assert [hit.id for hit in opened.search("star red w3", 5)] == expected
+    assert len(caplog.messages) == 1
 
 
 def test_rebuilding_grows_the_tree_of_what_is_there(index, encoder, planted_corpus):

@@ -18,7 +18,7 @@ from small_static import small_static
 import hce.cli
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
-from hce.index.derived import Live
+from hce.index.derived import LocalPart
 from hce.index.index import Index
 
 
@@ -144,13 +144,13 @@ def test_index_options_and_json(run, corpus_file, model, tmp_path):
 
 
 def test_a_search_that_has_much_to_load_says_so(run, index, monkeypatch):
-    whole = Live._checked
+    whole = LocalPart._checked
 
-    def slow(self: Live, *arguments: Any) -> Any:
+    def slow(self: LocalPart, *arguments: Any) -> Any:
         time.sleep(0.3)
         return whole(self, *arguments)
 
-    monkeypatch.setattr(Live, "_checked", slow)
+    monkeypatch.setattr(LocalPart, "_checked", slow)
     monkeypatch.setattr("hce.progress.SECONDS_TO_FIRST_LINE", 0.1)
     assert "loading the engine: for" in run("search", index, "alpha", "-k", 1).err
 

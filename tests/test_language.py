@@ -14,7 +14,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.terms import MULTILINGUAL_ENCODER, foreign_language, warn_of_language
 from hce.errors import warn_once
-from hce.index.create import Start, create_index
+from hce.index.create import KnownEncoder, create_index
 from hce.training.train import train
 
 TEXTS = {
@@ -157,8 +157,8 @@ def test_training_says_so_too(static_encoder, monkeypatch, caplog):
 
 @pytest.mark.parametrize(("base", "said"), [("minilm", True), (MULTILINGUAL_ENCODER, False)])
 def test_indexing_goes_by_what_a_model_was_trained_from(base, said, static_encoder, monkeypatch, caplog, tmp_path):
-    start = Start(static_encoder, "0" * 64, tmp_path, SimpleNamespace(base_encoder=base))
-    monkeypatch.setattr("hce.index.create.start_from", lambda encoder, corpus, **options: start)
+    start = KnownEncoder(static_encoder, "0" * 64, tmp_path, SimpleNamespace(base_encoder=base))
+    monkeypatch.setattr(KnownEncoder, "load", lambda encoder, corpus, **options: start)
     monkeypatch.setattr("hce.index.create.encode_corpus", stop)
     with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
         create_index(

@@ -104,7 +104,7 @@ def test_a_rebuild_that_was_killed_goes_on(grown, fresh_hits, monkeypatch):
     with Index.open(grown) as index:
         before = hits_of(index)
         with monkeypatch.context() as broken:
-            broken.setattr(reindex, "_save_snapshots", lambda *_: 1 / 0)
+            broken.setattr(reindex._Reindexing, "_save_snapshots", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 index.rebuild()
         assert hits_of(index) == before

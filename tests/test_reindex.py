@@ -184,7 +184,7 @@ class Meanwhile:
 
 
 def test_what_is_written_meanwhile_is_there_afterwards(made, new, monkeypatch):
-    monkeypatch.setattr(module, "DOCUMENTS_AT_ONCE", 8)
+    monkeypatch.setattr(module, "ENCODED_AT_ONCE", 8)
     with Meanwhile(made) as others, Index.open(made) as index:
         index.reindex(new)
     assert not others.errors
@@ -242,13 +242,13 @@ def killed_reindexing(path, encoder, where):
     swap = Writer.swap_beside
     places = {
         "room": (module, "_write_encoder", die),
-        "encoder": (module, "_finish", die),
+        "encoder": (module._Reindexing, "finish", die),
         "encoding": (Writer, "fill_beside", after(2, Writer.fill_beside)),
         "growing": (module, "grow_tree", die),
-        "snapshots": (module, "_switch", die),
+        "snapshots": (module._Reindexing, "_switch", die),
         "manifest": (Writer, "swap_beside", die),
         "swapped": (Writer, "swap_beside", lambda *arguments: (swap(*arguments), die())),
-        "decided": (module, "_decided", die),
+        "decided": (module._Reindexing, "_decided", die),
     }
     setattr(*places[where])
     with Index.open(path) as index:
@@ -263,7 +263,7 @@ def test_kill_9_leaves_the_old_or_the_new_and_the_same_call_goes_on(made, new, f
     process.start()
     process.join()
     assert process.exitcode == -9
-    monkeypatch.setattr(module, "DOCUMENTS_AT_ONCE", 8)
+    monkeypatch.setattr(module, "ENCODED_AT_ONCE", 8)
     encoded = []
     fill = Writer.fill_beside
     monkeypatch.setattr(Writer, "fill_beside", lambda *each: (encoded.extend(each[1]), fill(*each)))

@@ -10,14 +10,14 @@ import pytest
 from hce.errors import InputError
 from hce.index.derived import trust_address_of
 from hce.index.index import Index
-from hce.milvus import trusted
-from hce.milvus.trusted import require_trusted, trust, trusted_file
+from hce.milvus import mirror
+from hce.milvus.mirror import require_trusted, trust, trusted_file
 
 
 @pytest.fixture(autouse=True)
 def nothing_trusted(tmp_path, monkeypatch):
     monkeypatch.setenv("HCE_CONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(trusted, "_named_now", set())
+    monkeypatch.setattr(mirror, "_named_now", set())
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_an_address_is_named_once(index, monkeypatch):
     """It is kept for later processes, and no other address is trusted by it."""
     at = json.loads((index / "manifest.json").read_text())["engine_at"]
     trust_address_of(index)
-    monkeypatch.setattr(trusted, "_named_now", set())  # another process
+    monkeypatch.setattr(mirror, "_named_now", set())  # another process
     assert str(require_trusted(at, index)) == at
     with pytest.raises(InputError, match="never named"):
         require_trusted("http://127.0.0.1:1#docs", index)

@@ -1,11 +1,13 @@
-"""Worker: a thread that works when it is woken, and what it says of a failure."""
+"""What a server prepares in the background: the ranking before training, and a map of the documents.
+
+Each is made when first asked for, and kept in one file in the index's folder, which can be deleted at any time.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -18,7 +20,7 @@ from hce.deadline import check_deadline
 from hce.errors import HceError, InputError
 from hce.index.filters import Filter
 from hce.index.index import Index
-from hce.index.store import Moment, Reader, content_key
+from hce.index.store import Moment, Reader
 from hce.index.tree import LiveTree, NotThereError, NumberedHierarchy, Places, require_same_length
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
 
@@ -50,7 +52,7 @@ class Worker(Thread):
             self.join(SECONDS_TO_STOP)
 
     def is_stopping(self) -> bool:
-        """Tell whether the work is to be cut short."""
+        """Return whether the work is to be cut short."""
         return self._stopping.is_set()
 
     def run(self) -> None:
@@ -64,16 +66,14 @@ class Worker(Thread):
 
 
 def reason_of(error: Exception, what: str) -> str:
-    """Say why work in the background failed, for those who wait for it: a bug goes to the log.
-
-    Args:
-        error: what was raised.
-        what: what could not be done, as the beginning of a sentence.
-    """
+    """Return why work in the background failed, as a sentence that begins with `what`; a bug goes to the log."""
     if isinstance(error, HceError):
         return str(error)
     logger.error(what, exc_info=error)
     return f"{what}; the server's log says why"
+
+
+# ------------------------------------------------------------------------------------------------- before training
 
 
 UNTRAINED_FILE = "untrained.safetensors"
@@ -101,13 +101,7 @@ NOT_TRAINED = Readiness("off", reason="the index was not made from a model that 
 
 
 class Ranking(NamedTuple):
-    """All documents in the order of a query.
-
-    Attributes:
-        numbers: of the documents, rising, of shape (N,).
-        scores: their cosines, of shape (N,).
-        order: rows of these, best first, of shape (N,).
-    """
+    """All documents in the order of a query: numbers, rising, of shape (N,), their cosines, and rows, best first."""
 
     numbers: np.ndarray
     scores: np.ndarray
@@ -119,12 +113,56 @@ class Ranking(NamedTuple):
         return list(zip(self.numbers[rows].tolist(), self.scores[rows].tolist(), strict=True))
 
     def ranks_of(self, numbers: np.ndarray) -> list[int | None]:
-        """Return the rank of each document, counted from 1; None where it is not among them."""
+        """Return the rank of each document, counted from 1; None if it is not among them."""
         rank = np.empty(len(self.order) + 1, dtype=np.int64)
         rank[self.order] = np.arange(1, len(self.order) + 1)
         rows = np.searchsorted(self.numbers, numbers)
         present = np.isin(numbers, self.numbers)
         return [int(rank[row]) if is_there else None for row, is_there in zip(rows, present, strict=True)]
+
+
+class VectorsByContent(NamedTuple):
+    """Vectors of texts by one encoder, of shape (T, n), and the keys of these texts, of shape (T,), int64.
+
+    A key is of the text, not of a document's number: numbers are given again when an older store is restored.
+    """
+
+    contents: np.ndarray
+    vectors: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
+        """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
+        kept = kept_arrays(path, cls._fields)
+        if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
+            known = cls(*kept.arrays)
+            if (known.contents.shape, known.vectors.shape[1:]) == (known.vectors.shape[:1], (encoder.dim,)):
+                return known
+        return cls(np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
+
+    def write(self, path: Path, encoder: Encoder) -> None:
+        """Keep the vectors for the next server, if possible."""
+        keep_arrays(path, self._asdict(), {"encoder": encoder.fingerprint})
+
+    def only(self, contents: np.ndarray) -> VectorsByContent:
+        """Return the vectors of some texts."""
+        kept = np.isin(self.contents, contents)
+        return self if kept.all() else VectorsByContent(self.contents[kept], self.vectors[kept])
+
+    def rows_of(self, contents: np.ndarray) -> np.ndarray:
+        """Return the row of each text, all of which are here."""
+        order = np.argsort(self.contents)
+        return order[np.searchsorted(self.contents, contents, sorter=order)]
+
+
+class _Prepared(NamedTuple):
+    """What a ranking needs: the documents of a moment, and the row of each among the vectors of an encoder."""
+
+    moment: Moment
+    numbers: np.ndarray
+    rows: np.ndarray
+    vectors: np.ndarray
+    encoder: Encoder
 
 
 class Untrained:
@@ -135,13 +173,12 @@ class Untrained:
         self.spec = index.state.manifest.base_encoder
         self._encoder: Encoder | None = None
         self._encoding = Lock()
-        self._known: VectorsByNumber | None = None
-        self._moment: Moment | None = None  # of the store, that these vectors are of
+        self._prepared: _Prepared | None = None
         self._readiness = NOT_TRAINED
         self._worker = Worker(self._catch_up_or_say_why, "untrained encoder")
 
     def start(self) -> None:
-        """Begin to prepare in the background, where there is something to compare with."""
+        """Begin to prepare in the background, if there is something to compare with."""
         if self.spec and self._worker.ident is None:  # else it was started before
             self._prepare()
             self._worker.start()
@@ -153,32 +190,33 @@ class Untrained:
     def readiness(self) -> Readiness:
         """Return whether there is a ranking now; asking makes it catch up with what was added since."""
         if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
-            self._begin_anew()
-        if self._readiness.state == "ready":
+            self._start_over()
+        if self._readiness.state == "ready" and self._prepared is not None:
             with self.index.state.reading() as reader:
-                is_behind = self._moment != reader.moment()
+                is_behind = self._prepared.moment != reader.moment()
             if is_behind:
                 self._prepare()
         return self._readiness
 
     def rank(self, query: str, conditions: Filter | None = None) -> Ranking:
         """Rank all documents (that fulfil the conditions) by the untrained encoder; only when ready."""
-        known, encoder = self._known, self._encoder
-        if known is None or encoder is None:
+        prepared = self._prepared
+        if prepared is None:
             raise RuntimeError("asked for a ranking before it was ready")
         with self._encoding:
-            vector = encoder.encode([query], "query")[0]
+            vector = prepared.encoder.encode([query], "query")[0]
+        numbers, scores = prepared.numbers, (prepared.vectors @ vector)[prepared.rows]
         if conditions is not None:
             with self.index.state.reading() as reader:
-                known = known.only(np.isin(known.numbers, reader.numbers_where(conditions)))
-        scores = known.vectors @ vector
-        return Ranking(known.numbers, scores, np.argsort(-scores, kind="stable"))
+                kept = np.isin(numbers, reader.numbers_where(conditions))
+            numbers, scores = numbers[kept], scores[kept]
+        return Ranking(numbers, scores, np.argsort(-scores, kind="stable"))
 
-    def _begin_anew(self) -> None:
-        """Have nothing of the encoder that was compared with, and prepare another one where there is one."""
+    def _start_over(self) -> None:
+        """Prepare another encoder, if there is one, and drop what is known of the last."""
         self.spec = self.index.state.manifest.base_encoder
         self._readiness = NOT_TRAINED
-        self._known = self._moment = self._encoder = None
+        self._prepared = self._encoder = None
         if self._worker.ident is None:
             self.start()
         elif self.spec:
@@ -188,8 +226,6 @@ class Untrained:
         self._readiness = Readiness("preparing", self.spec, total=len(self.index))
         self._worker.wake()
 
-    # ------------------------------------------------------------------------------------------- in the background
-
     def _catch_up_or_say_why(self) -> None:
         try:
             self._catch_up()
@@ -198,96 +234,50 @@ class Untrained:
             self._readiness = Readiness("off", self.spec, reason)
 
     def _catch_up(self) -> None:
-        """Bring the vectors to the documents that there are now."""
+        """Encode the texts that have no vector yet, until none is left or the work is stopped."""
         if len(self.index) > MOST_DOCUMENTS:
             reason = f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
             self._readiness = Readiness("off", self.spec, reason)
             return
+        path = self.index.path / UNTRAINED_FILE
         encoder = self._encoder = self._encoder or _load_local(str(self.spec))
-        known = self._known or VectorsByNumber.read(self.index.path / UNTRAINED_FILE, encoder)
-        with self.index.state.reading() as reader:
-            known, total = _still_there(known, reader), reader.moment().documents
-        blocks = [known, *self._fresh(known, total, encoder)]
-        known = VectorsByNumber.joined(blocks)
-        if len(blocks) > 1:
-            known.write(self.index.path / UNTRAINED_FILE, encoder)
-        if encoder is not self._encoder:  # begun anew meanwhile, with another one
-            return
-        if not self._worker.is_stopping():
-            self._publish(known)
-
-    def _fresh(self, known: VectorsByNumber, total: int, encoder: Encoder) -> Iterator[VectorsByNumber]:
-        """Encode the documents that came after those known, a few at a time, to the last one or until it is stopped."""
-        done, last = len(known.numbers), int(known.numbers.max(initial=0))
-        while not self._worker.is_stopping():
-            self._readiness = Readiness("preparing", self.spec, done=min(done, total), total=total)
-            entries = list(islice(self.index.state.entries(after=last), DOCUMENTS_AT_ONCE))
-            if not entries:
+        known = VectorsByContent.read(path, encoder)
+        while True:
+            with self.index.state.reading() as reader:
+                moment, (numbers, contents) = reader.moment(), reader.contents()
+            known = known.only(contents)
+            is_missing = ~np.isin(contents, known.contents)
+            if not is_missing.any():
+                break
+            missing = dict(zip(numbers[is_missing].tolist(), contents[is_missing].tolist(), strict=True))
+            known = self._with_vectors_of(missing, known, encoder, len(numbers))
+            known.write(path, encoder)
+            if self._worker.is_stopping():
                 return
+        if encoder is self._encoder:  # else another one was taken up meanwhile
+            self._prepared = _Prepared(moment, numbers, known.rows_of(contents), known.vectors, encoder)
+            self._readiness = Readiness("ready", self.spec, done=len(numbers), total=len(numbers))
+
+    def _with_vectors_of(
+        self, contents: dict[int, int], known: VectorsByContent, encoder: Encoder, total: int
+    ) -> VectorsByContent:
+        """Encode documents, given by number and key, a few at a time, to the last or until the work is stopped."""
+        blocks, left = [known], list(contents)
+        while left and not self._worker.is_stopping():
+            self._readiness = Readiness("preparing", self.spec, done=max(0, total - len(left)), total=total)
+            some, left = left[:DOCUMENTS_AT_ONCE], left[DOCUMENTS_AT_ONCE:]
+            with self.index.state.reading() as reader:
+                texts = {contents[number]: each.full_text for number, each in reader.documents(some).items()}
             with self._encoding:
-                vectors = encoder.encode([entry.document.full_text for entry in entries])
-            numbers = np.array([entry.number for entry in entries], np.int64)
-            contents = np.array([content_key(entry.document.full_text) for entry in entries], np.int64)
-            yield VectorsByNumber(numbers, contents, vectors)
-            done, last = done + len(entries), entries[-1].number
-
-    def _publish(self, known: VectorsByNumber) -> None:
-        """Rank by these vectors from now on, and go on where more documents came meanwhile."""
-        with self.index.state.reading() as reader:
-            moment = reader.moment()
-            self._known, self._moment = _still_there(known, reader), moment
-        if len(self._known.numbers) == moment.documents:
-            self._readiness = Readiness("ready", self.spec, done=moment.documents, total=moment.documents)
-        else:
-            self._worker.wake()
-
-
-class VectorsByNumber(NamedTuple):
-    """Vectors of documents by one encoder, kept in one file.
-
-    Attributes:
-        numbers: of the documents, rising, of shape (N,), int64.
-        contents: the keys of their contents (`content_key`), of shape (N,), int64.
-        vectors: unit rows of shape (N, n), float32.
-    """
-
-    numbers: np.ndarray
-    contents: np.ndarray
-    vectors: np.ndarray
-
-    @classmethod
-    def read(cls, path: Path, encoder: Encoder) -> VectorsByNumber:
-        """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
-        kept = kept_arrays(path, cls._fields)
-        if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
-            known = cls(*kept.arrays)
-            count = len(known.numbers)
-            if tuple(each.shape for each in known) == ((count,), (count,), (count, encoder.dim)):
-                return known
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
-
-    @classmethod
-    def joined(cls, blocks: Sequence[VectorsByNumber]) -> VectorsByNumber:
-        """Put blocks together whose numbers follow one another."""
-        if len(blocks) == 1:
-            return blocks[0]
-        return cls(*map(np.concatenate, zip(*blocks, strict=True)))
-
-    def write(self, path: Path, encoder: Encoder) -> None:
-        """Keep the vectors for the next server; where that is impossible, they are made anew then."""
-        keep_arrays(path, self._asdict(), {"encoder": encoder.fingerprint})
-
-    def only(self, kept: np.ndarray) -> VectorsByNumber:
-        """Return the rows for which `kept` holds, of shape (N,), bool."""
-        return self if kept.all() else VectorsByNumber(*(each[kept] for each in self))
+                vectors = encoder.encode(list(texts.values()))
+            blocks.append(VectorsByContent(np.array(list(texts), np.int64), vectors))
+        keys, vectors = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+        keys, first = np.unique(keys, return_index=True)  # equal texts of several blocks
+        return VectorsByContent(keys, vectors[first])
 
 
 def _load_local(spec: str) -> Encoder:
-    """Load the encoder that an index names, from this machine alone: the index may come from a stranger.
-
-    Raises:
-        InputError: it is not on this machine.
-    """
+    """Load the encoder that an index names, from this machine alone: the index may come from a stranger."""
     from hce.encoding.encoder import Encoder  # with torch, which the server need not wait for
 
     try:
@@ -299,21 +289,13 @@ def _load_local(spec: str) -> Encoder:
         ) from error
 
 
-def _still_there(known: VectorsByNumber, reader: Reader) -> VectorsByNumber:
-    """Leave out vectors of what is not in the store, and of all that comes after a document that has none yet."""
-    numbers, contents = reader.contents()
-    there = set(zip(numbers.tolist(), contents.tolist(), strict=True))
-    known = known.only(np.array([key in there for key in zip(*map(np.ndarray.tolist, known[:2]), strict=True)], bool))
-    missing = np.setdiff1d(numbers, known.numbers)
-    return known.only(known.numbers < missing[0]) if len(missing) else known
+# ------------------------------------------------------------------------------------------------- the map
 
 
 MAP_FILE = "map.safetensors"
 MOST_DRAWN = 200_000
 MOST_OF_A_LEAF = 512  # documents that what came later is compared with
-FORMAT = "1"
-
-
+MAP_FORMAT = "1"
 NOT_READY = "the map is not ready yet; /api/map says how far it is"
 
 
@@ -345,13 +327,7 @@ class Drawn(NamedTuple):
 
 
 class StoredMap(NamedTuple):
-    """What the file holds: where the documents of a tree are.
-
-    Attributes:
-        numbers: of the documents, rising, of shape (M,), int64.
-        places: of shape (M, 2), float32.
-        sites: the places of the nodes at the map's level, of shape (S, 2), float64.
-    """
+    """The file of a map: documents by number, rising, their places (M, 2), and the places of the nodes (S, 2)."""
 
     numbers: np.ndarray
     places: np.ndarray
@@ -359,19 +335,19 @@ class StoredMap(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, tree: str) -> StoredMap | None:
-        """Read what `write` wrote of the tree of this fingerprint; None where there is no such thing, whole."""
+        """Read what `write` wrote of the tree of this fingerprint; None if there is no such thing, undamaged."""
         kept = kept_arrays(path, cls._fields)
-        if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (FORMAT, tree):
+        if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (MAP_FORMAT, tree):
             return None
         return cls(*kept.arrays)
 
     def write(self, path: Path, tree: str) -> None:
-        """Keep the map for the next server; where that is impossible, it is made anew then."""
-        keep_arrays(path, self._asdict(), {"format": FORMAT, "tree": tree})
+        """Keep the map for the next server, if possible."""
+        keep_arrays(path, self._asdict(), {"format": MAP_FORMAT, "tree": tree})
 
 
 def is_damaged_map(path: Path) -> bool:
-    """Tell whether there is a file of a map that is not as it was written."""
+    """Return whether there is a file of a map that is not as it was written."""
     return is_file(path) and kept_arrays(path, StoredMap._fields) is None
 
 
@@ -388,13 +364,7 @@ class _Sheet(NamedTuple):
 
 
 class MapNow(NamedTuple):
-    """The map, the tree and the documents of one moment, which fit each other.
-
-    Attributes:
-        sheet: the map of the tree.
-        places: of all documents in that tree.
-        drawn: the documents on the map.
-    """
+    """The map, the tree and the documents of one moment, which fit each other."""
 
     sheet: _Sheet
     places: Places
@@ -417,7 +387,7 @@ class MapNow(NamedTuple):
         result = np.zeros((len(numbers), 2), np.float32)
         result[is_drawn] = self.drawn.places[found[is_drawn]]
         if not is_drawn.all():
-            result[~is_drawn] = _beside(self.sheet, reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
+            result[~is_drawn] = _near(self.sheet, reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
         return result
 
     def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
@@ -427,7 +397,7 @@ class MapNow(NamedTuple):
             WriterBusyError: the vector is of an encoder that the index had a moment ago.
         """
         require_same_length(self.sheet.tree, len(vector))
-        return np.asarray(_beside(self.sheet, reader, vector[None], self.drawn)[0])
+        return np.asarray(_near(self.sheet, reader, vector[None], self.drawn)[0])
 
 
 class StoppedError(Exception):
@@ -435,12 +405,16 @@ class StoppedError(Exception):
 
 
 class DocumentMap:
-    """What can be asked of the map of an index; from several threads."""
+    """An index's tree as a map on which every document has a place; for several threads.
+
+    A map belongs to one tree. Documents that came after the tree are put next to their nearest neighbors in the leaf
+    that a walk leads them to, so that nothing else moves.
+    """
 
     def __init__(self, live: LiveTree) -> None:
         self.live = live
         self._lock = Lock()
-        self._asked: NumberedHierarchy | None = None  # the tree whose map was asked for last
+        self._wanted: NumberedHierarchy | None = None  # the tree whose map was asked for last
         self._sheet: _Sheet | None = None
         self._now: MapNow | None = None
         self._readiness = MapReadiness("preparing")
@@ -456,8 +430,8 @@ class DocumentMap:
         if tree is None or not tree.hierarchy.levels:
             return MapReadiness("off", reason="this index carries no tree; index anew with one")
         with self._lock:
-            if self._asked is not tree:
-                self._asked, self._readiness, self._sheet, self._now = tree, MapReadiness("preparing"), None, None
+            if self._wanted is not tree:
+                self._wanted, self._readiness, self._sheet, self._now = tree, MapReadiness("preparing"), None, None
                 if self._worker.ident is None:
                     self._worker.start()
                 self._worker.wake()
@@ -481,10 +455,8 @@ class DocumentMap:
                 self._now = known if self._sheet is sheet else None
         return known
 
-    # ------------------------------------------------------------------------------------------- in the background
-
     def _make_or_say_why(self) -> None:
-        tree = self._asked
+        tree = self._wanted
         sheet: _Sheet | None = None
         try:
             if tree is not None:
@@ -495,7 +467,7 @@ class DocumentMap:
         except Exception as error:
             readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
         with self._lock:
-            if self._asked is tree:  # else another one was grown meanwhile, whose map is made next
+            if self._wanted is tree:  # else another one was grown meanwhile, whose map is made next
                 self._sheet, self._readiness = sheet, readiness
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:
@@ -528,7 +500,7 @@ class DocumentMap:
 
 
 def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) -> Drawn:
-    """Find the places of the documents of a moment: those kept, and beside them those that came later."""
+    """Find the places of the documents of a moment: those kept, and next to them those that came later."""
     hierarchy, kept = sheet.tree.hierarchy, sheet.kept
     leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
     order = np.argsort(places.numbers)
@@ -536,13 +508,11 @@ def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) ->
     is_kept = np.isin(kept.numbers, numbers)
     later = np.setdiff1d(numbers, sheet.tree.numbers)[: max(0, MOST_DRAWN - int(is_kept.sum()))]
     first = Drawn(kept.numbers[is_kept], kept.places[is_kept], np.empty(0, np.int64))
-    if known is not None:  # what came before the last change has its place already
-        had = np.isin(later, known.numbers)
-        known_places = known.places[np.searchsorted(known.numbers, later[had])]
-    else:
-        had, known_places = np.zeros(len(later), bool), np.empty((0, 2), np.float32)
+    known = known or Drawn(np.empty(0, np.int64), np.empty((0, 2), np.float32), np.empty(0, np.int64))
+    had = np.isin(later, known.numbers)  # what came before the last change has its place already
+    known_places = known.places[np.searchsorted(known.numbers, later[had])]
     fresh = later[~had]
-    new_places = _beside(sheet, reader, reader.vectors_at(fresh), first) if len(fresh) else np.empty((0, 2), np.float32)
+    new_places = _near(sheet, reader, reader.vectors_at(fresh), first) if len(fresh) else np.empty((0, 2), np.float32)
     all_numbers = np.concatenate([first.numbers, later[had], fresh])
     all_places = np.concatenate([first.places, known_places, new_places]).astype(np.float32)
     rising = np.argsort(all_numbers)
@@ -551,8 +521,8 @@ def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) ->
     return Drawn(all_numbers, all_places[rising], nodes[:, sheet.level])
 
 
-def _beside(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
-    """Place vectors beside their nearest among the drawn documents of the leaf that a walk leads to, or at its site."""
+def _near(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
+    """Place vectors next to their nearest among the drawn documents of the leaf a walk leads to, or at its site."""
     hierarchy = sheet.tree.hierarchy
     leaves = hierarchy.walk(vectors)[-1][:, 0]
     site = hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, sheet.level]
@@ -569,7 +539,7 @@ def _beside(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) ->
 
 
 def _fingerprint(tree: NumberedHierarchy) -> str:
-    """Tell trees apart by all that a map is made from."""
+    """Return a checksum of all that a map is made from."""
     parts = [tree.numbers, tree.hierarchy.document_parent]
     for level in tree.hierarchy.levels:
         parts += [level.parent, level.centroids]

@@ -1,8 +1,8 @@
-"""Check: whether all that an index or a model is made of is as it was written, and what of it can be healed.
+"""Check: whether the files and rows of an index or a model are as they were written, and what can be healed.
 
-What is derived (engine, words, tree) can be made anew, a vector be encoded anew from its text. A text, and the weights
-of an encoder, are nowhere else: of these a check tells which ones they are. A folder without
-`checksums.json`, as of an encoder that hce did not write, is unknown, which is no damage.
+What is derived (engine, words, tree) can be built again, and a vector encoded again from its text. A damaged text, or
+weights of an encoder, can only be named. A folder without `checksums.json`, as of an encoder that hce did not write,
+is unknown, which is no damage.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ FROM_A_COPY = "restore it from a copy"
 
 
 class Finding(NamedTuple):
-    """Something that is not as it was written, or of which that is not known.
+    """Something that is not as it was written, or has no checksum.
 
     Attributes:
         part: of the index or model: store, documents, vectors, passages, changes, encoder, tree, engine, words, …
         what: what was found, in one line.
-        state: "damaged", or "unknown" where there is no checksum.
+        state: "damaged", or "unknown" without a checksum.
         can_heal: whether a repair can heal it.
         remedy: what else to do.
-        number: of the document, where it is about one.
+        number: of the document, if it is about one.
     """
 
     part: str
@@ -57,15 +57,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkup:
-    """What a check found.
-
-    Attributes:
-        path: of the index or the model.
-        kind: which of both it is.
-        findings: what is damaged or not known.
-        healed: what a repair has healed.
-        documents: how many there are in the store; 0 of a model.
-    """
+    """What a check found: what is damaged or unknown, what a repair has healed, and how many documents an index has."""
 
     path: str
     kind: Literal["index", "model"]
@@ -90,16 +82,13 @@ class Checkup:
 
 
 def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> Checkup:
-    """Read all of an index or a model through, and tell what is not as it was written.
+    """Read all of the index or model in a folder, and return what is not as it was written.
 
-    Args:
-        path: the folder.
-        repair: heal what is derived or can be encoded anew, and give checksums to what has none.
-        progress: show bars.
+    A repair heals what is derived or can be encoded again, and gives checksums to what has none.
 
     Raises:
         InputError: the folder holds neither.
-        FormatError: the manifest is damaged, so that nothing else can be told.
+        FormatError: the manifest is damaged, so that nothing else can be checked.
     """
     path = Path(path)
     if is_file(path / MANIFEST_FILE) and not is_file(path / "hierarchy.safetensors"):
@@ -127,10 +116,9 @@ def _check_model(path: Path, repair: bool, progress: bool) -> Checkup:
 
 def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progress: bool) -> list[Finding]:
     """Compare the files of an encoder with their checksums; without these, its weights with its fingerprint."""
-    name = folder.name if folder != root else "model"
-    remedy = f"copy {name}/ from another copy, or from the model that the index was made with"
-    if folder == root:
-        remedy = "train or copy the model again"
+    name, remedy = "model", "train or copy the model again"
+    if folder != root:
+        name, remedy = folder.name, f"copy {folder.name}/ from another copy, or from the model of the index"
     size = sum(found.st_size for found in check_tree(folder).values())
     with progress_bar(f"checking {name}", size, "bytes", show=progress) as advance:
         damaged = damage_in(folder, advance)
@@ -204,7 +192,7 @@ def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
 
 
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
-    """Read the snapshots; what is missing is made when it is needed, and no damage."""
+    """Read the snapshots; a missing one is made when it is needed, and is no damage."""
     findings = []
     for live in index.state.derived.parts(reader):
         ahead = live.ahead()
@@ -238,7 +226,7 @@ def _store_findings(reader: Reader, manifest: Manifest, progress: bool) -> Itera
 
 
 class _Numbers(NamedTuple):
-    """Numbers of documents: of all, and of those whose texts are as they were written."""
+    """Numbers of all documents, and of those whose texts are as they were written."""
 
     there: set[int]
     sound: set[int]
@@ -280,7 +268,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare each passage with its checksum; whose it is may be what was damaged, so that neighbours heal too."""
+    """Compare each passage with its checksum; its document's number may be damaged, so neighbors heal too."""
     before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)
@@ -294,12 +282,12 @@ def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> It
 
 
 def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare what is written down of changes with its checksum, and with the documents that there are."""
+    """Compare the log of changes with its checksums, and with the documents that there are."""
     for *row, checksum in reader.raw_rows("changes"):
         advance(1)
         if checksum != reader.change_checksum(row):
             yield Finding("changes", f"change {row[0]} is not as it was written", can_heal=True)
-    moment, removed = reader.moment(), reader.removed_numbers()
+    moment, removed = reader.moment(), reader.removed_since(-1)
     if moment.documents != len(numbers.there):
         line = f"{len(numbers.there):,} documents are there, and {moment.documents:,} were written"
         yield Finding("changes", line, can_heal=True, remedy="find out which are missing, and put them in again")
@@ -318,7 +306,7 @@ def _text_key(title: Any, text: Any) -> int | None:
 
 
 def _is_vector(blob: Any, dim: int) -> bool:
-    """Tell whether a blob can be a vector: of the right length in bytes, and of length 1."""
+    """Return whether a blob can be a vector: of the right length in bytes, and of length 1."""
     if not isinstance(blob, bytes) or len(blob) != 4 * dim:
         return False
     vector = np.frombuffer(blob, "<f4")
@@ -336,17 +324,13 @@ def _unsound(part: str, number: int, line: str, numbers: _Numbers) -> Finding:
 
 
 def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
-    """Heal what can be healed, and give checksums to what has none.
-
-    Raises:
-        InputError: the store or the encoder is damaged, which all else is made from.
-    """
+    """Heal what can be healed, and give checksums to what has none."""
     needed = ("store", Manifest.read(path).encoder_folder)
     beyond = [each for each in findings if each.part in needed and each.state == "damaged" and not each.can_heal]
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
     if any(each.part == "map" for each in findings):
-        delete_file(path / MAP_FILE)  # it is made anew when somebody asks for it
+        delete_file(path / MAP_FILE)  # it is made again when somebody asks for it
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
             with index.state.store.writing() as writer:
@@ -356,19 +340,19 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
                 writer.recount(index.state.manifest.documents)
         unsound = {each.number for each in findings if each.can_heal and each.number is not None}
         if unsound:
-            _encode_anew(index, sorted(unsound), progress)
+            _encode_again(index, sorted(unsound), progress)
         index.rebuild(refit=False, tokens=True if any(each.part == "tokens" for each in findings) else None)
     folder = path / Manifest.read(path).encoder_folder
     if not is_file(folder / CHECKSUMS):
         write_checksums(folder)
         replace(Manifest.read(path), encoder_files=file_stamps(folder)).write(path)
-    for beside in filter(None, (Manifest.read(path).hierarchy, IN_AN_INDEX)):
-        if is_folder(path / beside) and not is_file(path / beside / CHECKSUMS):
-            write_checksums(path / beside)
+    for name in filter(None, (Manifest.read(path).hierarchy, IN_AN_INDEX)):
+        if is_folder(path / name) and not is_file(path / name / CHECKSUMS):
+            write_checksums(path / name)
 
 
-def _encode_anew(index: Index, numbers: list[int], progress: bool) -> None:
-    """Put documents in again, under new numbers, with vectors made anew of their texts; all or none."""
+def _encode_again(index: Index, numbers: list[int], progress: bool) -> None:
+    """Put documents in again, under new numbers, with new vectors of their texts; all or none."""
     with index.state.store.writing() as writer:
         encoder = index.encoder
         documents = list(writer.documents(numbers).values())

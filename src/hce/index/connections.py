@@ -1,11 +1,11 @@
-"""The SQLite file of a store: who gets a connection to it, what its tables are made of, and checksums of their rows.
+"""The SQLite file of a store: connections to it, its tables, and checksums of their rows.
 
 A connection belongs to the process that opened it and to the file that was there then: a forked process opens its own,
-and a file that was replaced meanwhile is refused. Who may not write reads all the same. The log, into which SQLite
-writes first, is copied into the file only while nobody can write.
+and a file that was replaced meanwhile is refused. A folder without the right to write can be read. The log, into which
+SQLite writes first, is copied into the file only while nobody can write.
 
-SQLite notices damage to its own pages, and not to what is written in them: a flipped bit in a text is another text. So
-each row has the checksum of all that is in it.
+SQLite notices damage to its own pages, but not to the values in them: a flipped bit in a text is another text. So each
+row has a checksum.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts 
 
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 
-
 STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look costs less than one of these
 
 
 class FileId(NamedTuple):
-    """What tells a file from another one that takes its place."""
+    """The identity of a file, which another one in its place does not have."""
 
     device: int
     inode: int
 
 
 class Stamp(NamedTuple):
-    """What changes when a file is written to; `log` is the length of SQLite's log beside it."""
+    """What changes when a file is written to; `log` is the length of SQLite's log."""
 
     file: FileId
     size: int
@@ -50,12 +49,7 @@ class Stamp(NamedTuple):
 
 
 class Connection(sqlite3.Connection):
-    """A connection that knows where it comes from.
-
-    Attributes:
-        process: the one that opened it.
-        stamp: of the file, where it is read without write access, as one that does not change; else None.
-    """
+    """A connection with the process that opened it; and the stamp of a file that is read without write access."""
 
     process: int = 0
     stamp: Stamp | None = None
@@ -82,11 +76,11 @@ class Connections:
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
-        """Lend out a connection that nobody else uses meanwhile; what it leaves undone is undone.
+        """Lend a connection that nobody else uses meanwhile, and roll back what is not committed.
 
         Raises:
             InputError: the file was replaced since it was opened, or written to while it was read without write access.
-            FormatError: there is none.
+            FormatError: there is no file.
         """
         if self._closed:
             raise InputError(f"{self._folder}: the index is closed; open it again")
@@ -101,32 +95,32 @@ class Connections:
             self._take_back(connection)
 
     def can_write(self, connection: Connection) -> bool:
-        """Tell whether there is a right to write; SQLite itself finds out only when it writes, and locks nobody out."""
+        """Return whether there is a right to write; SQLite itself finds out only when it writes."""
         return connection.stamp is None and os.access(self._path, os.W_OK)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
     def after_fork(self) -> None:
-        """Leave what the parent opened alone, in a process that was just forked."""
+        """Leave the parent's connections alone after a fork."""
         while self._idle:
             _abandon(self._idle.pop())
 
     def log_size(self) -> int:
-        """Return the length of SQLite's log; 0 where there is none."""
+        """Return the length of SQLite's log; 0 if there is none."""
         try:
             return self._path.with_name(f"{self._path.name}-wal").stat().st_size
         except OSError:
             return 0
 
     def copy_log(self, connection: Connection) -> None:
-        """Copy the log into the file while nobody can write; the next write then begins the log anew.
+        """Copy the log into the file while nobody can write; the next write then starts the log again.
 
-        SQLite would copy by itself at the end of a write, when others may be writing already. By that its versions up
-        to 3.51.2 (but not 3.44.6 and 3.50.7) can lose what was written: https://sqlite.org/wal.html#walresetbug
+        SQLite would copy at the end of a write, when others may be writing already. Its versions up to 3.51.2 (but not
+        3.44.6 and 3.50.7) can then lose what was written: https://sqlite.org/wal.html#walresetbug
         """
         connection.execute("BEGIN IMMEDIATE")  # others have to wait, and a second connection may copy
         try:
@@ -251,11 +245,7 @@ class Connections:
 
 @contextmanager
 def heeding_deadlines(connection: Connection) -> Iterator[None]:
-    """Break off any statement, however long it takes, once nobody waits for it any more; for reading alone.
-
-    Raises:
-        DeadlineError: nobody did.
-    """
+    """Interrupt statements that only read with a DeadlineError once nobody waits for them any more."""
     connection.set_progress_handler(check_deadline, STEPS_BETWEEN_LOOKS)
     try:
         yield
@@ -268,12 +258,9 @@ def heeding_deadlines(connection: Connection) -> Iterator[None]:
 
 
 def require_own_files(path: Path) -> None:
-    """Refuse a file of SQLite where opening it would read, write or delete anything but itself and what is beside it.
+    """Refuse a file if SQLite would read, write or delete anything but this file and its own companions on opening it.
 
     A journal can name a file that SQLite deletes as soon as it has undone the write; hce never makes such a journal.
-
-    Raises:
-        OutsideError: there is a link, or a journal that names another file.
     """
     for suffix in ("", "-wal", "-shm"):
         is_file(f"{path}{suffix}")
@@ -289,7 +276,7 @@ def _file_id(found: os.stat_result) -> FileId:
 
 
 def _abandon(connection: Connection) -> None:
-    """Never touch a connection again: to close it would have SQLite tidy up behind the parent, which still writes."""
+    """Never touch a connection again: closing it would make SQLite tidy up while the parent still writes."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
@@ -321,8 +308,8 @@ _PASSAGE_COLUMNS = (
 )
 PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
 
-# Vectors of another encoder, beside those in force: see `hce.index.create`. The two pairs of tables change places by
-# their names; an index of SQLite keeps its name, whichever table it then belongs to.
+# Standby vectors, of another encoder: see `hce.index.create`. Two pairs of tables exchange their names; an index of
+# SQLite keeps its name, whichever table it then belongs to.
 BESIDE_SCHEMA = (
     "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
     f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
@@ -343,7 +330,7 @@ REQUIRED = ("documents", "documents_by_content", "vectors", "changes", "removed"
 
 
 def _normal(statement: str) -> str:
-    """Write a statement as SQLite keeps it, whatever white space it had; ALTER TABLE leaves some, and quotes names."""
+    """Return a statement as SQLite keeps it, without the white space and quotes that ALTER TABLE leaves."""
     one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "").replace('"', "")
     return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
 
@@ -361,11 +348,7 @@ KNOWN |= {
 
 
 def check_schema(connection: sqlite3.Connection, where: str) -> None:
-    """Refuse a file that is not made of these tables: a view, a trigger or another table could do anything when used.
-
-    Raises:
-        FormatError: `where` is no store, or a damaged one.
-    """
+    """Refuse a file that is not made of these tables: a view or a trigger could do anything when used."""
     try:
         rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.OperationalError as error:
@@ -392,7 +375,7 @@ def make_passages(connection: sqlite3.Connection) -> None:
 
 
 def make_beside(connection: sqlite3.Connection) -> None:
-    """Make empty tables for the vectors of another encoder, in the place of any that are there."""
+    """Make empty tables for standby vectors, and drop any that are there."""
     drop_beside(connection)
     make_passages(connection)  # to change places with
     for statement in BESIDE_SCHEMA:
@@ -401,20 +384,20 @@ def make_beside(connection: sqlite3.Connection) -> None:
 
 
 def drop_beside(connection: sqlite3.Connection) -> None:
-    """Drop the vectors of another encoder."""
+    """Drop the standby vectors."""
     for table in ("vectors", "passages"):
         connection.execute(f"DROP TABLE IF EXISTS {table}_beside")
 
 
 def swap_beside(connection: sqlite3.Connection) -> None:
-    """Have the vectors in force and those beside them change places."""
+    """Exchange the active and the standby vectors."""
     for table in ("vectors", "passages"):
         for name, new in ((table, "in_force"), (f"{table}_beside", table), ("in_force", f"{table}_beside")):
             connection.execute(f"ALTER TABLE {name} RENAME TO {new}")
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """Tell whether there is a table of this name."""
+    """Return whether there is a table of this name."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     return connection.execute(query, (name,)).fetchone() is not None
 
@@ -429,12 +412,12 @@ def _index_by_document(connection: sqlite3.Connection, table: str) -> None:
 
 
 def row_checksum(*values: int | str | bytes | None) -> int:
-    """Return the checksum of a row, given as what it holds."""
+    """Return the checksum of the values of a row."""
     return zlib.crc32(b"\0".join([each if type(each) is bytes else str(each).encode() for each in values]))
 
 
 def vector_checksum(number: int, vector: bytes) -> int:
-    """Return the checksum of a vector and of the number that it has: an integer as start tells numbers apart."""
+    """Return the checksum of a vector and its number, which is the start value."""
     return zlib.crc32(vector, number & 0xFFFFFFFF)
 
 
@@ -449,18 +432,17 @@ def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> in
 
 
 class Forked(Protocol):
-    """Something that a forked process must not go on with as it is."""
+    """An object with locks or files that a forked process must not share."""
 
     def after_fork(self) -> None:
         """Be called in a process that was just forked, before anything else is done there."""
-        ...
 
 
 _heeding: WeakSet[Forked] = WeakSet()
 
 
 def heed_forks(thing: Forked) -> None:
-    """Have `thing.after_fork()` called in every process that is forked from this one while the thing is in use."""
+    """Call `thing.after_fork()` in every process that is forked from this one, as long as the thing is used."""
     _heeding.add(thing)
 
 

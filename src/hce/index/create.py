@@ -1,10 +1,13 @@
-"""Making an index: from a corpus and an encoder to a new folder that appears whole or not at all.
+"""Making an index, and giving it another encoder later.
 
-The folder appears as soon as documents, vectors and tree are in it. The engine, which is derived from them, is built
-in its place afterwards: whatever happens to it, nothing that took long to encode is lost.
+A new folder appears as soon as documents, vectors and tree are in it. The engine is built in its place afterwards:
+whatever happens to it, nothing that took long to encode is lost. Of several processes that work together
+(`hce.hosts`), each encodes a share and takes part in growing the tree; the first one does the rest.
 
-Of several processes that work together (`hce.hosts`) each encodes a share and takes part in growing the tree; the first
-one does the rest.
+A reindexing puts the new encoder's vectors into the store next to the active ones, some documents at a time, so that
+others write in between; then it makes a tree and snapshots. Last comes one short write: it encodes the few documents
+that came meanwhile, and activates the new vectors. The earlier ones stay until the index is rebuilt, and can be
+activated again as fast. Killed at any moment, the index is as before that write or after it, and the same call goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,12 +35,12 @@ from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.derived import Derived, home_of
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
-from hce.index.state import CarriedEncoder
+from hce.index.state import IndexEncoder
 from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
 from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree
-from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, Encode, LongDocuments, read_passages, shared_vectors
+from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors
 from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
@@ -62,15 +65,15 @@ HierarchyChoice = Hierarchy | Literal["grow"] | None
 
 
 @dataclass(frozen=True)
-class Start:
+class KnownEncoder:
     """The encoder that an index is made with, and what is known of its training.
 
     Attributes:
         encoder: what encodes documents and queries.
         fingerprint: of the encoder; computing it takes a while.
-        folder: what `hce train` wrote the encoder to, where it comes from such a folder.
-        facts: what that folder tells of the training.
-        fitted_documents: how many documents a table was fitted to here; None where none was.
+        folder: what `hce train` wrote the encoder to, if it comes from such a folder.
+        facts: what that folder says of the training.
+        fitted_documents: how many documents a table was fitted to here; None if none was.
     """
 
     encoder: Encoder
@@ -79,12 +82,39 @@ class Start:
     facts: ModelFacts | None = None
     fitted_documents: int | None = None
 
-    def shares(self, corpus: Corpus) -> Calibration | None:
-        """Return the shares that training chose by labels or on this very corpus; None where there are none.
+    @classmethod
+    def load(
+        cls,
+        encoder: Encoder | str | Path,
+        corpus: Corpus,
+        *,
+        device: torch.device | None = None,
+        progress: bool = False,
+    ) -> KnownEncoder:
+        """Load an encoder by its spec, or take the one given, and find out what is known of its training.
 
-        Args:
-            corpus: what is indexed.
+        Raises:
+            InputError: there is no such encoder.
+            FormatError: its hce.json is damaged.
         """
+        loaded = encoder
+        if not isinstance(loaded, Encoder):
+            loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
+            take_weights_of_the_first(loaded.model.parameters())
+        folder, fingerprint = Path(loaded.name), loaded.fingerprint
+        facts = ModelFacts.find(folder)
+        if facts is None or facts.fingerprint != fingerprint:
+            fitted_here = not isinstance(encoder, Encoder) and str(encoder) == "static"
+            return cls(loaded, fingerprint, fitted_documents=len(corpus) if fitted_here else None)
+        return cls(loaded, fingerprint, folder, facts)
+
+    @property
+    def base(self) -> str | None:
+        """What the encoder was trained from, if it was trained."""
+        return None if self.facts is None else self.facts.base_encoder
+
+    def shares(self, corpus: Corpus) -> Calibration | None:
+        """Return the shares that training chose by labels, or on this corpus; None if there are none."""
         if self.facts is None:
             return None
         if self.facts.calibration is None:  # 0.2.0 chose the share of words by labels, and nothing else
@@ -94,26 +124,17 @@ class Start:
         is_same = self.facts.corpus["fingerprint"] == corpus.fingerprint
         return chosen if is_same or chosen.kind == "labeled" else None
 
-
-def start_from(
-    encoder: Encoder | str | Path, corpus: Corpus, *, device: torch.device | None = None, progress: bool = False
-) -> Start:
-    """Load an encoder by its spec, or take one as it is given, and find out what is known of its training.
-
-    Raises:
-        InputError: there is no such encoder.
-        FormatError: its hce.json is damaged.
-    """
-    loaded = encoder
-    if not isinstance(loaded, Encoder):
-        loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
-        take_weights_of_the_first(loaded.model.parameters())
-    folder, fingerprint = Path(loaded.name), loaded.fingerprint
-    facts = ModelFacts.find(folder)
-    if facts is None or facts.fingerprint != fingerprint:
-        fitted_here = not isinstance(encoder, Encoder) and str(encoder) == "static"
-        return Start(loaded, fingerprint, fitted_documents=len(corpus) if fitted_here else None)
-    return Start(loaded, fingerprint, folder, facts)
+    def described(self, folder: Path) -> dict[str, Any]:
+        """Return the fields that a manifest, or its standby entry, has of the encoder saved in a folder."""
+        return {
+            "encoder": self.encoder.name,
+            "fingerprint": self.fingerprint,
+            "dim": self.encoder.dim,
+            "window": self.encoder.window,
+            "encoder_files": file_stamps(folder),
+            "base_encoder": self.base,
+            "fitted_documents": self.fitted_documents,
+        }
 
 
 def create_index(
@@ -131,10 +152,10 @@ def create_index(
     device: torch.device | None = None,
     progress: bool,
 ) -> None:
-    """Encode, grow a tree if asked, and write all but the engine; `Index.create` says what the arguments are.
+    """Encode, grow a tree if asked, and write all but the engine; `Index.create` explains the arguments.
 
-    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
-    encoder that is named computes.
+    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an encoder that is
+    named computes.
 
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
@@ -148,11 +169,11 @@ def create_index(
     checked_language(language)
     checked_share(words_share)
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
-    start = start_from(encoder, corpus, device=device, progress=progress)
+    start = KnownEncoder.load(encoder, corpus, device=device, progress=progress)
     if process_count() > 1:
         require_alike({"corpus": corpus.fingerprint, "encoder": start.fingerprint, "path": str(path.absolute())})
         require_shared(path.absolute().parent)
-    warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, language)
+    warn_of_language(corpus, start.base or start.encoder.name, language)
     long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
     keep_within(memory, len(long.corpus), start.encoder.dim, engine)
     # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
@@ -183,12 +204,20 @@ def create_index(
             keep_facts(start.folder, folder / IN_AN_INDEX)
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
-        manifest = _manifest(corpus, start, folder, engine, FOLDER if tree else None)
-        share = chosen.shares.words if words_share is None else words_share
-        manifest = replace(manifest, language=language, words_share=share, engine_at=at)
-        manifest = replace(manifest, tokens_share=chosen.shares.tokens)
-        if words_share is None:
-            manifest = replace(manifest, shares=chosen.as_dict())
+        manifest = Manifest(
+            created=now(),
+            documents=len(corpus),
+            corpus={"name": corpus.name, "fingerprint": corpus.fingerprint},
+            fields=corpus.reading.fields or None,
+            engine=engine,
+            engine_at=at,
+            hierarchy=FOLDER if tree else None,
+            language=language,
+            words_share=chosen.shares.words if words_share is None else words_share,
+            tokens_share=chosen.shares.tokens,
+            shares=chosen.as_dict() if words_share is None else None,
+            **start.described(folder / ENCODER_FOLDER),
+        )
         for file in filled.iterdir():
             file.replace(folder / file.name)
         if codes is not None:
@@ -199,11 +228,7 @@ def create_index(
 
 
 def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None) -> None:
-    """Refuse an engine or a hierarchy that an index cannot have.
-
-    Raises:
-        InputError: it cannot have one of these.
-    """
+    """Refuse an engine or a hierarchy that an index cannot have."""
     check_engine(engine, at)
     if at is not None:
         home_of(engine).claim_place(at, path, named_by_user=True)
@@ -212,18 +237,14 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of so many documents does not fit into a bound, if there is one.
-
-    Raises:
-        InputError: the bound is too small.
-    """
+    """Fail if an index of so many documents does not fit into a bound, if there is one."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
         logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them; None where the encoder tells of none."""
+    """Return what a killed run has left of tokens, or a new place for them; None if the encoder tells of none."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -234,18 +255,14 @@ def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: boo
 
 
 def checked_share(words_share: float | None) -> None:
-    """Refuse what cannot be the share of words in a hybrid search.
-
-    Raises:
-        InputError: it is no number from 0 to 1.
-    """
+    """Refuse what cannot be the share of words in a hybrid search."""
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
 
 
 def _tree(
-    choice: HierarchyChoice, start: Start, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
+    choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
     """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any.
 
@@ -272,24 +289,6 @@ def _tree(
         delete_whole(place)
         tree.save(place)
     return tree
-
-
-def _manifest(corpus: Corpus, start: Start, folder: Path, engine: str, hierarchy: str | None) -> Manifest:
-    return Manifest(
-        created=now(),
-        documents=len(corpus),
-        corpus={"name": corpus.name, "fingerprint": corpus.fingerprint},
-        fields=corpus.reading.fields or None,
-        encoder=start.encoder.name,
-        fingerprint=start.fingerprint,
-        dim=start.encoder.dim,
-        window=start.encoder.window,
-        encoder_files=file_stamps(folder / ENCODER_FOLDER),
-        base_encoder=None if start.facts is None else start.facts.base_encoder,
-        fitted_documents=start.fitted_documents,
-        engine=engine,
-        hierarchy=hierarchy,
-    )
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
@@ -335,6 +334,9 @@ def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) ->
     return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])
 
 
+# ------------------------------------------------------------------------------------------------- another encoder
+
+
 ENCODED_AT_ONCE = 1024
 FEW = 64  # documents that the last write may have to encode, while others wait
 ROUNDS = 8  # of catching up with others who write; then they wait
@@ -343,19 +345,19 @@ ROUNDS = 8  # of catching up with others who write; then they wait
 def reindex(
     store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
 ) -> Manifest | None:
-    """Give an index another encoder; `Index.reindex` says what the arguments are.
+    """Give an index another encoder; `Index.reindex` explains the arguments.
 
     Returns:
-        The manifest that is in force from now on; None where the encoder was in force already.
+        The manifest from now on; None if the index has the encoder already.
     """
     checked_share(words_share)
     with _alone(store):
         other = _begin(store, encoder, words_share)
-        return None if other is None else _finish(store, other, progress)
+        return None if other is None else _Reindexing(store, other).finish(progress)
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
-    """Take up again what was in force before the last reindexing.
+    """Activate again the encoder before the last reindexing.
 
     Raises:
         InputError: there was none, or a rebuild has given it up since.
@@ -366,7 +368,7 @@ def undo(store: Store, *, progress: bool = False) -> Manifest:
             raise InputError(
                 f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
             )
-        return _finish(store, other, progress)
+        return _Reindexing(store, other).finish(progress)
 
 
 def _alone(store: Store) -> AbstractContextManager[None]:
@@ -374,11 +376,8 @@ def _alone(store: Store) -> AbstractContextManager[None]:
     return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
 
 
-# ------------------------------------------------------------------------------------------------- the beginning
-
-
 def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
-    """Return what is to be put in force: what was begun earlier, or what is begun now; None where it is in force."""
+    """Return the encoder to activate: one that was begun earlier, or a new one; None if it is active already."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
     other = manifest.other()
@@ -389,27 +388,26 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
     if not entries:
         raise InputError(f"{index_folder}: it has no documents to encode anew; index anew with the other encoder")
     corpus = Corpus.from_documents([document for _, document in entries], name=index_folder.absolute().name)
-    start = start_from(encoder, corpus)
+    start = KnownEncoder.load(encoder, corpus)
     if start.fingerprint == manifest.fingerprint:
         return None
     if other is not None and other.fingerprint == start.fingerprint:
         return other
-    warn_of_language(corpus, start.facts.base_encoder if start.facts else start.encoder.name, manifest.language)
+    warn_of_language(corpus, start.base or start.encoder.name, manifest.language)
     suffix = _make_room(store)
     chosen = start.shares(corpus)
-    usual = usual_shares(start.encoder) if chosen is None else chosen.shares
-    share = usual.words if words_share is None else words_share
-    numbers = [number for number, _ in entries]
-    space = TokenSpace.fit(start.encoder, corpus)
-    return _write_encoder(store, suffix, start, str(encoder), usual._replace(words=share), numbers, corpus, space)
+    shares = usual_shares(start.encoder) if chosen is None else chosen.shares
+    shares = shares if words_share is None else shares._replace(words=words_share)
+    numbers = np.array([number for number, _ in entries], np.int64)
+    return _write_encoder(store, suffix, start, str(encoder), shares, numbers, corpus)
 
 
 def _make_room(store: Store) -> str:
-    """Make empty tables for the vectors of another encoder; return what the names of its folders are to end in."""
+    """Make empty tables for the vectors of another encoder; return the end of the names of its folders."""
     index_folder = store.path.parent
     with _writing(store) as writer:
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
-        manifest.write(index_folder)  # before the tables that it told of are gone
+        manifest.write(index_folder)  # before the tables that it names are gone
         delete_other_folders(index_folder, manifest)
         writer.make_beside()
         number = writer.next.change
@@ -419,17 +417,10 @@ def _make_room(store: Store) -> str:
 
 
 def _write_encoder(
-    store: Store,
-    suffix: str,
-    start: Start,
-    spec: str,
-    shares: Shares,
-    numbers: list[int],
-    corpus: Corpus,
-    space: TokenSpace | None,
+    store: Store, suffix: str, start: KnownEncoder, spec: str, shares: Shares, numbers: np.ndarray, corpus: Corpus
 ) -> StandbyEncoder:
-    """Put an encoder, its facts and its tree into folders of their own, and have the manifest tell of them."""
-    index_folder = store.path.parent
+    """Put an encoder, its facts and its tree into folders of their own, and name them in the manifest."""
+    index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
     with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
         folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
         start.encoder.save(folder)
@@ -438,47 +429,21 @@ def _write_encoder(
             keep_facts(start.folder, index_folder / f"{IN_AN_INDEX}{suffix}")
             tree = trained_tree(start.folder, corpus)
         if tree is not None:
-            NumberedHierarchy(tree, np.array(numbers, np.int64)).save(index_folder / f"{FOLDER}{suffix}")
+            NumberedHierarchy(tree, numbers).save(index_folder / f"{FOLDER}{suffix}")
         if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
             TokenCodes.create(token_folder(index_folder, suffix), space)
         other = StandbyEncoder(
             was_in_force=False,
             spec=spec,
-            encoder=start.encoder.name,
-            fingerprint=start.fingerprint,
-            dim=start.encoder.dim,
-            encoder_files=file_stamps(folder),
             encoder_folder=folder.name,
-            base_encoder=None if start.facts is None else start.facts.base_encoder,
-            fitted_documents=start.fitted_documents,
-            window=start.encoder.window,
             words_share=shares.words,
             tokens_share=shares.tokens,
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
-            familiar=max(numbers),
+            familiar=int(numbers.max()),
+            **start.described(folder),
         )
         replace(Manifest.settled(index_folder, writer), beside=asdict(other)).write(index_folder)
     return other
-
-
-# ------------------------------------------------------------------------------------------------- the rest
-
-
-def _finish(store: Store, other: StandbyEncoder, progress: bool) -> Manifest:
-    """Encode what is left to encode, make tree and snapshots, and let the two encoders change places."""
-    index_folder = store.path.parent
-    carried = CarriedEncoder(index_folder, other)
-    cutter = Cutter(carried.encoder())
-    codes = TokenCodes.find(token_folder(index_folder, other.suffix))
-    catch_up = _CatchUp(store, partial(encode_keeping_tokens, carried, codes), cutter)
-    catch_up.all(progress)
-    other = _with_tree(store, other)
-    _save_snapshots(store, other, catch_up)
-    for left in reversed(range(ROUNDS)):
-        catch_up.all(progress=False)
-        if _switch(store, other, catch_up, whatever_is_left=not left):
-            break
-    return _decided(store)
 
 
 class _Encoded(NamedTuple):
@@ -489,15 +454,30 @@ class _Encoded(NamedTuple):
     passages: dict[int, CutPassages]
 
 
-class _CatchUp:
-    """Encodes the documents that have no vector beside those in force yet."""
+class _Reindexing:
+    """Encodes what has no vector of the standby encoder yet, makes tree and snapshots, and activates that encoder."""
 
-    def __init__(self, store: Store, encode: Encode, cutter: Cutter) -> None:
+    def __init__(self, store: Store, other: StandbyEncoder) -> None:
         self.store = store
-        self._encode, self._cutter = encode, cutter
+        self.other = other
+        self.folder = store.path.parent
+        carried = IndexEncoder(self.folder, other)
+        codes = TokenCodes.find(token_folder(self.folder, other.suffix))
+        self._encode, self._cutter = partial(encode_keeping_tokens, carried, codes), Cutter(carried.encoder())
 
-    def all(self, progress: bool) -> None:
-        """Encode them some at a time; others may write in between."""
+    def finish(self, progress: bool) -> Manifest:
+        """Do what is left, and return the manifest after it."""
+        self._catch_up(progress)
+        self._grow_tree()
+        self._save_snapshots()
+        for left in reversed(range(ROUNDS)):
+            self._catch_up(progress=False)
+            if self._switch(whatever_is_left=not left):
+                break
+        return self._decided()
+
+    def _catch_up(self, progress: bool) -> None:
+        """Encode documents some at a time; others may write in between."""
         with self.store.reading() as reader:
             total, left = reader.moment().documents, reader.count_after(reader.last_beside() or 0)
         with progress_bar("encoding", total, "documents", show=progress) as advance:
@@ -511,11 +491,6 @@ class _CatchUp:
                     writer.fill_beside(*some)
                 advance(len(some.numbers))
 
-    def within(self, writer: Writer) -> None:
-        """Encode all that are left, in a write that is under way."""
-        while some := self._next(writer):
-            writer.fill_beside(*some)
-
     def _next(self, reader: Reader) -> _Encoded | None:
         entries = list(islice(reader.entries(after=reader.last_beside() or 0), ENCODED_AT_ONCE))
         if not entries:
@@ -525,55 +500,48 @@ class _CatchUp:
         passages = read_passages(documents, self._encode, self._cutter)
         return _Encoded([entry.number for entry in entries], vectors, passages)
 
+    def _grow_tree(self) -> None:
+        """Grow a tree of the new vectors, if the index has one and the encoder brought none."""
+        if self.other.hierarchy is not None or Manifest.read(self.folder).hierarchy is None:
+            return
+        name: str | None = f"{FOLDER}{self.other.suffix}"
+        if not is_folder(self.folder / str(name)):
+            with self.store.reading_beside(self.other.dim) as reader:
+                name = grow_tree(self.folder, str(name), reader)
+        self.other = replace(self.other, hierarchy=name)
 
-def _with_tree(store: Store, other: StandbyEncoder) -> StandbyEncoder:
-    """Grow a tree of the vectors that are to be in force, where the index has one and the encoder brought none."""
-    index_folder = store.path.parent
-    manifest = Manifest.read(index_folder)
-    if other.hierarchy is not None or manifest.hierarchy is None:
-        return other
-    name = f"{FOLDER}{other.suffix}"
-    if is_folder(index_folder / name):
-        return replace(other, hierarchy=name)
-    with store.reading_beside(other.dim) as reader:
-        return replace(other, hierarchy=grow_tree(index_folder, name, reader))
+    def _save_snapshots(self) -> None:
+        """Make engines and words of the new vectors, so that a search only has to load them.
 
+        A snapshot is of a moment at which every document has such a vector. If others write all the time there may be
+        none such, and then the parts are made when they are first needed.
+        """
+        derived = Derived(self.store, Manifest.read(self.folder).with_in_force(self.other))
+        for _ in range(ROUNDS):
+            with self.store.reading_beside(self.other.dim) as reader:
+                if reader.count_after(0) == reader.moment().documents:  # of new vectors, and of documents
+                    derived.save_snapshots(reader)
+                    return
+            self._catch_up(progress=False)
 
-def _save_snapshots(store: Store, other: StandbyEncoder, catch_up: _CatchUp) -> None:
-    """Make engines and words of the vectors that are to be in force, so that who takes them up only has to load.
+    def _switch(self, *, whatever_is_left: bool) -> bool:
+        """Activate the new vectors, unless so many documents came meanwhile that others would wait for long."""
+        with _writing(self.store) as writer:
+            if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
+                return False
+            while some := self._next(writer):
+                writer.fill_beside(*some)
+            manifest = replace(Manifest.settled(self.folder, writer), beside=asdict(self.other))
+            replace(manifest, switch=writer.next._asdict()).write(self.folder)
+            writer.swap_beside(self.other.dim)
+        return True
 
-    A snapshot is of a moment at which every document has such a vector; where others write all the time there may be
-    none such, and then the parts are made when they are first needed.
-    """
-    derived = Derived(store, Manifest.read(store.path.parent).with_in_force(other))
-    for _ in range(ROUNDS):
-        with store.reading_beside(other.dim) as reader:
-            if reader.count_after(0) == reader.moment().documents:  # of vectors beside those in force, and of documents
-                derived.save_snapshots(reader)
-                return
-        catch_up.all(progress=False)
-
-
-def _switch(store: Store, other: StandbyEncoder, catch_up: _CatchUp, *, whatever_is_left: bool) -> bool:
-    """Let the two encoders change places, unless so many documents came meanwhile that others would wait for long."""
-    index_folder = store.path.parent
-    with _writing(store) as writer:
-        if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
-            return False
-        catch_up.within(writer)
-        manifest = replace(Manifest.settled(index_folder, writer), beside=asdict(other))
-        manifest.before_switch(writer.next).write(index_folder)
-        writer.swap_beside(other.dim)
-    return True
-
-
-def _decided(store: Store) -> Manifest:
-    """Write down what the switch has decided."""
-    index_folder = store.path.parent
-    with _writing(store) as writer:  # nothing is written to it; it keeps others from writing a manifest
-        manifest = Manifest.read(index_folder, writer)
-        manifest.write(index_folder)
-    return manifest
+    def _decided(self) -> Manifest:
+        """Write down what the switch has decided."""
+        with _writing(self.store) as writer:  # nothing is written to it; it keeps others from writing a manifest
+            manifest = Manifest.read(self.folder, writer)
+            manifest.write(self.folder)
+        return manifest
 
 
 @contextmanager

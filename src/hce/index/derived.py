@@ -30,7 +30,7 @@ from hce.index.store import Moment, MomentPassedError, Reader, Store
 from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, FILES, Engine, load_engine, new_engine, wants_tree
+from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, load_engine, new_engine, wants_tree
 from hce.search.passages import PassageEngine
 from hce.search.words import PassageText, Words
 
@@ -76,7 +76,7 @@ class Builder(Protocol[Held]):
         """Add the documents above a number; return how many vectors or texts were added."""
 
     def facts(self, held: Held) -> dict[str, Any]:
-        """Return what a snapshot says about itself; see `Live.renew`."""
+        """Return what a snapshot says about itself; see `LocalPart.renew`."""
 
 
 class Part(Generic[Held]):
@@ -120,12 +120,20 @@ class Part(Generic[Held]):
         """Return a snapshot of a later moment than the store's, which shows that the store lost writes."""
         return None
 
+    def is_there(self) -> bool:
+        """Return whether a usable snapshot exists, or none is needed."""
+        return True
+
+    def saved_at(self) -> float | None:
+        """Return when the newest snapshot was written, in seconds since 1970; None if there is none."""
+        return None
+
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Yield each damaged snapshot with what is wrong with it."""
         return iter(())
 
 
-class Live(Part[Held]):
+class LocalPart(Part[Held]):
     """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
     def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
@@ -214,11 +222,7 @@ class Live(Part[Held]):
                 self._try_to_save()
 
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
-        """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it.
-
-        Raises:
-            FormatError: documents to add cannot be read from the store, or cannot be added.
-        """
+        """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it."""
         held, held_at = self._held, self._moment
         self._held = self._moment = None
         failed: set[Moment] = set()
@@ -300,6 +304,11 @@ class Live(Part[Held]):
                 return folder
         return None
 
+    def is_there(self) -> bool:
+        """Return whether a snapshot of this builder's kind is on disk."""
+        identity = self.builder.identity.items()
+        return any(identity <= _saved_in(folder).items() for folder in self._snapshots())
+
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Read the snapshots that would be used, and yield each damaged one with what is wrong with it."""
         for folder in self._snapshots():
@@ -319,22 +328,14 @@ class Live(Part[Held]):
                 yield folder, moment
 
     def _moment_of(self, folder: Path, reader: Reader) -> Moment | None:
-        """Return the moment of a snapshot; None if it is of another builder or store.
-
-        Raises:
-            FormatError: the file that says so is damaged.
-        """
+        """Return the moment of a snapshot; None if it is of another builder or store."""
         saved = _read_snapshot(folder)
         if not self.builder.identity.items() <= saved.items():
             return None
         return reader.moment_at(saved.get("change", -1), saved.get("token", ""))
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
-        """Read a snapshot that claims to be of a moment.
-
-        Raises:
-            FormatError: the snapshot is damaged, or not of the documents of that moment.
-        """
+        """Read a snapshot that claims to be of a moment."""
         check_tree(folder, self.store.path.parent)
         held = self.builder.load(folder)
         if not self.builder.fits(held, reader.numbers_at(moment)):
@@ -358,6 +359,8 @@ class Live(Part[Held]):
                 return False
             manifest = manifest.with_in_force(other)
         named = asdict(manifest)
+        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
+            del named["engine"]
         return all(named.get(name, value) == value for name, value in self.builder.identity.items())
 
     def _save(self) -> None:
@@ -381,11 +384,7 @@ class Live(Part[Held]):
 
 
 def _read_snapshot(folder: Path) -> dict[str, Any]:
-    """Read the file that names the builder and the moment of a snapshot.
-
-    Raises:
-        FormatError: it is missing or damaged.
-    """
+    """Read the file that names the builder and the moment of a snapshot."""
     try:
         saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
     except FormatError as error:
@@ -548,15 +547,16 @@ class Derived:
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
         self._index_folder = store.path.parent
-        self.engine_name = manifest.engine
+        # The usual engine stands in for one that this version no longer has.
+        self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
         self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
         engine, passages, words = self._builders(manifest)
-        self.engine_part: Part[Engine] = Live(store, engine, manifest.suffix)
-        self.passages_part: Part[PassageEngine] = Live(store, passages, manifest.suffix)
-        self.words_part: Live[Words] = Live(store, words, manifest.suffix)
+        self.engine_part: Part[Engine] = LocalPart(store, engine, manifest.suffix)
+        self.passages_part: Part[PassageEngine] = LocalPart(store, passages, manifest.suffix)
+        self.words_part: LocalPart[Words] = LocalPart(store, words, manifest.suffix)
         if self.mirror is not None:
             self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
-        self._warn_of_lost_writes(store)
+        self._warn(store, manifest)
 
     def _builders(self, manifest: Manifest) -> tuple[_EngineBuilder, _PassagesBuilder, _WordsBuilder]:
         return (
@@ -565,7 +565,14 @@ class Derived:
             _WordsBuilder(manifest.language),
         )
 
-    def _warn_of_lost_writes(self, store: Store) -> None:
+    def _warn(self, store: Store, manifest: Manifest) -> None:
+        """Warn of an engine that is no more, and of writes that the store has lost."""
+        if self.engine_name != manifest.engine and not self.engine_part.is_there():
+            logger.warning(
+                "%s was made with the engine %s, which is no more; %s searches in its place, and "
+                "'hce rebuild %s --engine %s' makes that permanent",
+                *(self._index_folder, manifest.engine, self.engine_name, self._index_folder, self.engine_name),
+            )
         for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
@@ -620,12 +627,12 @@ class Derived:
 # --------------------------------------------------------------------------------------- engines that live elsewhere
 
 
-HOMES = {"milvus": "hce.milvus.home"}
+HOMES = {"milvus": "hce.milvus.mirror"}
 """The module of each engine that lives elsewhere, imported when an index names the engine."""
 
 
 def home_of(engine: str) -> Any:
-    """Import the module of an engine that lives elsewhere: see `hce.milvus.home` for what has to be in it.
+    """Import the module of an engine that lives elsewhere: see the top of `hce.milvus.mirror` for what is in it.
 
     Raises:
         InputError: there is no such engine.

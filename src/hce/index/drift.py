@@ -1,13 +1,11 @@
-"""Drift: how documents that came after training differ from those trained on, to tell when to retrain.
+"""Drift: how documents that came after training differ from those trained on, to decide when to retrain.
 
-An encoder and a tree that know the corpus treat a new document like an old one: the document lies as close to a leaf,
-a walk down the tree leads to that leaf, and a piece of the text finds the document as surely. What is compared is a
-sample of each kind, an old document always as if it were new: its own share in its leaf's centroid is taken out first,
-or every old document would look closer than any new one can.
+An encoder and a tree that know the corpus treat a new document like an old one: it lies as close to a leaf, a walk
+down the tree leads to that leaf, and a piece of its text finds it as surely. Samples of old and new documents are
+compared. An old document is first taken out of its leaf's centroid, or it would look closer than any new one can.
 
-Growth is told along with it: a region of the tree, a node of the first level, has grown where more of the documents
-that came after the tree went than its share of the earlier ones lets expect, by more than chance. A later document goes
-where a walk down the tree leads. What is new in a region are the words that set its later documents apart.
+A region of the tree, a node of the first level, has grown if it got more of the later documents than its share of the
+earlier ones, by more than chance. A later document goes where a walk down the tree leads.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Side
 from hce.index.manifest import Manifest
-from hce.index.state import CarriedEncoder
+from hce.index.state import IndexEncoder
 from hce.index.store import Reader
 from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy, are_few
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
@@ -43,7 +41,7 @@ ASTRAY = 0.10  # of all documents
 GROWN = 0.5  # documents that the tree was not grown from, for each that it was
 STANDARD_ERRORS = 2.0
 
-REGIONS = 5  # that are told of
+REGIONS = 5  # that are reported
 LEAST_GROWTH = 5  # later documents in a region that are worth a line
 WALKED = 10_000  # old documents that are sent down the tree as later ones are
 TEXTS = 300  # of a region, of either kind, whose words are compared
@@ -60,11 +58,9 @@ class Population(NamedTuple):
         spread: standard deviation of these cosines.
         astray: the share that a walk down the tree would put under another parent than the nearest leaf's.
         found: the share of pieces of text (16 tokens) that find the document they were cut from among the first ten;
-            of old documents only those count that training held out (it has seen pieces of the others); None where
-            there are too few.
+            of old documents only those that training held out; None for too few.
         asked: how many pieces were tried.
-        unknown: the share of words that the encoder's table of the corpus's words does not have (they count by their
-            pieces until the next training); None where it has no such table.
+        unknown: the share of words that the encoder's word table lacks; None if it has no such table.
     """
 
     documents: int
@@ -81,13 +77,10 @@ class GrownNode:
     """A region of the tree that has grown since the tree was made.
 
     Attributes:
-        level: of the node.
-        node: which one of its level.
-        name: the words of its name.
-        before: how many of the documents there were when the tree was made.
+        before: how many documents it had when the tree was made.
         added: how many came later.
         words: what sets the later ones apart.
-        examples: ids of a few of the later ones, nearest to the node's middle.
+        examples: ids of a few of the later ones, nearest to the node's center.
     """
 
     level: int
@@ -104,14 +97,14 @@ class Drift:
     """A verdict and the numbers behind it.
 
     Attributes:
-        verdict: ok; re-cluster (`hce rebuild`: the encoder serves, the tree does not fit any more); retrain; or
-            unknown, where there is no tree or too little is new.
+        verdict: ok; re-cluster (`hce rebuild`: the tree does not fit any more); retrain; or unknown, without a tree or
+            with too few new documents.
         reasons: why, one sentence each.
         old: documents that were there at training.
         new: documents that came later.
-        fullest: the share of the new documents that went to the one leaf that most of them went to.
+        fullest: the share of the new documents in the leaf that most of them went to.
         outside: how many documents the tree was not grown from.
-        grown: the regions of the tree that most of these went to, and what is new there.
+        grown: the regions of the tree that most of these went to.
     """
 
     verdict: Verdict
@@ -129,17 +122,9 @@ class Drift:
 
 
 def drift_of(
-    reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: CarriedEncoder, seed: int = 0
+    reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: IndexEncoder, seed: int = 0
 ) -> Drift:
-    """Compare the documents of an index that came after its encoder with those that were there.
-
-    Args:
-        reader: of the moment.
-        manifest: of the index.
-        tree: of the first documents, where there is one.
-        encoder: of the index; loaded if it was not.
-        seed: of the samples.
-    """
+    """Compare the documents of an index that came after its encoder with those that were there."""
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
     numbers, vectors = vectors_by_row(reader)
@@ -165,7 +150,7 @@ def drift_of(
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Find where each number stands among rising `numbers`; −1 where it does not."""
+    """Return the place of each number among rising `numbers`; −1 if it is not there."""
     places = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
     return np.where(numbers[places] == wanted, places, -1) if len(numbers) else np.full(len(wanted), -1)
 
@@ -185,7 +170,7 @@ def measure_drift(
 
     Args:
         hierarchy: the tree.
-        tree_rows: for each of the tree's documents the row in `vectors`, or −1 where the document is gone.
+        tree_rows: for each of the tree's documents the row in `vectors`, or −1 if the document is gone.
         vectors: of all documents, unit rows of shape (N, n).
         is_new: which rows were not trained on, of shape (N,), bool.
         held_out: rows of old documents that were not trained on either.
@@ -288,7 +273,7 @@ def _judge(old: Population, new: Population, fullest: float, outside: int) -> Dr
 
 
 def _differ(higher: float, count: int, lower: float, other_count: int, least: float) -> bool:
-    """Tell whether a share exceeds another by `least`, and by more than chance would have it."""
+    """Return whether a share exceeds another by `least`, and by more than chance would have it."""
     error = np.sqrt(higher * (1 - higher) / count + lower * (1 - lower) / other_count)
     return bool(higher - lower > max(least, STANDARD_ERRORS * error))
 
@@ -329,9 +314,7 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
 def _grown(old_ones: np.ndarray, added: np.ndarray) -> list[int]:
     """Return the nodes that got more than their share, by more than chance, those with the largest surplus first.
 
-    Args:
-        old_ones: how many of a sample of old documents a walk brings to each node, of shape (nodes,).
-        added: how many later documents it brings there.
+    `old_ones` and `added` count, by node, a sample of old documents and all later ones that a walk brings there.
     """
     ratio = added.sum() / max(1, old_ones.sum())
     expected = old_ones * ratio
@@ -351,12 +334,7 @@ def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tupl
 
 
 class StoredVectors:
-    """The vectors of numbered documents, read from the store when they are asked for, by row.
-
-    Args:
-        reader: of the moment.
-        numbers: the document of each row, rising, of shape (N,).
-    """
+    """The vectors of documents by row, read from the store when needed; `numbers` are those of the rows, rising."""
 
     def __init__(self, reader: Reader, numbers: np.ndarray) -> None:
         self._reader = reader
@@ -371,6 +349,6 @@ class StoredVectors:
 
 
 def vectors_by_row(reader: Reader) -> tuple[np.ndarray, np.ndarray | StoredVectors]:
-    """Return the numbers of all documents, rising, and their vectors: in memory, or of many those asked for."""
+    """Return the numbers of all documents, rising, and their vectors: in memory, or, of many, read when needed."""
     numbers = reader.numbers()
     return reader.vectors() if are_few(reader, numbers) else (numbers, StoredVectors(reader, numbers))

@@ -1,12 +1,11 @@
 """Filters on metadata: equality, one of several, none of them, ranges; from mappings or `field>=value`, to SQL.
 
-Values reach SQLite as bound parameters only, and so do the names of fields.
+Values and names of fields reach SQLite as bound parameters only.
 
 A value is compared with values of its own kind: the number 7 is not the text "7", nor 1 true. A range between numbers
-also takes texts that spell a number, since every cell of a CSV file is text. Where a document has a list in a field,
-one fitting element is enough. None means that the field is missing or null. A condition `ne` also holds where the
-field is missing. A field within a field is named with a dot, `meta.year`, unless a document has a field of just that
-name.
+also takes texts that spell a number, since every cell of a CSV file is text. Of a list, one fitting element is enough.
+None means that the field is missing or null. A condition `ne` also holds if the field is missing. A field within a
+field is named with a dot, `meta.year`, unless a document has a field of just that name.
 """
 
 from __future__ import annotations
@@ -39,12 +38,7 @@ SAMPLE = 1000  # documents whose fields are named to who asks for an unknown one
 
 
 class Condition(NamedTuple):
-    """The part of an SQL statement after WHERE, and its named parameters.
-
-    Attributes:
-        fields: what is asked for.
-        loose: those fields whose condition a document without the field fulfils.
-    """
+    """The part of an SQL statement after WHERE, its parameters, its fields, and those that may be missing."""
 
     sql: str
     parameters: dict[str, Any]
@@ -128,7 +122,7 @@ def compile_filter(conditions: Filter) -> Condition:
 
 
 def _split(wanted: Any) -> tuple[list[Any] | None, Any]:
-    """Return the values that a field must not have, and what else is asked of it; None where that is nothing."""
+    """Return the values that a field must not have, and what else is asked of it; None if that is nothing."""
     if not isinstance(wanted, Mapping) or NOT_EQUAL not in wanted:
         return None, _listed(wanted) if not isinstance(wanted, Mapping) else wanted
     rest = {name: end for name, end in wanted.items() if name != NOT_EQUAL}
@@ -169,14 +163,14 @@ def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """What a field of the metadata has in it, in the documents looked at.
+    """A field of the metadata in some documents.
 
     Attributes:
         name: as a condition names it.
         documents: how many have a value.
         values: how many different values there are; of a list, each element is one.
         example: a value.
-        least: the smallest value, where all are numbers.
+        least: the smallest value, if all are numbers.
         most: the largest one.
     """
 
@@ -230,12 +224,7 @@ def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """Where a field is in a document's metadata, as SQL.
-
-    Attributes:
-        path: of JSON.
-        kind: the JSON type of what is there; NULL where nothing is.
-    """
+    """The JSON path of a field in a document's metadata and the JSON type of what is there, or NULL, as SQL."""
 
     path: str
     kind: str
@@ -313,8 +302,8 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
         return lambda value, _: (
             f"(typeof({value}) = 'text'" + "".join(f" AND {value} {each}" for each in compared) + ")"
         )
-    # Beside a numeric CAST, SQLite reads a text that spells a number as that number. Any other text is above all
-    # numbers, infinity included, by which it is told and left out.
+    # Next to a numeric CAST, SQLite reads a text that spells a number as that number. Any other text is above all
+    # numbers, infinity included, and so is left out.
     compared = [f"{RANGE[name]} CAST({parameters.add(end)} AS NUMERIC)" for name, end in ends.items()]
     compared.append("<= CAST(9e999 AS NUMERIC)")
     return lambda value, kind: (

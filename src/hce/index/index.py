@@ -1,7 +1,7 @@
 """Index: documents that come and go, found by words and by meaning.
 
-An index holds an encoder, a store of the documents, and what is derived from the store: an engine of vectors, an index
-of words. Adding and removing documents needs no training.
+An index has an encoder, a store of the documents, and an engine of vectors and an index of words, derived from the
+store. Adding and removing documents needs no training.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.errors import wrong_type
 from hce.files import checked_fields
-from hce.index.confidence import Calibration, closeness
 from hce.index.derived import replica_at
 from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import MANIFEST_FILE, IndexStatus
 from hce.index.ranking import (
     RERANKED,
     Hit,
+    MatchThresholds,
     SearchMode,
     check_k,
     checked_queries,
     checked_vectors,
+    closeness,
     reranked,
 )
 from hce.index.state import IndexState, ReindexedError, build_parts, rebuild, status_of
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
 class Index:
     """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
 
-    An index can be used from several threads. Nothing is loaded before it is needed: only a search by text or an
-    addition loads the encoder, only a search loads the engine.
+    An index can be used from several threads. Only a search by text or an addition loads the encoder, only a search
+    loads the engine.
 
     Attributes:
         path: the folder.
@@ -191,7 +192,6 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             refuse_known(writer, chunks_of(sound), self.path)
             insert_documents(writer, chunks_of(sound), self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -208,7 +208,6 @@ class Index:
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
             insert_documents(writer, chunks, self.state.encode_documents, self.state.cutter(), advance)
-        self.state.derived.follow_write()
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -221,20 +220,20 @@ class Index:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
         distinct = checked_ids(ids)
-        with self.state.store.writing() as writer:
-            self.state.keep_up(writer)
+        with self._writing([], progress=False) as (writer, _):
             writer.delete(numbers_of(writer, distinct, self.path))
-        self.state.derived.follow_write()
         return len(distinct)
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
+        """Open a write with the current encoder, and then bring the engine up to date with it."""
         with (
             self.state.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
         ):
             self.state.keep_up(writer)
             yield writer, advance
+        self.state.derived.follow_write()
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
@@ -383,9 +382,9 @@ class Index:
         *,
         vector: np.ndarray | None = None,
     ) -> bool | None:
-        """Tell whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
+        """Return whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
 
-        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.confidence`. Where
+        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.ranking`. Where
         tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
 
         Args:
@@ -396,14 +395,14 @@ class Index:
             vector: the query's vector, of shape (n,), if at hand; the vector of the last search is remembered.
 
         Returns:
-            None where that is not known: nothing was found; words alone, or a part of the documents, were searched; the
+            None if that is not known: nothing was found; words alone, or a part of the documents, were searched; the
             index has few documents or an engine that lives elsewhere; or it has got another encoder since, which
             `rebuild` makes up for.
         """
         noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
             return None
-        calibration = checked_fields(Calibration, noted)
+        calibration = checked_fields(MatchThresholds, noted)
         if calibration.fingerprint != self.state.manifest.fingerprint:
             return None
         vector = self.state.encode_query(query) if vector is None else vector
@@ -478,7 +477,7 @@ class Index:
         return status_of(self.state)
 
     def drift(self, seed: int = 0) -> Drift:
-        """Tell whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
+        """Return whether it is time to retrain: documents that came later beside the first ones; see `hce.index.drift`.
 
         Takes seconds, and all vectors in memory; loads the encoder.
         """

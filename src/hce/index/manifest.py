@@ -1,7 +1,7 @@
 """Manifest: what an index is made of; and IndexStatus: its counts and sizes.
 
-The manifest is written last, so that its presence means that the rest is there. It holds its own checksum. What it says
-may come from a stranger: it can name nothing outside of the index's folder.
+The manifest is written last, so that its presence means that the rest is there. It holds its own checksum. It may come
+from a stranger: it can name nothing outside of the index's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_leftovers, read_json, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
-from hce.search.engine import ELSEWHERE, ENGINES
 from hce.search.shares import Calibration
 
 FORMAT = 2  # 1 was that of 0.1.0
@@ -28,17 +27,17 @@ IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encode
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
-EARLIER = {"dtype"}  # fields of earlier versions, which wrote no checksum at first
+EARLIER = {"dtype"}  # fields that 0.2.0 wrote
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
 @dataclass(frozen=True)
 class StandbyEncoder:
-    """An encoder that is not in force and has vectors in the store, beside those in force: see `hce.index.create`.
+    """An encoder with vectors in the store that are not the active ones: see `reindex` in `hce.index.create`.
 
     Attributes:
-        was_in_force: whether it was, until the last reindexing; else a reindexing to it is under way.
-        spec: of the encoder, as the reindexing was told; empty where it was in force.
+        was_in_force: whether it was active until the last reindexing; else a reindexing to it was begun.
+        spec: the encoder as the reindexing was given it; empty if it was active.
         encoder: see `Manifest`, as the others below.
     """
 
@@ -60,7 +59,7 @@ class StandbyEncoder:
 
     @property
     def suffix(self) -> str:
-        """What the names of this encoder's folders end in."""
+        """The end of the names of this encoder's folders."""
         return self.encoder_folder.removeprefix("encoder")
 
 
@@ -78,27 +77,25 @@ class Manifest:
         encoder: the name of the encoder that made the vectors.
         fingerprint: of that encoder.
         dim: the length n of a vector.
-        encoder_files: size and time of change of each file in `encoder/`; where both are the same, so is the encoder.
-        base_encoder: what that encoder was trained from, where that is known.
+        encoder_files: size and time of change of each file of the encoder, which need not be hashed if these are equal.
+        base_encoder: what that encoder was trained from, if known.
+        window: how many tokens the encoder reads at once: a longer document is read in passages.
         engine: the name of the engine.
-        engine_at: the address of an engine that lives elsewhere.
-        hierarchy: the folder of the tree, where there is one.
+        hierarchy: the folder of the tree, if there is one.
         language: of the texts, for the endings of their words.
         words_share: how much words count in a hybrid search, from 0 to 1.
         tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
-        shares: what the shares were chosen by, see `hce.search.shares.Calibration`; None where they were given.
-        fitted_documents: how many documents the encoder's table was fitted to; None where it was not, or was trained.
-        window: how many tokens the encoder reads at once: a longer document is read in passages.
+        shares: how the shares were chosen, see `hce.search.shares.Calibration`; None if they were given.
+        fitted_documents: how many documents the encoder's table was fitted to; None if it was not, or was trained.
+        engine_at: the address of an engine that lives elsewhere.
         encoder_folder: where the encoder is.
-        since: the number of the store's change from which on its vectors are of this encoder.
-        familiar: the last number that there was when the index got its encoder, to which later documents are new;
-            None for the last one at creation.
-        beside: an encoder that is not in force and has vectors in the store: see `StandbyEncoder`.
-        switch: change and token of a write of the store. In a store that knows of it, what is in force and what is
-            beside have changed places: so the commit of that write decides, and a manifest that names both encoders is
-            right before it and after.
-        fields: the fields that held id, text and title where they were named, for documents that are added.
-        calibration: from where on a hit is a good match, see `hce.index.confidence`; None where that is not known.
+        since: the number of the store's change since which its vectors are of this encoder.
+        familiar: the last number that there was when the index got its encoder; None for the last one at creation.
+        beside: the standby encoder: see `StandbyEncoder`.
+        switch: change and token of a write of the store that activates the standby encoder. Its commit decides, so a
+            manifest that names both encoders is right before it and after.
+        calibration: from where on a hit is a good match, see `Index.good_match`; None if unknown.
+        fields: the fields that held id, text and title if they were named, for documents that are added.
         format: of the index.
         hce: the version that wrote the manifest.
     """
@@ -136,12 +133,12 @@ class Manifest:
 
     @property
     def suffix(self) -> str:
-        """What the names of the present encoder's folders end in."""
+        """The end of the names of the active encoder's folders."""
         return self.encoder_folder.removeprefix("encoder")
 
     @property
     def search(self) -> str:
-        """How much words and tokens count in a search, and what that was chosen by."""
+        """How much words and tokens count in a search, and how that was chosen."""
         if self.shares is not None:
             return Calibration.read(self.shares).summary()
         return f"words count {self.words_share:.2f}, tokens count {self.tokens_share:.2f}"
@@ -152,7 +149,7 @@ class Manifest:
         return self.documents if self.familiar is None else self.familiar
 
     def other(self) -> StandbyEncoder | None:
-        """Return the encoder that has vectors beside those in force, where there is one."""
+        """Return the standby encoder, if there is one."""
         return None if self.beside is None else checked_fields(StandbyEncoder, self.beside)
 
     def folders(self) -> set[str]:
@@ -164,15 +161,11 @@ class Manifest:
         return named | {f"{kind}{other.suffix}" for kind in FOLDERS} | {str(other.hierarchy)}
 
     def with_in_force(self, other: StandbyEncoder) -> Manifest:
-        """Return what this manifest would be if another encoder were in force."""
+        """Return this manifest with another encoder as the active one."""
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
-    def before_switch(self, mark: WriteMark) -> Manifest:
-        """Return what to write before a write is committed in which the two encoders change places."""
-        return replace(self, switch=mark._asdict())
-
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
-        """Return what is true in a store that knows of these moments; `switch` stays while it is not decided."""
+        """Return what is true in a store that knows these moments; `switch` stays while it is not decided."""
         other = self.other()
         if self.switch is None or other is None:
             return self
@@ -186,11 +179,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path, reader: Reader | None = None) -> Manifest:
-        """Read an index's manifest.
-
-        Args:
-            folder: of the index.
-            reader: of the moment whose encoder is asked for; by default, the present one.
+        """Read an index's manifest, as of the moment of a reader of the store, by default the present one.
 
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
@@ -232,31 +221,26 @@ class Manifest:
             store.close()
 
     def _check(self) -> None:
-        """Refuse values that no index has.
-
-        Raises:
-            FormatError: there is one.
-        """
+        """Refuse values that no index has."""
+        other = self.other()
         sound = {
             "format": self.format == FORMAT,
             "documents": self.documents >= 0,
-            "engine": self.engine in (*ENGINES, *ELSEWHERE),
             "words_share": 0 <= self.words_share <= 1,
             "tokens_share": 0 <= self.tokens_share < 1,
             "window": self.window > 0,
             "fields": set(self.fields or ()) <= {"id", "text", "title"},
+            "beside": other is None or all(_soundness(other).values()),
             **_soundness(self),
         }
         if self.shares is not None:
             Calibration.read(self.shares)
-        other = self.other()
-        sound["beside"] = other is None or all(_soundness(other).values())
         for name in (name for name, is_sound in sound.items() if not is_sound):
             raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")
 
 
 def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
-    """Tell of each value by which an encoder's vectors and folders are found whether an index can have it."""
+    """Return, for each value that names an encoder's vectors and folders, whether an index can have it."""
     tree = described.hierarchy
     return {
         "dim": 0 < described.dim <= MOST_DIMENSIONS,
@@ -266,7 +250,7 @@ def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
 
 
 SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format")
-"""What the status of an index shows of its manifest as it is."""
+"""What the status of an index shows of its manifest unchanged."""
 
 
 @dataclass(frozen=True)
@@ -283,13 +267,13 @@ class IndexStatus:
         pending: how many additions and removals the engine's snapshot on disk is behind.
         tree_levels: the depth L of the tree, its levels below the root; 0 without a tree.
         bytes: of all files.
-        reindexing: the name of the encoder that a reindexing is to put in force, where one was begun.
-        earlier: the name of the encoder that was in force before the last reindexing, where it is kept.
-        tokens: whether tokens put the first hits into a better order.
-        recall: the share of their ten nearest documents that documents found when the engine was built; None where
+        reindexing: the name of the encoder that a reindexing was begun to.
+        earlier: the name of the encoder before the last reindexing, if it is kept.
+        tokens: whether tokens reorder the first hits.
+        recall: the share of their ten nearest documents that documents found when the engine was built; None if
             every vector is scored, or no snapshot is there.
         rescored: how many candidates a search for ten documents scores again by their vectors.
-        search: how much words and tokens count, and what that was chosen by.
+        search: how much words and tokens count, and how that was chosen.
     """
 
     path: str
@@ -326,12 +310,12 @@ class IndexStatus:
 
 
 def is_index(path: str | Path) -> bool:
-    """Tell whether a folder holds an index: a store of documents, and the manifest, which is written last."""
+    """Return whether a folder holds an index: a store of documents, and the manifest, which is written last."""
     return all(is_file(Path(path) / name) for name in (STORE_FILE, MANIFEST_FILE))
 
 
 def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
-    """Delete encoders, trees and snapshots that a manifest does not name; who calls keeps others from writing."""
+    """Delete encoders, trees and snapshots that a manifest does not name; the caller keeps others from writing."""
     delete_leftovers(index_folder)
     for name in names_in(index_folder):
         if IS_FOLDER.fullmatch(name) and name not in manifest.folders():
@@ -344,7 +328,7 @@ def size_on_disk(folder: Path) -> int:
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Return what changes when a file is written anew: its place on the disk and its time of change."""
+    """Return inode and time of change of a file: both change when it is written again."""
     try:
         found = path.stat()
     except OSError:

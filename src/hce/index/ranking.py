@@ -1,21 +1,28 @@
 """Ranking: from queries to hits, at one moment of an index.
 
 Meaning finds the nearest documents, a long document by its nearest passage. Words find the documents that share a word
-with the query. A hybrid search fuses both. Documents are ranked by their numbers; at the end the store looks them up.
+with the query. A hybrid search fuses both. Documents are ranked by their numbers; then the store looks them up.
+
+At the end of this module: whether a best hit is a good match. Spans of some documents are searched for as if these
+documents were not there. If the best hit of a query is as far off as the farthest fifth of the best hits of spans
+(`FARTHEST`), by its cosine and also by the words that it shares with the query, nothing in the index is a good match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from hce.data.documents import Document
 from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of, telling_words
-from hce.data.text import ANY_WORD, Passage, is_unicode
+from hce.data.text import ANY_WORD, Passage, cut_span, is_unicode
 from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived
@@ -50,10 +57,10 @@ class Hit(NamedTuple):
         from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
         matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
             that stand in every English text ("the", "from") are left out, unless the query has no others.
-        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None where
+        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None if
             the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
             score.
-        first_rank: the rank before a cross-encoder re-ranked the hits; None where none did.
+        first_rank: the rank before a cross-encoder re-ranked the hits; None if none did.
         folded: the ids of near-equal documents that were found below this one and left out, best first.
         path: the nodes of the tree that the document lies under, from the top; empty if the index has no tree.
     """
@@ -77,9 +84,8 @@ class Hit(NamedTuple):
     @classmethod
     def of(cls, rank: int, number: int, document: Document, from_meaning: float, from_words: float = 0.0) -> Hit:
         """Make a hit of a document."""
-        score = from_meaning + from_words
         shown = document.id, document.title, document.text, document.metadata
-        return cls(rank, score, *shown, number, from_meaning, from_words)
+        return cls(rank, from_meaning + from_words, *shown, number, from_meaning, from_words)
 
     def as_dict(self, query: str | None = None) -> dict[str, Any]:
         """Return the fields to show, for JSON; not the number, which means nothing outside the store.
@@ -116,13 +122,13 @@ class SearchRequest(NamedTuple):
 
     Attributes:
         queries: the texts to look for.
-        vectors: of the queries, of shape (queries, n), float32; None where only words are looked for.
+        vectors: of the queries, of shape (queries, n), float32; None in a search by words alone.
         k: how many documents are wanted for each.
-        allowed: search among the documents of these numbers only, rising.
+        allowed: the numbers of the documents to search among, rising; None for all.
         mode: by meaning, by words, or by both.
-        words_share: of words in a hybrid search, from 0 to 1.
+        words_share: the weight of words in a hybrid search, from 0 to 1.
         unique: whether near-equal documents count as one.
-        tell_matched: whether to fill in `Hit.matched`; see `with_matched`.
+        with_matched: whether to fill in `Hit.matched`.
     """
 
     queries: Sequence[str]
@@ -132,15 +138,11 @@ class SearchRequest(NamedTuple):
     mode: SearchMode
     words_share: float
     unique: bool = False
-    tell_matched: bool = True
+    with_matched: bool = True
 
 
 def checked_queries(queries: str | Sequence[str]) -> list[str]:
-    """Return the texts to look for.
-
-    Raises:
-        InputError: one is not a non-empty text.
-    """
+    """Return the texts to look for; InputError if one is not a non-empty text."""
     if not isinstance(queries, Iterable) or isinstance(queries, bytes):
         raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
     texts = [queries] if isinstance(queries, str) else list(queries)
@@ -155,11 +157,7 @@ def checked_queries(queries: str | Sequence[str]) -> list[str]:
 
 
 def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Return vectors of queries as an array of shape (Q, n), float32.
-
-    Raises:
-        InputError: the vectors are of another shape, or hold NaN.
-    """
+    """Return vectors of queries as an array of shape (Q, n), float32; InputError for another shape, or NaN."""
     try:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -172,11 +170,7 @@ def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 def check_k(k: int, name: str = "k") -> None:
-    """Make sure that k is a whole number from 1 on.
-
-    Raises:
-        InputError: k is not.
-    """
+    """Make sure that k is a whole number from 1 on."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise InputError(f"{name} = {k!r}: give a whole number")
     if k < 1:
@@ -184,11 +178,7 @@ def check_k(k: int, name: str = "k") -> None:
 
 
 def check_mode(mode: str) -> None:
-    """Make sure that there is such a mode of search.
-
-    Raises:
-        InputError: there is no such mode.
-    """
+    """Make sure that there is such a mode of search."""
     if mode not in get_args(SearchMode):
         raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
 
@@ -199,7 +189,7 @@ class Searched(NamedTuple):
     Attributes:
         reader: the documents.
         engine: the vectors of the documents; None in a search by words alone.
-        passages: the vectors of the passages of long documents; None where there are none, or no `engine`.
+        passages: the vectors of the passages of long documents; None if there are none, or no `engine`.
         words: the words of the documents; None in a search by meaning alone.
     """
 
@@ -211,11 +201,7 @@ class Searched(NamedTuple):
 
 @contextmanager
 def searched_at(reader: Reader, derived: Derived, request: SearchRequest) -> Iterator[Searched]:
-    """Lend what a search needs, always in the same order, so that two searches never wait for each other.
-
-    Raises:
-        MomentPassedError: a derived part has gone on to a later moment.
-    """
+    """Lend what a search needs, always in the same order, so that two searches never wait for each other."""
     by_meaning = request.vectors is not None and request.mode != "words"
     with ExitStack() as stack:
         engine = stack.enter_context(derived.engine_part.lend(reader)) if by_meaning else None
@@ -233,20 +219,18 @@ def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[
         MomentPassedError: a derived part has gone on to a later moment.
     """
     with searched_at(reader, derived, request) as searched:
-        if request.unique:
-            return _find_unique(searched, request)
-        return _find(searched, request)
+        return (_find_unique if request.unique else _find)(searched, request)
 
 
 def _find(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
     hits = _hits(searched.reader, _rankings(searched, request))
-    if searched.words is None or not request.tell_matched:
+    if searched.words is None or not request.with_matched:
         return hits
     return _with_matched(searched.words, request.queries, hits)
 
 
 def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Fill in `Hit.matched`; where the words have gone on to a later moment, return the hits as they are."""
+    """Fill in `Hit.matched`; if the words have gone on to a later moment, return the hits unchanged."""
     with suppress(MomentPassedError), derived.words_part.lend(reader) as words:
         return _with_matched(words, queries, hits)
     return hits
@@ -264,18 +248,16 @@ def with_paths(reader: Reader, tree: NumberedHierarchy | None, hits: list[list[H
 
 
 class RankedWithPassages(NamedTuple):
-    """Documents, best first, and what each was found by.
+    """Documents, best first, with scores and passages by words; and by document the nearest passage by meaning.
 
-    Attributes:
-        ranked: the documents, their scores, and the passages that words found.
-        nearest_passages: by document, the number of its nearest passage by meaning; 0 is the document's own vector.
+    The number 0 stands for the document as a whole.
     """
 
     ranked: Ranked
     nearest_passages: dict[int, int]
 
     def found_by(self) -> dict[int, int]:
-        """Return, by document, the number of the passage that it was found by; 0 is the document as a whole."""
+        """Return, by document, the number of the passage that it was found by."""
         found = {}
         for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.ranked), strict=True):
             by_meaning = self.nearest_passages.get(number, 0)
@@ -310,7 +292,7 @@ class NearestToOne:
         scores: np.ndarray,
         passage_numbers: np.ndarray,
     ) -> NearestToOne:
-        """Take the row of one query from what was found, without the empty places."""
+        """Make one of the row of a query in what was found, without the empty places."""
         there = numbers >= 0
         nearest_passages = dict(zip(numbers[there].tolist(), passage_numbers[there].tolist(), strict=True))
         return cls(searched, query_vector, numbers[there], scores[there], nearest_passages)
@@ -336,10 +318,7 @@ class NearestToOne:
         return RankedWithPassages(ranked, self.nearest_passages)
 
     def cosines_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Compute the cosines of other documents, of shape (m,), and note where a passage is nearer than the document.
-
-        The cosine of a long document is that of its nearest passage.
-        """
+        """Compute the cosines of other documents, of shape (m,), and note passages that are nearer than a document."""
         reader, engine = self.searched.reader, self.searched.engine
         if not len(numbers) or engine is None:
             return np.zeros(0, np.float32)
@@ -382,9 +361,8 @@ def _nearest(
 
 
 def _by_words(found: FoundByWords) -> RankedWithPassages:
-    return RankedWithPassages(
-        Ranked(found.numbers, np.zeros(len(found.numbers)), found.scores, found.passage_numbers), {}
-    )
+    nothing = np.zeros(len(found.numbers))
+    return RankedWithPassages(Ranked(found.numbers, nothing, found.scores, found.passage_numbers), {})
 
 
 # ------------------------------------------------------------------------------------------------- hits
@@ -392,17 +370,13 @@ def _by_words(found: FoundByWords) -> RankedWithPassages:
 
 def _hits(reader: Reader, rankings: list[RankedWithPassages]) -> list[list[Hit]]:
     """Turn rankings into hits: look up the documents of the numbers."""
-    wanted = {number for each in rankings for number in each.ranked.numbers.tolist()}
-    documents = reader.documents(wanted)
-    hits = [
-        [
-            Hit.of(rank, number, documents[number], from_meaning, from_words)
-            for rank, (number, from_meaning, from_words) in enumerate(
-                zip(*map(np.ndarray.tolist, each.ranked[:3]), strict=True), 1
-            )
-        ]
-        for each in rankings
-    ]
+    documents = reader.documents({number for each in rankings for number in each.ranked.numbers.tolist()})
+    hits = []
+    for each in rankings:
+        row: list[Hit] = []
+        for number, from_meaning, from_words in zip(*map(np.ndarray.tolist, each.ranked[:3]), strict=True):
+            row.append(Hit.of(len(row) + 1, number, documents[number], from_meaning, from_words))
+        hits.append(row)
     if not reader.has_passages():
         return hits
     return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, rankings, strict=True)]
@@ -416,10 +390,7 @@ def _with_passages(reader: Reader, hits: list[Hit], passage_of: dict[int, int]) 
 
 
 def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
-    """Convert the place of a passage in a document's full text, which begins with the title, to its place in the text.
-
-    The part of a passage that lies in the title is left out.
-    """
+    """Convert the place of a passage in `full_text`, which begins with the title, to its place in the text alone."""
     joined = f"{document.title} {document.text}"
     before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
     start, stop = (min(max(end - before, 0), len(document.text)) for end in extent)
@@ -443,7 +414,7 @@ def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -
 
 
 def _find_unique(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
-    """Find the best documents that are not near-equal to a better one: look further down until there are k of them."""
+    """Find the best documents that are not near-equal to a better one; look further down until there are k."""
     reader = searched.reader
     most, depth = max(1, reader.moment().documents), 2 * request.k
     while True:
@@ -459,9 +430,9 @@ def _find_unique(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
 
 
 def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
-    """Leave out each hit that is near-equal to a better one, which then names it; ranks are counted anew.
+    """Leave out each hit that is near-equal to a better one, which then names it; ranks are counted again.
 
-    Two documents are near-equal where the cosine of their vectors is at least `SAME_MEANING`, and both have at least
+    Two documents are near-equal if the cosine of their vectors is at least `SAME_MEANING`, and they share at least
     `SAME_WORDS` of their distinct words, ignoring case.
     """
     vectors = reader.vectors_at(np.array([hit.number for hit in hits], np.int64))
@@ -510,3 +481,119 @@ def read_text(hit: Hit) -> str:
 def read_passage(document: Document | Hit, passage: Passage) -> str:
     """Return the text that is read of a passage, given by its place in the text: the title, and then the passage."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text
+
+
+# ------------------------------------------------------------------------------------------------- a good match
+
+
+BETWEEN_SPACES = re.compile(r"\S+")
+SPANS = 240  # that are searched for
+LENGTHS = (3, 8, 20)  # of the spans, in words
+LEAST = 60  # spans to judge by
+SECONDS = 10.0  # after which no further spans are searched for
+AT_ONCE = 24  # spans
+DEPTH = 10  # hits, among which there is one that is not near-equal to the span's own document
+FARTHEST = 0.2  # the share of those best hits that are too far off; measured in docs/LOG.md
+
+
+@dataclass(frozen=True)
+class MatchThresholds:
+    """Thresholds above which a hit is a good match, taken from the best hits of spans.
+
+    Attributes:
+        fingerprint: of the encoder whose cosines these are.
+        cosine: a hit that has less, and also a lower coverage than below, is no good match.
+        coverage: see `HitCloseness`; that of a hit without any of the words is lower than every threshold.
+    """
+
+    fingerprint: str
+    cosine: float
+    coverage: float
+
+    @classmethod
+    def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> MatchThresholds:
+        """Sum up how close the best hits of spans were, without the spans' own documents."""
+        return cls(fingerprint, *np.quantile(np.array(found), FARTHEST, axis=0).tolist())
+
+    def is_good(self, found: HitCloseness) -> bool:
+        """Return whether a best hit is a good match."""
+        return found.cosine >= self.cosine or (found.coverage > 0 and found.coverage >= self.coverage)
+
+
+class HitCloseness(NamedTuple):
+    """How close a hit is to a query.
+
+    Attributes:
+        cosine: of their vectors, of a long document that of its nearest passage.
+        coverage: the share of the query's words that the hit has, a rare word counting for more.
+    """
+
+    cosine: float
+    coverage: float
+
+
+def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
+    """Measure how close a hit, which is there at the reader's moment, is to a query with a vector of shape (n,)."""
+    vectors = reader.vectors_at(np.array([hit.number], np.int64))
+    if reader.has_passages():
+        vectors = np.concatenate([vectors, reader.passages_of([hit.number]).vectors])
+    with derived.words_part.lend(reader) as words:
+        rarity = words.rarity(query)
+        (matched,) = [hit.matched] if hit.matched else words.matched(query, [hit.number])
+    whole = sum(rarity.values())
+    shared = sum(rarity[word] for word in matched)
+    return HitCloseness(float((vectors @ vector).max()), shared / whole if whole else 0.0)
+
+
+def find_thresholds(
+    reader: Reader,
+    derived: Derived,
+    encode: Callable[[list[str]], np.ndarray],
+    fingerprint: str,
+    words_share: float,
+) -> MatchThresholds | None:
+    """Search for spans of documents, which `encode` encodes; None for too few, or if the moment has passed."""
+    try:
+        measured = list(_measured_spans(reader, derived, encode, words_share))
+    except MomentPassedError:
+        return None
+    return MatchThresholds.of(fingerprint, measured) if len(measured) >= LEAST else None
+
+
+def _measured_spans(
+    reader: Reader, derived: Derived, encode: Callable[[list[str]], np.ndarray], words_share: float
+) -> Iterator[HitCloseness]:
+    """Search for spans while there is time, and yield how close the best hit of each is, except its own document."""
+    spans, until = _spans(reader), time.monotonic() + SECONDS
+    while spans and time.monotonic() <= until:
+        some, spans = spans[:AT_ONCE], spans[AT_ONCE:]
+        texts = [text for _, text in some]
+        vectors = encode(texts)
+        found = find_hits(reader, derived, SearchRequest(texts, vectors, DEPTH, None, "hybrid", words_share))
+        for (number, text), vector, hits in zip(some, vectors, found, strict=True):
+            if others := _others(reader, number, hits):
+                yield closeness(reader, derived, text, vector, others[0])
+
+
+def _spans(reader: Reader) -> list[tuple[int, str]]:
+    """Cut spans out of some documents, drawn at random: the number of each document, and its span; none of too few."""
+    numbers = reader.numbers()
+    if len(numbers) < LEAST:
+        return []
+    rng = np.random.default_rng(0)
+    chosen = rng.permutation(numbers)[:SPANS].tolist()
+    documents = reader.documents(chosen)
+    texts = (documents[number].full_text for number in chosen)
+    return [(number, _span(text, length, rng.random())) for number, text, length in zip(chosen, texts, cycle(LENGTHS))]
+
+
+def _span(text: str, length: int, place: float) -> str:
+    """Cut a span as long as a query; in code, where marks are many, words and marks would make it shorter than one."""
+    return cut_span(text, length, place, [match.span() for match in BETWEEN_SPACES.finditer(text)]).inside
+
+
+def _others(reader: Reader, number: int, hits: list[Hit]) -> list[Hit]:
+    """Leave out a document and those that are near-equal to it."""
+    vectors = reader.vectors_at(np.array([number, *(hit.number for hit in hits)], np.int64))
+    is_near = vectors[1:] @ vectors[0] >= SAME_MEANING
+    return [hit for hit, near in zip(hits, is_near.tolist(), strict=True) if hit.number != number and not near]

@@ -1,4 +1,4 @@
-"""IndexState: what one process has open of an index: the current manifest, and all that belongs to it.
+"""IndexState: what one process has open of an index, and its upkeep.
 
 A search and writes of other threads and processes:
 
@@ -10,7 +10,7 @@ A search and writes of other threads and processes:
 - Engines and words are at one moment at a time. If another thread has brought them to a later moment than a reader
   sees, lending them raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
 - A collection of Milvus has only its present moment. If documents are removed during a search, `ReplicaState.search`
-  takes over what was written, and searches again.
+  copies what was written, and searches again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
 from hce.files import held_alone
-from hce.index.confidence import calibrate
 from hce.index.connections import heed_forks
 from hce.index.derived import Derived, home_of
 from hce.index.filters import Filter
@@ -45,19 +44,22 @@ from hce.index.manifest import (
     file_stamps,
     size_on_disk,
 )
-from hce.index.ranking import Hit, SearchMode, SearchRequest, check_k, check_mode, find_hits, with_matched, with_paths
-from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer
-from hce.index.token_codes import (
-    IndexTokens,
-    TokenCodes,
-    encode_keeping_tokens,
-    is_token_folder,
-    read_all_tokens,
-    token_folder,
+from hce.index.ranking import (
+    Hit,
+    SearchMode,
+    SearchRequest,
+    check_k,
+    check_mode,
+    find_hits,
+    find_thresholds,
+    with_matched,
+    with_paths,
 )
+from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import NumberedHierarchy, load_tree, regrow_tree
 from hce.index.writing import Cutter
-from hce.search.engine import ELSEWHERE, check_engine
+from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 from hce.search.fusion import TOKENS_FIRST
 
 
@@ -74,8 +76,7 @@ class IndexState:
         store: the documents.
         derived: engine, engine of passages and words, all built from the store.
         for_queries: the encoder of queries.
-        for_documents: the encoder of documents: with its own copy, adding thousands does not keep a search waiting.
-        tokens: of documents and queries, which reorder the first hits.
+        for_documents: a copy for documents, so that adding thousands does not keep a search waiting.
     """
 
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
@@ -84,13 +85,13 @@ class IndexState:
         check_tree(path)  # before anything that opens files by their paths
         if encoder is not None:
             check_same(encoder, self.manifest, path)
-        self.for_queries = CarriedEncoder(path, self.manifest, encoder)
-        self.for_documents = self.for_queries if encoder else CarriedEncoder(path, self.manifest)
+        self.for_queries = IndexEncoder(path, self.manifest, encoder)
+        self.for_documents = self.for_queries if encoder else IndexEncoder(path, self.manifest)
         self.store = Store(path, self.manifest.dim)
         self.derived = Derived(self.store, self.manifest)
-        self.tokens = self._tokens_of(self.manifest)
+        self._codes: dict[str, TokenCodes | None] = {}  # by the suffix of the encoder's folders
         self._cutter: Cutter | None = None
-        self._last_query: tuple[CarriedEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
+        self._last_query: tuple[IndexEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it may not be the current one
         self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
 
@@ -102,8 +103,6 @@ class IndexState:
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open one moment of the store, with vectors of the encoder that the manifest names.
-
-        All that is read through it fits together, whatever is written meanwhile.
 
         Raises:
             FormatError: the store has no such vectors, since it is older than the manifest.
@@ -122,10 +121,7 @@ class IndexState:
                 behind = self.manifest.since
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Iterate over the documents with numbers above `after`, with number and vector, in order of number.
-
-        A number up to `manifest.documents` says that the document was there at creation, with this text.
-        """
+        """Iterate over the documents with numbers above `after`, with number and vector, in order of number."""
         with self.reading() as reader:
             yield from reader.entries(after)
 
@@ -142,15 +138,15 @@ class IndexState:
             return  # of an earlier moment than another thread has seen
         if manifest.encoder_folder != self.manifest.encoder_folder:
             self.derived.take_up(manifest)
-            self.for_queries, self.for_documents = (CarriedEncoder(self.path, manifest) for _ in range(2))
+            self.for_queries, self.for_documents = (IndexEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
         if manifest.engine_at != self.manifest.engine_at:
             self.derived = Derived(self.store, manifest)
-        self.tokens = self._tokens_of(manifest)
+        self._codes = {}
         self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
         self._stamp = None if manifest.switch else stamp
 
-    def present_encoder(self) -> CarriedEncoder:
+    def present_encoder(self) -> IndexEncoder:
         """Return the encoder of queries, after a look at whether the index has another one by now."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
@@ -159,9 +155,9 @@ class IndexState:
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
-        encoder, tokens = self.present_encoder(), self.tokens
-        codes = tokens.codes(encoder)  # none beside a static encoder
-        vectors = encoder.encode(texts, "query", None if codes is None else tokens.asked(codes).keep)
+        encoder = self.present_encoder()
+        codes = self._codes_of(encoder)
+        vectors = encoder.encode(texts, "query", None if codes is None else codes.keep_query)
         if len(texts) == 1:
             self._last_query = encoder, texts[0], vectors[0].copy()
         return vectors
@@ -172,6 +168,36 @@ class IndexState:
         if last is not None and last[:2] == (self.present_encoder(), text):
             return last[2]
         return np.asarray(self.encode_queries([text])[0])
+
+    def encode_documents(self, texts: list[str]) -> np.ndarray:
+        """Encode documents to unit vectors of shape (texts, n), and keep their tokens if the index keeps tokens."""
+        encoder = self.for_documents  # which another thread may replace
+        return encode_keeping_tokens(encoder, self._codes_of(encoder), texts)
+
+    def cutter(self) -> Cutter:
+        """Return the cutter of long documents."""
+        if self._cutter is None:
+            self._cutter = Cutter(self.for_documents.encoder())
+        return self._cutter
+
+    @property
+    def tree(self) -> NumberedHierarchy | None:
+        """The tree of the documents at creation (or at the last rebuild) with their numbers, if there is one."""
+        manifest, known = self.manifest, self._tree
+        if known is None or known[0] != manifest:  # every search asks: a missing tree is not looked for each time
+            known = self._tree = manifest, load_tree(self.path)
+        return known[1]
+
+    def _codes_of(self, encoder: IndexEncoder) -> TokenCodes | None:
+        """Return the tokens of the texts that an encoder has read; None if none are kept."""
+        if self.manifest.engine in ELSEWHERE:  # whose readers would not have them
+            return None
+        known = self._codes
+        if encoder.suffix not in known:
+            known[encoder.suffix] = TokenCodes.find(token_folder(self.path, encoder.suffix))
+        return known[encoder.suffix]
+
+    # ------------------------------------------------------------------------------------------------- search
 
     def search(
         self,
@@ -184,12 +210,12 @@ class IndexState:
         *,
         unique: bool = False,
     ) -> list[list[Hit]]:
-        """Search as `Index.search` does, for texts that are encoded already, to vectors of shape (texts, n).
+        """Search as `Index.search` does, for queries that are encoded already.
 
         Args:
             texts: the queries.
-            vectors: of the queries; None if words alone are looked for.
-            k: see `Index.search`, as `filter` and `mode`.
+            vectors: of the queries, of shape (texts, n); None if words alone are looked for.
+            k: see `Index.search`, as `filter`, `mode` and `unique`.
             filter: see `Index.search`.
             mode: see `Index.search`.
             fingerprint: of the encoder that encoded the queries; by default, of the last one.
@@ -200,70 +226,43 @@ class IndexState:
         """
         check_mode(mode)
         check_k(k)
+        request = SearchRequest(texts, vectors, int(k), None, mode, 0.0, unique)
         fingerprint = fingerprint or self.for_queries.fingerprint
         while True:  # see the top of this module
             check_deadline()
             with suppress(MomentPassedError):
-                return self._search_once(texts, vectors, k, filter, mode, fingerprint, unique)
+                return self._search_once(request, filter, fingerprint)
 
-    def _search_once(
-        self,
-        texts: Sequence[str],
-        vectors: np.ndarray | None,
-        k: int,
-        conditions: Filter | None,
-        mode: SearchMode,
-        fingerprint: str,
-        unique: bool,
-    ) -> list[list[Hit]]:
-        """Search at the present moment, and let tokens reorder the hits once that moment is let go: they take long."""
+    def _search_once(self, request: SearchRequest, conditions: Filter | None, fingerprint: str) -> list[list[Hit]]:
+        """Search at the present moment; tokens reorder the hits once that moment is let go, since they take long."""
         with self.reading() as reader:
-            if vectors is not None and self.manifest.fingerprint != fingerprint:
+            if request.vectors is not None and self.manifest.fingerprint != fingerprint:
                 raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
-            allowed = None if conditions is None else reader.numbers_where(conditions)
+            encoder, shares = self.for_queries, self.manifest
             most = max(1, reader.moment().documents)  # a larger k would only take more memory
-            best, manifest = min(int(k), most), self.manifest
-            request = SearchRequest(texts, vectors, best, allowed, mode, manifest.words_share, unique)
-            encoder, tokens, tokens_share = self.for_queries, self.tokens, manifest.tokens_share
-            reorder = mode == "hybrid" and vectors is not None and tokens_share > 0
-            codes = tokens.codes(encoder) if reorder else None
-            if codes is not None:
-                request = request._replace(k=min(max(best, TOKENS_FIRST), most), tell_matched=False)
+            k = min(request.k, most)
+            codes = None
+            if request.mode == "hybrid" and request.vectors is not None and shares.tokens_share > 0:
+                codes = self._codes_of(encoder)
+            request = request._replace(
+                k=k if codes is None else min(max(k, TOKENS_FIRST), most),
+                allowed=None if conditions is None else reader.numbers_where(conditions),
+                words_share=shares.words_share,
+                with_matched=codes is None,
+            )
             hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
         if codes is None:
             return hits
-        hits = [row[:best] for row in tokens.in_order(encoder, codes, texts, hits, tokens_share)]
+        hits = [row[:k] for row in codes.in_order(encoder, request.queries, hits, shares.tokens_share)]
         with self.store.reading() as reader:
-            return with_matched(reader, self.derived, texts, hits)
-
-    def encode_documents(self, texts: list[str]) -> np.ndarray:
-        """Encode documents to unit vectors of shape (texts, n), and keep their tokens where the index keeps tokens."""
-        encoder = self.for_documents  # which another thread may replace
-        return encode_keeping_tokens(encoder, self.tokens.codes(encoder), texts)
-
-    @property
-    def tree(self) -> NumberedHierarchy | None:
-        """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
-        manifest, known = self.manifest, self._tree
-        if known is None or known[0] != manifest:  # every search asks: a missing tree is not looked for each time
-            known = self._tree = manifest, load_tree(self.path)
-        return known[1]
-
-    def cutter(self) -> Cutter:
-        """Return the cutter of long documents."""
-        if self._cutter is None:
-            self._cutter = Cutter(self.for_documents.encoder())
-        return self._cutter
-
-    def _tokens_of(self, manifest: Manifest) -> IndexTokens:
-        return IndexTokens(self.path, are_kept=manifest.engine not in ELSEWHERE)
+            return with_matched(reader, self.derived, request.queries, hits)
 
 
 # ------------------------------------------------------------------------------------------------- its encoder
 
 
-class CarriedEncoder:
-    """The encoder that an index carries: loaded when needed, checked, and used by one thread at a time.
+class IndexEncoder:
+    """The encoder in an index's folder: loaded when needed, checked, and used by one thread at a time.
 
     Tokenizers are not made for several threads.
 
@@ -281,7 +280,7 @@ class CarriedEncoder:
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Forget the lock of the parent process, after a fork."""
+        """Replace the lock of the parent process after a fork."""
         self._lock = Lock()
 
     @property
@@ -291,7 +290,7 @@ class CarriedEncoder:
 
     @property
     def suffix(self) -> str:
-        """What the names of the encoder's folders end in."""
+        """The end of the names of the encoder's folders."""
         return self._known.suffix
 
     def encoder(self) -> Encoder:
@@ -324,17 +323,16 @@ class CarriedEncoder:
 
 
 def check_same(encoder: Encoder, manifest: Manifest, index_folder: Path) -> None:
-    """Refuse an encoder that did not make the vectors.
-
-    Raises:
-        InputError: `encoder` is another one.
-    """
+    """Refuse an encoder that did not make the vectors."""
     fingerprint = encoder.fingerprint
     if fingerprint != manifest.fingerprint:
         raise InputError(
             f"{index_folder} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), not of "
             f"{encoder.name} ({fingerprint[:12]}); open it without naming an encoder, or index again with that one"
         )
+
+
+# ------------------------------------------------------------------------------------------------- upkeep
 
 
 def status_of(state: IndexState) -> IndexStatus:
@@ -364,7 +362,7 @@ def status_of(state: IndexState) -> IndexStatus:
 
 
 def build_parts(state: IndexState) -> None:
-    """Build engines and words of the documents there are, and keep snapshots of them.
+    """Build engines and words of the documents there are, and write snapshots of them.
 
     Raises:
         WriterBusyError: someone else is writing.
@@ -373,7 +371,7 @@ def build_parts(state: IndexState) -> None:
         state.keep_up(writer)
         derived = state.derived
         derived.rebuild(writer, replace(state.manifest, engine=derived.engine_name))
-        _calibrate(state, writer)
+        _find_thresholds(state, writer)
 
 
 def rebuild(
@@ -385,16 +383,7 @@ def rebuild(
     tokens: bool | None,
     progress: bool,
 ) -> None:
-    """Rebuild all that is derived from the documents there are now; see `Index.rebuild`.
-
-    Args:
-        state: of the index.
-        engine: another engine from now on.
-        at: the address of Milvus.
-        refit: fit the table to all documents again, unless another encoder is about to take its place.
-        tokens: whether tokens are kept from now on; None leaves that unchanged.
-        progress: show bars.
-    """
+    """Rebuild all that is derived from the documents there are now; `Index.rebuild` explains the arguments."""
     path, before = state.path, state.manifest
     named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
     check_engine(engine or state.derived.engine_name, at)
@@ -409,13 +398,13 @@ def rebuild(
         state.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
-        engine = engine or known.engine
+        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else state.derived.engine_name)
         manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
         _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
         manifest.write(path)  # by which others notice what has changed
         state.adopt(manifest)
         state.derived.rebuild(writer, manifest)
-        _calibrate(state, writer)
+        _find_thresholds(state, writer)
         writer.forget(manifest.documents)
         delete_other_folders(path, manifest)
     if before.engine_at is not None and before.engine_at != at:
@@ -423,7 +412,7 @@ def rebuild(
 
 
 def _refit_table(state: IndexState, progress: bool) -> None:
-    """Fit the table that encodes to all documents again, unless a reindexing to another encoder was begun."""
+    """Fit the table to all documents again, unless a reindexing to another encoder was begun."""
     from hce.index.create import reindex  # which needs torch
 
     other = Manifest.read(state.path).other()
@@ -435,11 +424,7 @@ def _refit_table(state: IndexState, progress: bool) -> None:
 
 
 def _give_up_earlier(state: IndexState) -> None:
-    """Drop the vectors of the encoder that the last reindexing replaced.
-
-    Raises:
-        InputError: another process is taking it up again.
-    """
+    """Drop the vectors of the encoder that the last reindexing replaced."""
     path = state.path
     other = Manifest.read(path).other()
     if other is None or not other.was_in_force:
@@ -465,13 +450,13 @@ def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, prog
         read_all_tokens(folder, state.for_documents.encoder(), writer, progress=progress)
 
 
-def _calibrate(state: IndexState, writer: Writer) -> None:
+def _find_thresholds(state: IndexState, writer: Writer) -> None:
     """Find the thresholds of a good match, and write them into the manifest."""
     known = Manifest.settled(state.path, writer)
     found = None
     if state.derived.mirror is None:
         encode = partial(state.for_queries.encode, side="query")
-        found = calibrate(writer, state.derived, encode, known.fingerprint, known.words_share)
+        found = find_thresholds(writer, state.derived, encode, known.fingerprint, known.words_share)
     calibration = None if found is None else asdict(found)
     if calibration != known.calibration:
         manifest = replace(known, calibration=calibration)

@@ -1,9 +1,8 @@
-"""Store: the durable truth of an index, one SQLite file, its tables, and the transactions on it.
+"""Store: the durable truth of an index in one SQLite file, and the transactions on it.
 
-A write is one transaction: when it returns it survives a pulled plug, and until then nothing of it is there. Readers
-see one moment, whatever is written meanwhile. Every document has a number that rises with each one added and is never
-given again, so that "all above the last number I know, less what was removed since" is all that an engine has to be
-told to catch up.
+A write is one transaction: when it returns it survives a power cut, and until then nothing of it is there. Readers see
+one moment, whatever is written meanwhile. Numbers of documents rise and are never given again, so an engine catches up
+by "all above the last number I know, less what was removed since".
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class Moment(NamedTuple):
 
     Attributes:
         change: how many writes there had been.
-        token: drawn at random for each write: two stores with the same number of writes are told apart by it. It has
-            this name in the store, in snapshots, in the manifest and in Milvus, and nothing to do with tokens of texts.
+        token: drawn at random for each write, to distinguish two stores with the same number of writes. It has this
+            name on disk and in Milvus, and nothing to do with tokens of texts.
         at: when the write was, in ISO 8601.
         documents: how many documents there were.
         last: the last number given so far.
@@ -91,14 +90,14 @@ class Moment(NamedTuple):
 
 
 class WriteMark(NamedTuple):
-    """What tells one write of a store from all others: see `Moment`."""
+    """The identity of a write of a store: see `Moment`."""
 
     change: int
     token: str
 
 
 class Entry(NamedTuple):
-    """A document with what the store knows of it: its number and its vector, of shape (n,), float32."""
+    """A document with its number and its vector, of shape (n,), float32."""
 
     number: int
     document: Document
@@ -113,12 +112,7 @@ class FacetCount(NamedTuple):
 
 
 class CutPassages(NamedTuple):
-    """The passages of a long document, as they were cut: what is written.
-
-    Attributes:
-        extents: where each stands in the document's `full_text`, in order.
-        vectors: of shape (extents, n).
-    """
+    """The passages of a long document: their places in its `full_text`, in order, and vectors, of shape (P, n)."""
 
     extents: Sequence[Passage]
     vectors: np.ndarray
@@ -162,7 +156,7 @@ class Store:
 
     @contextmanager
     def reading_beside(self, dim: int) -> Iterator[Reader]:
-        """Open one moment in which the vectors beside those in force, of length `dim`, take the place of these."""
+        """Open one moment in which the standby vectors, of length `dim`, stand in for the active ones."""
         with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             for table in ("vectors", "passages"):  # names that are temporary go before all others
@@ -175,12 +169,9 @@ class Store:
     def writing(self, wait: float | None = None) -> Iterator[Writer]:
         """Open one transaction: on success all of it is durable, on any error nothing of it is there.
 
-        Args:
-            wait: seconds to wait for another writer to be done, `SECONDS_TO_WAIT` by default.
-
         Raises:
-            InputError: someone else is writing, and was not done by then; or the folder was replaced since it was
-                opened.
+            InputError: someone else is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`; or the folder
+                was replaced since it was opened.
         """
         with self._errors(), self._connections.lend() as connection:
             if not self._connections.can_write(connection):
@@ -195,17 +186,17 @@ class Store:
                 _be_patient(connection, SECONDS_TO_WAIT)
 
     def compact(self) -> None:
-        """Give the space of removed documents back to the disk, where it is worth a copy of all the others."""
+        """Give the space of removed documents back to the disk, if it is worth a copy of all the others."""
         with self._errors(), self._connections.lend() as connection:
             (pages,), (free,) = (connection.execute(f"PRAGMA {each}_count").fetchone() for each in ("page", "freelist"))
             if free > WORTH_A_COPY * pages:
                 connection.execute("VACUUM")
             self._connections.copy_log(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            connection.execute(f"PRAGMA user_version = {version}")  # a write, by which the log is begun anew
+            connection.execute(f"PRAGMA user_version = {version}")  # a write, which starts the log again
 
     def close(self) -> None:
-        """Let go of the file; nothing is lost by not doing so."""
+        """Close the file; nothing is lost by not doing so."""
         self._connections.close()
 
     def _commit(self, connection: Connection, writer: Writer) -> None:
@@ -221,7 +212,7 @@ class Store:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Say what SQLite says in one line with a way out."""
+        """Turn errors of SQLite into ours, which say what to do."""
         folder = self.path.parent
         try:
             yield
@@ -249,10 +240,10 @@ class Store:
 
 
 class Reader:
-    """One moment of a store, and what can be asked of it.
+    """One moment of a store.
 
     Attributes:
-        dim: the length of a vector; the store tells it once it has had another one than at creation.
+        dim: the length of a vector; the store notes it once it has had another one than at creation.
     """
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
@@ -269,7 +260,7 @@ class Reader:
         return Moment(*row)
 
     def moment_at(self, change: int, token: str) -> Moment | None:
-        """Return an earlier moment of this store; None where the store never was in it."""
+        """Return an earlier moment of this store; None if the store never was in it."""
         row = self._one(f"{MOMENTS} WHERE change = ? AND token = ?", (change, token))
         return Moment(*row) if row else None
 
@@ -336,8 +327,8 @@ class Reader:
         return found
 
     def has_passages(self) -> bool:
-        """Tell whether a document here is long enough to be read in passages."""
-        return self._has_passage_table() and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
+        """Return whether a document here is long enough to be read in passages."""
+        return has_table(self._connection, "passages") and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
 
     def passages(self, after: int = 0) -> PassageVectors:
         """Read the passages of documents above `after`; where `has_passages`."""
@@ -370,19 +361,14 @@ class Reader:
 
     def all_extents(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
         """Yield each long document above `after`, by number, with where its passages stand: number → extent."""
-        if not self._has_passage_table():
+        if not has_table(self._connection, "passages"):
             return
         query = "SELECT document, number, start, stop FROM passages WHERE document > ? ORDER BY document, number"
         for document, rows in groupby(self._connection.execute(query, (after,)), key=itemgetter(0)):
             yield document, {number: Passage(*extent) for _, number, *extent in rows}
 
-    def long_documents(self, numbers: Iterable[int]) -> set[int]:
-        """Return which of these documents have passages; where `has_passages`."""
-        query = "SELECT DISTINCT document FROM passages WHERE document IN ({})"
-        return {document for (document,) in self._each_in(query, numbers)}
-
     def last_beside(self) -> int | None:
-        """Return the last number that has a vector beside those in force, 0 where none has; None without the table."""
+        """Return the last number that has a standby vector, 0 if none has; None without the table."""
         if not has_table(self._connection, "vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
@@ -391,15 +377,12 @@ class Reader:
         """Count the documents above a number."""
         return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
 
-    def _has_passage_table(self) -> bool:
-        return has_table(self._connection, "passages")
-
     def removed_since(self, change: int) -> np.ndarray:
         """Return the numbers taken out by later writes than this one, which `moment_at` must know of."""
         return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """Read the rows of a table as they are, whatever is in them, texts as bytes, and last the checksum."""
+        """Read the rows of a table unchecked, texts as bytes, and last the checksum."""
         self._connection.text_factory = bytes
         try:
             query = f"SELECT {', '.join(COLUMNS[table])}, checksum FROM {table}"  # noqa: S608  all are from here
@@ -412,7 +395,7 @@ class Reader:
         return change_checksum(self._connection, change)
 
     def row_count(self, table: str) -> int:
-        """Count the rows of a table; 0 where there is none of this name."""
+        """Count the rows of a table; 0 if there is none of this name."""
         if not has_table(self._connection, table):
             return 0
         return int(self._one(f"SELECT count(*) FROM {table}")[0])  # noqa: S608
@@ -421,10 +404,6 @@ class Reader:
         """Return what SQLite finds wrong with its own pages, a line each."""
         lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
         return [] if lines == ["ok"] else lines
-
-    def removed_numbers(self) -> np.ndarray:
-        """Return the numbers of removed documents that are still known of."""
-        return self._numbers("SELECT number FROM removed")
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
         """Return the numbers of the documents that there were at this moment or an earlier one, rising."""
@@ -560,7 +539,7 @@ class Writer(Reader):
     def delete(self, numbers: Sequence[int]) -> None:
         """Take documents out, and their passages."""
         queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
-        if self._has_passage_table():
+        if has_table(self._connection, "passages"):
             queries.append("DELETE FROM passages WHERE document = ?")
         if self.last_beside() is not None:
             queries.append("DELETE FROM vectors_beside WHERE number = ?")
@@ -572,7 +551,7 @@ class Writer(Reader):
         self._documents -= len(numbers)
         self._touched |= bool(numbers)
 
-    # The three below make a store a copy of another one, without vectors: see `hce.milvus.replica`.
+    # The next three make a store a copy of another one, without vectors: see `hce.milvus.replica`.
 
     def start_over(self, dim: int) -> None:
         """Take everything out, and expect vectors of another length."""
@@ -597,7 +576,7 @@ class Writer(Reader):
         self._insert_change(moment)
 
     def replace(self, documents: Sequence[Document]) -> None:
-        """Write title, text and metadata of documents anew whose `full_text` is what it was."""
+        """Write title, text and metadata of documents again whose `full_text` is what it was."""
         numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
         rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
         query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE number = ?"
@@ -606,14 +585,14 @@ class Writer(Reader):
         self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
 
-    # The four below change nothing that can be found, and are no change of the store, until `swap_beside`.
+    # Standby vectors are those of another encoder. Nothing of them can be found before `swap_beside`.
 
     def make_beside(self) -> None:
-        """Make room for vectors of another encoder beside those in force; any that are there are dropped."""
+        """Make empty tables for standby vectors."""
         make_beside(self._connection)
 
     def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
-        """Insert another encoder's vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
+        """Insert standby vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
         rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)
         self._insert("vectors_beside", rows, vector_checksum)
@@ -622,25 +601,21 @@ class Writer(Reader):
                 self._insert_passages("passages_beside", numbers[position], each)
 
     def drop_beside(self) -> None:
-        """Drop the vectors beside those in force."""
+        """Drop the standby vectors."""
         drop_beside(self._connection)
 
     def swap_beside(self, dim: int) -> None:
-        """Put the vectors that were beside, of length `dim`, in force, and those that were in force beside."""
+        """Activate the standby vectors, of length `dim`, and make the active ones the standby."""
         swap_beside(self._connection)
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
         self._touched = True
 
     def reindex(self) -> None:
-        """Have SQLite make its indexes anew from the tables."""
+        """Have SQLite make its indexes again from the tables."""
         self._connection.execute("REINDEX")
 
     def recount(self, documents: int) -> None:
-        """Write down anew what can be counted, where it was damaged: how many documents there are, which were removed.
-
-        Args:
-            documents: how many there were at creation.
-        """
+        """Count the documents and find the removed ones again, `documents` being how many there were at creation."""
         there = self._connection.execute("SELECT number FROM vectors UNION SELECT number FROM documents").fetchall()
         numbers = {number for (number,) in there}
         self._last = max([self._last, documents, *numbers])
@@ -661,15 +636,14 @@ class Writer(Reader):
     def forget(self, documents: int) -> None:
         """Delete what is known of earlier moments, for which nothing derived is kept any more.
 
-        Args:
-            documents: how many there were at creation; which of these were removed stays known, and is counted.
+        It stays known which of the first `documents`, those at creation, were removed.
         """
         change = self._before.change
         self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
         self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
-        """Find what stood against inserting these: an id that comes twice, or else their metadata."""
+        """Return why these were not inserted: an id that comes twice, or else their metadata."""
         seen = {
             doc_id
             for doc_id, (number, _) in self.present(each.id for each in documents).items()
@@ -718,16 +692,12 @@ def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
 
 
 def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
-    """Write vectors, of shape (N, n), as the store keeps them, one after the other."""
+    """Yield vectors, of shape (N, n), as the store keeps them."""
     return map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
 
 
 def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:
-    """Return blobs as vectors, of shape (blobs, n).
-
-    Raises:
-        FormatError: one of them is something else.
-    """
+    """Return blobs as vectors, of shape (blobs, n)."""
     try:
         return np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
     except (TypeError, ValueError) as error:

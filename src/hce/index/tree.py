@@ -1,7 +1,8 @@
-"""The tree that an index carries: a hierarchy, the number in the store of each of its documents, and their paths.
+"""The tree of an index: a hierarchy with the numbers of its documents, their paths, and what can be browsed.
 
 A tree is derived: it can be grown again from the documents there are. Each has a folder of its own, and the manifest
-says which one counts.
+names the current one. Documents that are gone are left out of what is shown, and those that came later are put where
+a walk down from the root leads them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -66,12 +67,7 @@ class NumberedHierarchy(NamedTuple):
 
 
 def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarchy | None:
-    """Read the tree that the manifest names; None where it names none, or a damaged one, of which a line is logged.
-
-    Args:
-        index_folder: the folder of the index.
-        suffix: of the folders of the encoder whose tree it is; by default, of the one in force.
-    """
+    """Read the tree of the encoder whose folders end in `suffix`, by default the current one; None if there is none."""
     name = _named(index_folder, suffix)
     while name is not None:
         try:
@@ -86,7 +82,6 @@ def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarch
 
 
 def _named(index_folder: Path, suffix: str | None) -> str | None:
-    """Return the folder of the tree of one of an index's encoders."""
     manifest = Manifest.read(index_folder)
     other = manifest.other()
     if other is None or suffix in (None, manifest.suffix):
@@ -98,10 +93,7 @@ def _named(index_folder: Path, suffix: str | None) -> str | None:
 def grow_named_tree(
     vectors: np.ndarray, texts: Iterable[str], device: Any = None, *, progress: bool = False
 ) -> Hierarchy | None:
-    """Grow a tree and name its nodes; None where there are too few documents for one.
-
-    Of processes that work together all grow it, and the first one names its nodes.
-    """
+    """Grow a tree and name its nodes; None for too few documents. Of several processes, the first names the nodes."""
     from hce.processes import is_first_process  # with torch and scikit-learn, which are not needed to look at a tree
     from hce.tree.names import name_nodes
 
@@ -120,13 +112,14 @@ def grow_named_tree(
 
 def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
     """Return the folder of a tree of just the documents that `reader` sees: `name` if it holds one, else a new one."""
-    if _is_of(index_folder / name, reader.numbers()):
-        return name
+    with suppress(FormatError):
+        if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
+            return name
     return grow_tree(index_folder, f"{FOLDER}-{reader.moment().change}", reader, progress=progress)
 
 
 def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Grow a tree of the documents there are now in a folder of this name; None where they are too few for one."""
+    """Grow a tree of the documents there are now in a folder of this name; None if they are too few for one."""
     with all_vectors(reader, index_folder) as (numbers, vectors):
         tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
@@ -136,16 +129,8 @@ def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool =
     return name
 
 
-def _is_of(folder: Path, numbers: np.ndarray) -> bool:
-    """Tell whether a tree is whole, and of just the documents with these numbers."""
-    try:
-        return np.array_equal(NumberedHierarchy.load(folder).numbers, numbers)
-    except FormatError:
-        return False
-
-
 def hierarchy_folder(path: str | Path) -> Path | None:
-    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None where there is none.
+    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None if there is none.
 
     Raises:
         FormatError: `path` is an index that was made without a tree.
@@ -185,7 +170,7 @@ def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) ->
     """Return the path of each document that `reader` sees, from level 1 down to its leaf."""
     wanted = np.unique(np.fromiter(numbers, np.int64))
     leaves = _leaves_of(reader, tree, wanted).tolist()
-    path_to = {leaf: _path_to(tree.hierarchy, leaf) for leaf in set(leaves)}
+    path_to = {leaf: _path_to(tree.hierarchy, leaf) for leaf in set(leaves) if leaf >= 0}
     return {number: path_to[leaf] for number, leaf in zip(wanted.tolist(), leaves, strict=True) if leaf >= 0}
 
 
@@ -202,8 +187,6 @@ def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> n
 
 
 def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
-    if leaf < 0:
-        return ()
     nodes = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0].tolist()
     return tuple(PathNode(level, node, hierarchy.name(level, node)) for level, node in enumerate(nodes) if level)
 
@@ -215,9 +198,7 @@ def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
 def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
 
-    Args:
-        reader: of the moment.
-        folder: where there is room for a temporary file; a kill leaves nothing of it.
+    Many vectors are put into a temporary file in `folder`, of which a kill leaves nothing.
     """
     numbers = reader.numbers()
     if are_few(reader, numbers):
@@ -236,7 +217,7 @@ def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.n
 
 
 def are_few(reader: Reader, numbers: np.ndarray) -> bool:
-    """Tell whether the vectors of these documents fit into memory."""
+    """Return whether the vectors of these documents fit into memory."""
     return 4 * reader.dim * len(numbers) <= HELD
 
 
@@ -254,11 +235,11 @@ class Node:
 
     Attributes:
         level: 0 is the root.
-        node: which one of its level.
-        name: the words of its name; none where nobody has named it.
+        node: its place in its level.
+        name: the words of its name, if it has one.
         size: how many documents are under it.
         child_count: how many of its children have documents; in the last inner level, how many documents it has.
-        children: the largest of these children, where asked for; documents are not among them.
+        children: the largest of these children, if asked for; documents are not among them.
     """
 
     level: int
@@ -280,12 +261,9 @@ class OtherChild:
 
 @dataclass(frozen=True)
 class WayStep:
-    """One step of the way down.
+    """One step of the way down, to a node of level 1 … L−1.
 
     Attributes:
-        level: the level that the step leads to: 1 … L−1.
-        node: the node that the step leads to.
-        name: the node's name.
         size: how many documents are under the node.
         score: the cosine of the node's centroid to the query or document.
         siblings: how many nodes there were to choose from, the node included.
@@ -308,7 +286,7 @@ class Way:
     Attributes:
         steps: one a level.
         position: of a document, its place among the last node's documents.
-        came_later: whether the document was not there when the tree was grown.
+        came_later: whether the document came after the tree was grown.
     """
 
     steps: list[WayStep]
@@ -444,22 +422,14 @@ class LiveTree:
         return places.node(level, node, depth, most)
 
     def above(self, level: int, node: int) -> list[Node]:
-        """Return the nodes from the root down to a node, without the node.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
+        """Return the nodes from the root down to a node, without the node; see `node`."""
         places = self._now()
         places.check(level, node)
         way = places.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
         return [places.node(*each) for each in enumerate(way.tolist())]
 
     def documents(self, node: int, offset: int, most: int) -> list[Document]:
-        """Return `most` documents of a node of the last inner level, from the place `offset` on.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
+        """Return `most` documents of a node of the last inner level, from the place `offset` on; see `node`."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(places.tree.hierarchy.depth - 1, node)
@@ -468,11 +438,7 @@ class LiveTree:
         return [found[number] for number in numbers]
 
     def central_documents(self, level: int, node: int, count: int) -> list[Document]:
-        """Return documents typical of a node, see `Places.central`.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
+        """Return documents typical of a node, see `Places.central`."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(level, node)
@@ -529,11 +495,7 @@ class LiveTree:
 
 
 def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
-    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it.
-
-    Raises:
-        WriterBusyError: that has just happened.
-    """
+    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it."""
     levels = tree.hierarchy.levels
     if levels and levels[0].centroids.shape[1] != dim:
         raise WriterBusyError("the index has just got another encoder; try again")

@@ -1,9 +1,9 @@
-"""Putting documents into a store: what is refused, what is encoded, and how long documents are read in passages.
+"""Putting documents into a store: what is refused, what is encoded, and how long documents are cut into passages.
 
 A document that the encoder reads to its end has one vector. A longer one has that vector too, which is its place in
-the tree, and one for each of its passages. These are much shorter than what the encoder could read: in a long passage
-a sentence is drowned. Of passages of 128 tokens 91 to 95 % of sentences led to their text first, of passages of 512
-tokens 69 to 79 %, and queries found more too (docs/LOG.md). Words are counted in the same passages.
+the tree, and one for each of its passages. These are much shorter than the encoder's window: 91 to 95 % of sentences
+led to their text first with passages of 128 tokens, 69 to 79 % with 512 (docs/LOG.md). Words are counted in the same
+passages.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def checked(documents: Iterable[Document]) -> Sequence[Document]:
-    """Make sure that documents can be written as they are.
-
-    Raises:
-        InputError: at the first that cannot, with its place.
-    """
+    """Make sure that documents can be written as they are."""
     if isinstance(documents, Corpus):
         return documents
     if isinstance(documents, str | Document) or not isinstance(documents, Iterable):
@@ -53,7 +49,7 @@ def checked(documents: Iterable[Document]) -> Sequence[Document]:
 
 
 def _all_sound(documents: list[Document]) -> bool:
-    """Tell whether there is nothing to find fault with; this takes a tenth of the time of a careful look."""
+    """Return whether all documents are sound; this takes a tenth of the time of a careful check."""
     try:
         for document in documents:
             (document.id + document.title + document.text).encode()  # fails where there is no text, or no Unicode
@@ -78,11 +74,7 @@ def checked_ids(ids: Iterable[str]) -> list[str]:
 
 
 def check_id(doc_id: str) -> None:
-    """Make sure that an id is a text.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Make sure that an id is a text."""
     if not isinstance(doc_id, str):
         raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
 
@@ -99,11 +91,7 @@ def checked_after(number: int) -> int:
 
 
 def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder: Path) -> None:
-    """Make sure that none of these documents is there.
-
-    Raises:
-        InputError: the id of one is.
-    """
+    """Make sure that none of these documents is there."""
     for chunk in chunks:
         if known := writer.present(document.id for document in chunk):
             raise InputError(
@@ -112,11 +100,7 @@ def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder:
 
 
 def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
-    """Make sure that no document that is to be replaced was left out of a corpus.
-
-    Raises:
-        InputError: one has neither text nor title.
-    """
+    """Make sure that no document that is to be replaced was left out of a corpus."""
     for batch in batches:
         if isinstance(batch, Corpus) and batch.left_out:
             raise InputError(f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it")
@@ -169,15 +153,7 @@ def without_unchanged(
 def insert_documents(
     writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter, advance: Advance
 ) -> None:
-    """Encode here, and let another thread do all that SQLite has to do meanwhile.
-
-    Args:
-        writer: the transaction.
-        chunks: the documents; drawn by the other thread.
-        encode: from texts to vectors.
-        cutter: cuts long documents into passages.
-        advance: told how many are done.
-    """
+    """Encode chunks of documents here, while another thread draws the next chunk and does all work of SQLite."""
     before: dict[str, np.ndarray] = {}  # vectors of the chunk before, which is not in the store yet
     with ThreadPoolExecutor(1) as sqlite:
         inserting = None
@@ -244,7 +220,7 @@ PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # for tokenizers that cannot say where 
 
 
 class Cutter:
-    """Cuts documents into passages, where an encoder does not read them to the end; used by one thread at a time.
+    """Cuts documents that are longer than an encoder's window into passages; for one thread at a time.
 
     Attributes:
         window: how many tokens the encoder reads.
@@ -265,13 +241,13 @@ class Cutter:
         return {i: cut_passages(texts[i], self._offsets(texts[i]), self._room(documents[i])) for i in long}
 
     def texts(self, document: Document, passages: Sequence[Passage]) -> list[str]:
-        """Return what is encoded of each passage: before all but the first stands the title, where that is short."""
+        """Return what is encoded of each passage: a short title comes before all but the first."""
         text, title = document.full_text, document.title.strip()
         before = f"{title} " if title and self._room(document) < self.length else ""
         return [(before if passage.start else "") + text[passage.start : passage.stop] for passage in passages]
 
     def _room(self, document: Document) -> int:
-        """Return how many tokens of a passage are left beside the title, if that stands before it."""
+        """Return how many tokens of a passage are left next to a short title."""
         (title,) = self._counts([document.title])
         return self.length - title if title <= self.length // TITLE_SHARE else self.length
 
@@ -310,11 +286,9 @@ class LongDocuments:
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
     def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
-        """Return the passages of the long ones among some documents, by place in `positions`, with their vectors.
+        """Return the passages of the long ones among some documents, by place in `positions`.
 
-        Args:
-            positions: of the documents.
-            vectors: of all rows of `corpus`.
+        Their vectors are taken from `vectors`, those of all rows of `corpus`.
         """
         found = {}
         for position in filter(self._passages.__contains__, positions):
@@ -330,7 +304,7 @@ class _Rows(Sequence[Document]):
         self._corpus = corpus
         self._passages = [(position, place) for position, each in passages.items() for place in range(len(each))]
 
-        @lru_cache(maxsize=1)  # rows are read in order, and a long document is not read anew for each of its passages
+        @lru_cache(maxsize=1)  # rows are read in order, and a long document is not read again for each passage
         def texts(position: int) -> list[str]:
             return cutter.texts(corpus[position], passages[position])
 
@@ -347,7 +321,7 @@ class _Rows(Sequence[Document]):
 
 
 def _untruncated(tokenizer: Any) -> Tokenizer | None:
-    """Return a copy of a tokenizer that reads texts of any length; None where it cannot say where a token stands."""
+    """Return a copy of a tokenizer that reads texts of any length; None if it cannot say where a token stands."""
     tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
     if not isinstance(tokenizer, Tokenizer):
         return None

@@ -1,12 +1,11 @@
-"""milvus: vectors and contents by number in a collection of Milvus, on other machines or in a file of this one.
+"""Vectors and contents by number in a collection of Milvus, on other machines or in a file of this one.
 
-The address is all that differs between a server (`http://HOST:19530`) and the embedded engine (a path that ends in
-`.db`); behind `#` stands the name of the collection, `hce` by default. That name is an alias: a collection is filled
-under a name of its own, and appears whole when the alias is set to it.
+Only the address differs between a server (`http://HOST:19530`) and the embedded engine (a path that ends in `.db`);
+behind `#` stands the name of the collection, `hce` by default. That name is an alias: a collection is filled under a
+name of its own, and readers see it when the alias is set to it.
 
-Vectors are compared with each query (Milvus's FLAT), so that a search is exact, under filters too. Milvus leaves ties
-in any order, and a server's scores differ from the embedded engine's in the last digit: candidates are scored again
-here.
+Every vector is compared with a query (Milvus's FLAT), so a search is exact, under filters too. Milvus leaves ties in
+any order, and a server's scores differ from the embedded engine's in the last digit: candidates are scored again here.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from hce.deadline import check_deadline
-from hce.errors import AwayError, HceError, InputError, MissingPackageError, one_line
+from hce.errors import AwayError, HceError, InputError, needs_extra, one_line
 from hce.search.engine import Found
 from hce.search.exact import SLACK, k_best, search_exactly
 
@@ -47,12 +47,7 @@ class GoneOnError(HceError):
 
 
 class Address(NamedTuple):
-    """Where a collection is.
-
-    Attributes:
-        uri: `http://HOST:PORT`, or the path of a file that ends in `.db`.
-        name: of the collection.
-    """
+    """Where a collection is: `http://HOST:PORT`, or the path of a file that ends in `.db`; and its name."""
 
     uri: str
     name: str
@@ -82,16 +77,15 @@ class Address(NamedTuple):
 
 
 def is_address(text: str | Path) -> bool:
-    """Tell whether what is given as an index is the address of a collection."""
+    """Return whether what is given as an index is the address of a collection."""
     place = str(text).partition("#")[0]
     return bool(re.match(r"https?:/", place)) or (place.endswith(".db") and not Path(place, "manifest.json").exists())
 
 
 class MilvusRow(NamedTuple):
-    """What a collection keeps under a number.
+    """What a partition keeps under a number.
 
     Attributes:
-        number: within its partition.
         document: the number of the document that it belongs to.
         part: how many pieces a content has, or which of them this is.
         content: a text of at most `PIECE` bytes.
@@ -137,21 +131,19 @@ class Milvus:
         self._process = 0
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._client is not None and self._process == os.getpid():
             self._client.close()
         self._client = None
 
     def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Have Milvus do something, given its client, and wait while the server is away or starting.
+        """Call `what` with the client, and wait while the server is away or starting.
 
-        Args:
-            what: from the client to the answer.
-            again: whether it may be done twice: a server that did it can go away before it says so.
+        Unless it may be done `again`, it is tried once: a server that did it can go away before it says so.
 
         Raises:
             AwayError: it was not done within `PATIENCE`.
-            GoneOnError: the collection that it is about was dropped.
+            GoneOnError: its collection was dropped.
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
@@ -181,11 +173,7 @@ class Milvus:
         return self._client
 
     def current(self) -> str | None:
-        """Return the collection that the name stands for; None where it stands for none.
-
-        Raises:
-            InputError: the name is that of a collection that hce did not make.
-        """
+        """Return the collection that the name stands for, if any; InputError if hce did not make it."""
         name = self.address.name
 
         def find(client: Any) -> str | None:
@@ -199,7 +187,7 @@ class Milvus:
         return found
 
     def now(self) -> int:
-        """Return a moment of Milvus's own clock, which all that was written is before; 0 where it has no such clock.
+        """Return a moment of Milvus's own clock, which all that was written is before; 0 if it has no such clock.
 
         No public name of pymilvus asks for it; a version that has another one is read from as one without a clock.
         """
@@ -209,11 +197,11 @@ class Milvus:
             return 0
 
     def exists(self, collection: str) -> bool:
-        """Tell whether there is a collection."""
+        """Return whether there is a collection."""
         return bool(self.ask(lambda client: client.has_collection(collection, timeout=PATIENCE)))
 
     def new_name(self) -> str:
-        """Make up a name for a collection that the name of the address is to stand for."""
+        """Return a new name for a collection."""
         return f"{self.address.name}_{secrets.token_hex(6)}"
 
     def create(self, collection: str, dim: int) -> None:
@@ -223,7 +211,7 @@ class Milvus:
         self.ask(lambda client: _create(client, collection, dim))
 
     def publish(self, collection: str) -> None:
-        """Have the name stand for a collection from now on, and drop the one that it stood for."""
+        """Make the name stand for a collection, and drop the one that it stood for."""
         name, before = self.address.name, self.current()
         if before is None:
             self.ask(lambda client: client.create_alias(collection, name, timeout=PATIENCE))
@@ -245,13 +233,9 @@ class Milvus:
 
 def _client(address: Address) -> Any:
     """Connect; the password, where there is one, is in the environment and in no file."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told by an error
-    try:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors say what goes wrong
+    with needs_extra("milvus", str(address)):
         import pymilvus
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{address}: needs pymilvus; pip install 'hierarchical-corpus-encoder[milvus]'"
-        ) from error
     for name in ("pymilvus", "milvus_lite", "grpc._server"):  # they log each error that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address.uri.endswith(".db") and not Path(address.uri).parent.is_dir():
@@ -289,6 +273,7 @@ def _reason(error: Exception) -> str:
 # ----------------------------------------------------------------------------------------- one collection
 
 
+@dataclass(eq=False)
 class Collection:
     """Rows in the partitions of one collection.
 
@@ -299,20 +284,21 @@ class Collection:
         since: reads see all that was written before this moment of Milvus's clock; 0: all at all, which takes longer.
     """
 
-    def __init__(self, server: Milvus, name: str, dim: int, since: int = 0) -> None:
-        self.server = server
-        self.name = name
-        self.dim = dim
-        self.since = since
+    server: Milvus
+    name: str
+    dim: int
+    since: int = 0
 
-    def _consistency(self) -> dict[str, Any]:
-        """Ask for all up to `since`; a strong read waits for the clock of the data, 0.2 to 0.4 s each time."""
-        if not self.since:
-            return {"consistency_level": "Strong"}
-        return {"consistency_level": "Customized", "guarantee_timestamp": self.since}
+    def _call(self, method: str, partition: Partition, options: dict[str, Any]) -> Any:
+        """Read all up to `since`; a strong read waits for the clock of the data, 0.2 to 0.4 s each time."""
+        place = {"partition_names": [partition.name], "timeout": PATIENCE}
+        consistency: dict[str, Any] = {"consistency_level": "Strong"}
+        if self.since:
+            consistency = {"consistency_level": "Customized", "guarantee_timestamp": self.since}
+        return self._ask(lambda client: getattr(client, method)(self.name, **options, **place, **consistency))
 
     def _ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Have Milvus do something with the collection, which a server that was restarted may have to load first."""
+        """Call Milvus about the collection, which a restarted server may have to load first."""
 
         def loaded(client: Any) -> Result:
             try:
@@ -326,12 +312,7 @@ class Collection:
         return self.server.ask(loaded, again=again)
 
     def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
-        """Write rows, in requests that Milvus takes.
-
-        Args:
-            partition: where to.
-            rows: with numbers that are not there, or
-            again: with numbers of which some may be.
+        """Write rows, in requests that Milvus takes; with `again`, some of their numbers may be there already.
 
         Raises:
             AwayError: the server is away; some of the rows may be there, and have to be written `again`.
@@ -357,7 +338,7 @@ class Collection:
             self._write("upsert", partition, data)
 
     def _write(self, method: str, partition: Partition, data: list[dict[str, Any]]) -> None:
-        """Have rows inserted, which may be done once, or put in the place of others, which may be done again."""
+        """Insert rows, which may be done once, or upsert them, which may be done again."""
 
         def write(client: Any) -> Any:
             place = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
@@ -366,49 +347,48 @@ class Collection:
         self._ask(write, again=method == "upsert")
 
     def delete(self, partition: Partition, numbers: Iterable[int]) -> None:
-        """Take rows out; numbers that are not there are passed over."""
+        """Delete rows; numbers that are not there are skipped."""
         keys = [partition.key(int(number)) for number in numbers]
-        for start in range(0, len(keys), MOST_FOUND):
-            self._delete(partition, _among(keys[start : start + MOST_FOUND]))
-
-    def _delete(self, partition: Partition, condition: str) -> None:
-        # What it returns is a count from a server and a list from the embedded engine, and tells nothing.
         place = {"partition_name": partition.name, "timeout": PATIENCE}
-        self._ask(lambda client: client.delete(self.name, filter=condition, **place))
+        for start in range(0, len(keys), MOST_FOUND):
+            place["filter"] = _among(keys[start : start + MOST_FOUND])
+            self._ask(lambda client: client.delete(self.name, **place))
 
     def rows_between(
         self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
         """Read the rows with numbers from `first` to `last`, or those of the documents with these numbers, in order."""
-        start, at_once = first, MOST_ROWS
-        while start <= last:
-            stop = min(start + at_once - 1, last)
+
+        def condition(start: int, stop: int) -> str:
             low, high = (start, stop) if of_documents else sorted((partition.key(start), partition.key(stop)))
             field = "document" if of_documents else "number"
-            try:
-                found = self._query(partition, f"{field} >= {low} and {field} <= {high}", fields=fields)
-                is_cut_off = len(found) == MOST_FOUND
-            except AwayError as error:
-                if at_once == 1 or not TOO_LARGE.search(str(error)):
-                    raise
-                is_cut_off = True  # of long texts fewer are too many for one answer
-            if is_cut_off and at_once > 1:
-                at_once = max(1, at_once // 8)
-                continue
+            return f"{field} >= {low} and {field} <= {high}"
+
+        for found in self._in_blocks(partition, first, last, fields, condition):
             yield from (found[number] for number in sorted(found))
-            start = stop + 1
 
     def rows_of(
         self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS
     ) -> list[MilvusRow]:
         """Read the rows that belong to some documents, in order of their numbers."""
-        found: dict[int, MilvusRow] = {}
-        start, at_once = 0, MOST_ROWS
-        while start < len(documents):
-            some = [int(number) for number in documents[start : start + at_once]]
+
+        def condition(start: int, stop: int) -> str:
+            return f"document in {[int(number) for number in documents[start : stop + 1]]}"
+
+        blocks = self._in_blocks(partition, 0, len(documents) - 1, fields, condition)
+        found = {number: row for block in blocks for number, row in block.items()}
+        return [found[number] for number in sorted(found)]
+
+    def _in_blocks(
+        self, partition: Partition, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
+    ) -> Iterator[dict[int, MilvusRow]]:
+        """Read from `first` to `last` in blocks, smaller ones if an answer is cut off or too large."""
+        start, at_once = first, MOST_ROWS
+        while start <= last:
+            stop = min(start + at_once - 1, last)
             try:
-                rows = self._query(partition, f"document in {some}", fields=fields)
-                is_cut_off = len(rows) == MOST_FOUND
+                found = self._query(partition, condition(start, stop), fields=fields)
+                is_cut_off = len(found) == MOST_FOUND
             except AwayError as error:
                 if at_once == 1 or not TOO_LARGE.search(str(error)):
                     raise
@@ -416,16 +396,11 @@ class Collection:
             if is_cut_off and at_once > 1:
                 at_once = max(1, at_once // 8)
                 continue
-            found |= rows
-            start += at_once
-        return [found[number] for number in sorted(found)]
+            yield found
+            start = stop + 1
 
     def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of some numbers, of shape (m, n), float32.
-
-        Raises:
-            GoneOnError: one of them is not there any more.
-        """
+        """Return the vectors of some numbers, of shape (m, n), float32; GoneOnError if one is not there any more."""
         if not len(numbers):
             return np.empty((0, self.dim), np.float32)
         wanted = np.unique(numbers).tolist()
@@ -445,18 +420,21 @@ class Collection:
         return [found[number] for number in sorted(found)]
 
     def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
-        """Find the `count` nearest of each query under a condition on keys, scored here; in any order.
-
-        Raises:
-            GoneOnError: there are fewer.
-        """
+        """Find the `count` nearest of each query under a condition on keys, in any order; GoneOnError if too few."""
         with_vectors = 4 * self.dim * count <= REQUEST_BYTES
         at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
         numbers = np.empty((len(queries), count), np.int64)
         scores = np.empty((len(queries), count), np.float32)
         for start in range(0, len(queries), at_once):
             block = queries[start : start + at_once]
-            hits = self._search(partition, block, count, condition, with_vectors)
+            options = {
+                "data": list(np.ascontiguousarray(block, np.float32)),
+                "limit": count,
+                "filter": condition,
+                "output_fields": ["number", "vector"] if with_vectors else ["number"],
+                "search_params": {"metric_type": "IP"},
+            }
+            hits = self._call("search", partition, options)
             for row, of_one in enumerate(hits, start):
                 if len(of_one) < count:
                     raise GoneOnError(f"{self.server.address}: {len(of_one)} of {count} documents are there")
@@ -469,36 +447,9 @@ class Collection:
                 scores[row] = scores_with(vectors, queries[row])
         return Found(numbers, scores)
 
-    def _search(
-        self, partition: Partition, queries: np.ndarray, count: int, condition: str, with_vectors: bool
-    ) -> list[list[dict[str, Any]]]:
-        fields = ["number", "vector"] if with_vectors else ["number"]
-        return self._ask(
-            lambda client: client.search(
-                self.name,
-                data=list(np.ascontiguousarray(queries, np.float32)),
-                limit=count,
-                filter=condition,
-                output_fields=fields,
-                search_params={"metric_type": "IP"},
-                partition_names=[partition.name],
-                timeout=PATIENCE,
-                **self._consistency(),
-            )
-        )
-
     def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, MilvusRow]:
-        answer = self._ask(
-            lambda client: client.query(
-                self.name,
-                filter=condition,
-                output_fields=list(fields),
-                limit=MOST_FOUND,
-                partition_names=[partition.name],
-                timeout=PATIENCE,
-                **self._consistency(),
-            )
-        )
+        options = {"filter": condition, "output_fields": list(fields), "limit": MOST_FOUND}
+        answer = self._call("query", partition, options)
         found = {}
         for each in answer:
             number = partition.step * (int(each["number"]) - partition.base)
@@ -547,6 +498,7 @@ def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]
 # ----------------------------------------------------------------------------------------- as an engine
 
 
+@dataclass(eq=False)
 class MilvusEngine:
     """The vectors of one partition at one moment, searched as any engine is.
 
@@ -554,36 +506,22 @@ class MilvusEngine:
         collection: where they are.
         partition: which of them.
         count: how many there are.
-        last: the last number that there is at that moment; what has come since is left out.
-        are_there: tells of numbers, of any shape, which there are at that moment; what was removed by then, and is not
-            deleted yet, is left out.
+        last: the last number at that moment; what has come since is left out.
+        are_there: returns, for numbers of any shape, which there are at that moment: a removed one may not be deleted.
     """
 
+    collection: Collection
+    partition: Partition
+    count: int
+    last: int
+    are_there: Callable[[np.ndarray], np.ndarray]
     name: ClassVar[str] = "milvus"
-
-    def __init__(
-        self,
-        collection: Collection,
-        partition: Partition,
-        count: int,
-        last: int,
-        are_there: Callable[[np.ndarray], np.ndarray],
-    ) -> None:
-        self.collection = collection
-        self.partition = partition
-        self.count = count
-        self.last = last
-        self.are_there = are_there
 
     def __len__(self) -> int:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product, exactly.
-
-        Raises:
-            GoneOnError: the collection is of a later moment.
-        """
+        """Find the k vectors of the largest inner product; GoneOnError if the collection is of a later moment."""
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)
@@ -592,11 +530,7 @@ class MilvusEngine:
         )
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query with some vectors.
-
-        Raises:
-            GoneOnError: one of them is not there any more.
-        """
+        """Return the inner products of a query with some vectors; GoneOnError if one is not there any more."""
         return scores_with(self.collection.vectors(self.partition, numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:

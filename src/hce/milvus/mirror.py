@@ -1,16 +1,21 @@
 """Mirror: the documents of an index in a collection of Milvus, where readers on any machine search them.
 
-The store stays the truth, and is the log of what the collection still has to be told: whatever interrupts the telling,
-it goes on from there. A small file, the pointer, says which collection it is and how far it got. Only the folder that
-began a collection writes to it; a copy of the folder is refused.
+`hce.index.derived.home_of` returns this module: `Mirror`, `is_address`, `open_replica`, `trust`, `claim_place` and
+`withdraw` are what an index asks for.
 
-New documents are told first, then one entry of the collection's log says what is there from now on and what is not, and
-then the removed ones are deleted. So a reader that goes by the log sees one moment after the other.
+The store stays the truth, and is the log of what the collection still lacks: an interrupted transfer goes on from
+there. A small file, the pointer, names the collection and how far it got. Only the folder that began a collection
+writes to it; a copy of the folder is refused. New documents are sent first, then one entry of the collection's log
+says what is there from now on and what is not, and then the removed ones are deleted. So a reader that follows the log
+sees one moment after the other.
+
+An index from a stranger may name any address. Only addresses that this user has named are contacted.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +24,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+import platformdirs
 
 from hce.checksums import sealed, unsealed
 from hce.contained import delete_file, is_file
@@ -43,6 +49,7 @@ from hce.milvus.engine import (
     Milvus,
     MilvusEngine,
 )
+from hce.milvus.engine import is_address as is_address
 from hce.milvus.rows import (
     Facts,
     LogEntry,
@@ -53,10 +60,13 @@ from hce.milvus.rows import (
     passage_rows,
     read_writer,
 )
-from hce.milvus.trusted import UntrustedError, require_trusted
 from hce.progress import progress_bar
 from hce.search.engine import Engine
 from hce.search.passages import PassageEngine
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
+    from hce.milvus.replica import ReplicaIndex
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +83,11 @@ class Pointer:
 
     Attributes:
         address: as the user gave it.
-        collection: the name that it has by itself, and not the alias in the address.
+        collection: its own name, not the alias in the address.
         fingerprint: of the encoder whose vectors the collection has.
         writer: drawn at random; the collection names it too.
         store: the inode of the index's store: a copy has another.
-        change: of the store, up to which the collection is told; while it is filled, at which that began.
+        change: of the store, up to which the collection has it; while it is filled, at which that began.
         token: of that change.
         last: the highest number of a document that was written.
         is_whole: whether readers can see the collection.
@@ -97,11 +107,7 @@ class Pointer:
 
     @classmethod
     def read(cls, index_folder: Path) -> Pointer | None:
-        """Read an index's pointer; None where there is none.
-
-        Raises:
-            FormatError: it is damaged.
-        """
+        """Read an index's pointer, if there is one; FormatError if it is damaged."""
         path = index_folder / POINTER_FILE
         if not is_file(path):
             return None
@@ -126,7 +132,7 @@ class Pointer:
 
 
 class Mirror:
-    """The collection of an index, told of the store's changes before it is searched.
+    """The collection of an index, brought up to date with the store before it is searched.
 
     Attributes:
         store: the documents.
@@ -140,27 +146,27 @@ class Mirror:
         self.index_folder = store.path.parent
         self._lock = Lock()
         self._server: Milvus | None = None
-        self._known: tuple[Collection, int] | None = None  # and the change up to which it is told
-        self.documents: MirroredPart[Engine] = MirroredPart(self, document_engine)
-        self.passages: MirroredPart[PassageEngine] = MirroredPart(self, passage_engine)
+        self._known: tuple[Collection, int] | None = None  # and the change up to which it has all
+        self.documents: _MirroredPart[Engine] = _MirroredPart(self, document_engine)
+        self.passages: _MirroredPart[PassageEngine] = _MirroredPart(self, passage_engine)
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Wait for no thread of the parent, and share no connection with it, in a process that was just forked."""
+        """Replace lock and connection of the parent process after a fork."""
         self._lock, self._server, self._known = Lock(), None, None
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._server is not None:
             self._server.close()
 
     def forget(self) -> None:
-        """Look anew at what there is: the index has another encoder, or another collection."""
+        """Look again at what there is: the index has another encoder, or another collection."""
         with self._lock:
             self._known = None
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection, told of all up to the moment that `reader` sees; None when it has gone on.
+        """Return the collection, up to date with the moment that `reader` sees; None if it has gone on.
 
         Raises:
             AwayError: Milvus does not answer.
@@ -176,12 +182,12 @@ class Mirror:
             return None if change > moment.change else collection
 
     def follow(self) -> None:
-        """Tell the collection of all that was written; what cannot be told now is told before the next search."""
+        """Send all that was written to the collection; what cannot be sent now is sent before the next search."""
         try:
             with self._lock:
                 self._known = self._catch_up()
         except (AwayError, UntrustedError) as error:
-            logger.warning("%s; all is kept in %s, and the next write or search tells Milvus", error, self.index_folder)
+            logger.warning("%s; all is kept in %s, and the next write or search sends it", error, self.index_folder)
 
     def rebuild(self, reader: Reader) -> None:
         """Fill a new collection, or go on with one that was begun, while nobody writes; readers see it when whole."""
@@ -190,7 +196,7 @@ class Mirror:
             self._known = self._push(reader, anew=True)
 
     def pending(self, reader: Reader) -> int:
-        """Count the additions and removals that the collection has not been told of."""
+        """Count the additions and removals that the collection lacks."""
         moment, pointer = reader.moment(), Pointer.read(self.index_folder)
         known = pointer and pointer.is_whole and reader.moment_at(pointer.change, pointer.token)
         if not known:
@@ -198,11 +204,7 @@ class Mirror:
         return moment.last - known.last + len(reader.removed_since(known.change))
 
     def check_later(self, moment: Moment) -> None:
-        """Make sure that there is a later moment than one whose documents are not all in the collection.
-
-        Raises:
-            FormatError: there is none: the collection has lost documents.
-        """
+        """Make sure that there is a later moment than one whose documents are not all in the collection."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
                 raise FormatError(
@@ -210,10 +212,10 @@ class Mirror:
                     "another one"
                 )
 
-    # --------------------------------------------------------------------------------------------- telling
+    # --------------------------------------------------------------------------------------------- sending
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the collection as the pointer tells, where it is whole and of this encoder."""
+        """Return the collection that the pointer names, if it is whole and of this encoder."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not _fits(pointer, manifest):
             return None
@@ -262,18 +264,14 @@ class Mirror:
     def _known_moment(
         self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
-        """Return the moment from which on the collection has to be told; None where it has to be begun anew."""
+        """Return the moment up to which the collection has all; None if another one has to be begun."""
         if pointer is None or not _fits(pointer, manifest):
             return None
         is_there = server.current() == pointer.collection if pointer.is_whole else server.exists(pointer.collection)
         return reader.moment_at(pointer.change, pointer.token) if is_there else None
 
     def _begin(self, server: Milvus, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
-        """Make an empty collection, of this index alone; readers see the one before until it is whole.
-
-        Raises:
-            InputError: the name stands for a collection of another index.
-        """
+        """Make an empty collection, of this index alone; readers see the one before until it is whole."""
         _check_owner(server, before)
         is_here = before is not None and before.address == manifest.engine_at
         if before is not None and is_here and not before.is_whole and server.exists(before.collection):
@@ -303,7 +301,7 @@ class Mirror:
         """Write the documents above the pointer's last, and move the pointer along."""
         entries = reader.entries(pointer.last)
         left = reader.count_after(pointer.last)
-        with progress_bar("telling Milvus", left, "documents", show=left >= MANY) as advance:
+        with progress_bar("sending to Milvus", left, "documents", show=left >= MANY) as advance:
             while some := list(islice(entries, DOCUMENTS_AT_ONCE)):
                 rows, further = document_rows(some)
                 collection.put(PIECES, further, again=again)
@@ -322,30 +320,12 @@ class Mirror:
         collection.delete(DOCUMENTS, removed)
 
 
-def check_place(at: str, index_folder: Path) -> None:
-    """Make sure that an index can have a collection at an address, before anything is written.
-
-    Raises:
-        InputError: it is no address, or the collection there is of another index.
-        AwayError: Milvus does not answer.
-    """
-    server = Milvus(Address.parse(at))
-    try:
-        _check_owner(server, Pointer.of(index_folder))
-    finally:
-        server.close()
-
-
 def _inode(index_folder: Path) -> int:
     return (index_folder / STORE_FILE).stat().st_ino
 
 
 def _refuse_copy(index_folder: Path, manifest: Manifest) -> None:
-    """Refuse to write to the collection that the original of a copied folder writes to.
-
-    Raises:
-        InputError: that is where the copy would write.
-    """
+    """Refuse to write to the collection that the original of a copied folder writes to."""
     pointer = Pointer.read(index_folder)
     if pointer is not None and pointer.address == manifest.engine_at:
         raise InputError(
@@ -387,15 +367,93 @@ def _fits(pointer: Pointer, manifest: Manifest) -> bool:
     return pointer.address == manifest.engine_at and pointer.fingerprint == manifest.fingerprint
 
 
+def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
+    """Open an index that is read from a collection."""
+    from hce.milvus.replica import ReplicaIndex
+
+    return ReplicaIndex(address, encoder)
+
+
+def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
+    """Make sure that an index can have a collection at an address, before anything is written.
+
+    Raises:
+        InputError: it is no address, the user has never named it, or the collection there is of another index.
+        AwayError: Milvus does not answer.
+    """
+    if named_by_user:
+        trust(at)
+    server = Milvus(require_trusted(at, index_folder))
+    try:
+        _check_owner(server, Pointer.of(index_folder))
+    finally:
+        server.close()
+
+
+# ------------------------------------------------------------------------------------------------- trusted addresses
+
+
+TRUSTED_FILE = "trusted.json"
+_named_now: set[str] = set()  # by this process; the file may not be writable
+
+
+class UntrustedError(InputError):
+    """The user has never named the address that an index names."""
+
+
+def trusted_file() -> Path:
+    """Return where the addresses are kept: in $HCE_CONFIG, or the system's place for a user's settings."""
+    return Path(os.environ.get("HCE_CONFIG") or platformdirs.user_config_dir("hce")) / TRUSTED_FILE
+
+
+def trust(at: str) -> None:
+    """Remember that this user has named an address of Milvus.
+
+    Raises:
+        InputError: the text is no address.
+    """
+    address = str(Address.parse(at))
+    _named_now.add(address)
+    known = _known()
+    if address in known:
+        return
+    path = trusted_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"addresses": sorted({*known, address})})
+    except (OSError, InputError) as error:
+        logger.warning("%s is trusted by this process only (%s); set HCE_CONFIG to a folder to keep it", at, error)
+
+
+def require_trusted(at: str, index_folder: Path) -> Address:
+    """Return the address that an index names, if this user has named it.
+
+    Raises:
+        UntrustedError: the user has not.
+        InputError: the text is no address.
+    """
+    address = Address.parse(at)
+    if str(address) not in _known() | _named_now:
+        raise UntrustedError(
+            f"{index_folder} keeps its vectors at {address}, which you have never named here; nothing was sent there. "
+            f"If you trust that address: hce status {index_folder} --trust-address"
+        )
+    return address
+
+
+def _known() -> set[str]:
+    path = trusted_file()
+    try:
+        return {str(each) for each in read_json(path)["addresses"]} if path.exists() else set()
+    except (FormatError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: damaged ({error}); delete it") from error
+
+
 # ------------------------------------------------------------------------------------------------- as a part
 
 
-class MirroredPart(Part[Searched]):
-    """An engine of an index in a collection of Milvus: what `hce.index.derived.Live` is to an engine in memory.
-
-    Attributes:
-        mirror: tells the collection of changes.
-    """
+class _MirroredPart(Part[Searched]):
+    """An engine of an index in a collection of Milvus, which is its own snapshot."""
 
     def __init__(self, mirror: Mirror, make: Callable[[Collection, Reader], Searched]) -> None:
         self.mirror = mirror
@@ -404,11 +462,6 @@ class MirroredPart(Part[Searched]):
 
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Searched]:
-        """Lend the engine, as of the moment that `reader` sees.
-
-        Raises:
-            MomentPassedError: the collection is at a later moment.
-        """
         collection = self.mirror.at(reader)
         if collection is None:
             raise MomentPassedError(f"the collection is at a later change than {reader.moment().change}; look again")
@@ -422,19 +475,15 @@ class MirroredPart(Part[Searched]):
             raise MomentPassedError(f"the collection is at a later change than {moment.change}; look again") from error
 
     def prepare(self, reader: Reader) -> None:
-        """Tell the collection now what the first search would have to wait for."""
         self.mirror.at(reader)
 
     def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        """Look for the collection anew: the index has another encoder from a change on."""
         self.mirror.forget()
 
     def rebuild(self, reader: Reader, builder: Any) -> None:
-        """Fill a new collection, which has documents and passages."""
         self.mirror.rebuild(reader)
 
     def pending(self, reader: Reader) -> int:
-        """Count the additions and removals that are in the store and not in the collection."""
         return self.mirror.pending(reader)
 
 

@@ -2,8 +2,8 @@
 
 The encoder, and the texts with their metadata, are fetched into a folder of this process, which is deleted with it;
 vectors stay in Milvus. So words, filters and hits are exactly those of the index that writes: the versions of Milvus at
-hand have no words of their own, or other ones (docs/LOG.md). Before it is read, the folder is brought to what the
-collection's log tells; that is asked for once in `REFRESH` seconds, which is how long a reader may be behind.
+hand have no words of their own, or other ones (docs/LOG.md). Before a read, the folder is brought to the end of the
+collection's log, at most once in `REFRESH` seconds, which is how long a reader may be behind.
 """
 
 from __future__ import annotations
@@ -41,28 +41,21 @@ MANY = 10_000  # documents that take long enough to show how far they are
 WITH_VECTORS = ("number", "document", "part", "vector")
 
 
-class ReplicaReader(Reader):
-    """One moment of a replica; asks Milvus for vectors.
-
-    Attributes:
-        collection: where the vectors are.
-    """
+class _ReplicaReader(Reader):
+    """One moment of a replica; asks the collection for vectors."""
 
     def __init__(self, connection: Any, dim: int, collection: Collection) -> None:
         super().__init__(connection, dim)
         self.collection = collection
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
         numbers = self._numbers_after(after)
         return numbers, self.vectors_at(numbers)
 
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of documents, in the order of their numbers given, of shape (m, n)."""
         return self.collection.vectors(DOCUMENTS, numbers)
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Read all documents above `after` with number and vector, in order of number."""
         numbers = self._numbers_after(after)
         for start in range(0, len(numbers), MOST_ROWS):
             some = numbers[start : start + MOST_ROWS]
@@ -71,21 +64,18 @@ class ReplicaReader(Reader):
                 yield Entry(number, documents[number], vector)
 
     def passages(self, after: int = 0) -> PassageVectors:
-        """Read the passages of documents above `after`."""
         numbers, documents = self.passage_numbers()
         chosen = documents > after
         vectors = self.collection.vectors(PASSAGES, numbers[chosen])
         return PassageVectors(numbers[chosen], documents[chosen], vectors)
 
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
-        """Read the passages of some documents."""
         rows = self.collection.rows_of(PASSAGES, list(documents), WITH_VECTORS)
         vectors = np.array([row.vector for row in rows], np.float32).reshape(len(rows), self.dim)
         numbers, of = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("number", "document"))
         return PassageVectors(numbers, of, vectors)
 
     def count_after(self, number: int) -> int:
-        """Count the documents above a number."""
         return len(self._numbers_after(number))
 
     def _numbers_after(self, number: int) -> np.ndarray:
@@ -94,7 +84,7 @@ class ReplicaReader(Reader):
 
 
 class ReplicaStore(Store):
-    """A copy of what a collection tells of its documents.
+    """A copy of the documents of a collection, without their vectors.
 
     Attributes:
         server: where the collection is.
@@ -113,12 +103,7 @@ class ReplicaStore(Store):
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Fetch all there is into an empty folder.
-
-        Raises:
-            FormatError: there is no collection of hce, or it is of a newer version.
-            InputError: it is of another encoder than the one that is here.
-        """
+        """Fetch all there is into an empty folder; InputError if it is of another encoder than the one here."""
         collection = _current(server)
         facts = read_facts(collection)
         dim = facts.manifest.dim
@@ -139,15 +124,11 @@ class ReplicaStore(Store):
         with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
             with self._lock:  # so that the moment and the collection belong together
                 connection.execute("BEGIN")
-                reader = ReplicaReader(connection, self.dim, self.collection)
+                reader = _ReplicaReader(connection, self.dim, self.collection)
             yield reader
 
     def look(self, *, now: bool = False) -> None:
-        """Take over what was written since, unless that was done a moment ago.
-
-        Raises:
-            AwayError: Milvus does not answer.
-        """
+        """Copy what was written since, unless that was done a moment ago; AwayError if Milvus does not answer."""
         with self._lock:
             if not now and time.monotonic() - self._looked < REFRESH:
                 return
@@ -160,7 +141,7 @@ class ReplicaStore(Store):
             self._looked = time.monotonic()
 
     def known(self) -> Moment:
-        """Return the moment that was last taken over."""
+        """Return the moment that was copied last."""
         with super().reading() as reader:
             return reader.moment()
 
@@ -179,11 +160,17 @@ class ReplicaStore(Store):
         if facts.manifest.fingerprint != self.has:
             fetch_files(collection, facts.files, self.path.parent / folder)
         entries = read_log(collection, -1)
-        manifest = replace(facts.manifest, encoder_folder=folder, engine_at=str(self.server.address))
         manifest = replace(
-            manifest, encoder_files={}, since=entries[-1].moment.change, hierarchy=None, base_encoder=None
+            facts.manifest,
+            encoder_folder=folder,
+            encoder_files={},
+            engine_at=str(self.server.address),
+            since=entries[-1].moment.change,
+            hierarchy=None,
+            base_encoder=None,
+            beside=None,
+            switch=None,
         )
-        manifest = replace(manifest, beside=None, switch=None)
         with self.writing() as writer:
             writer.start_over(collection.dim)
             self.collection = collection
@@ -204,28 +191,21 @@ class ReplicaStore(Store):
                 advance(stop - start + 1)
 
 
-class ReplicaMirror(Mirror):
-    """What a replica has in the place of a mirror: it tells the collection of nothing."""
+class _ReplicaMirror(Mirror):
+    """A mirror that sends nothing: the collection is written to by another process."""
 
     store: ReplicaStore
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection that a reader's moment is of."""
-        return cast(ReplicaReader, reader).collection
+        return cast(_ReplicaReader, reader).collection
 
     def follow(self) -> None:
-        """Have nothing to tell."""
+        pass
 
     def pending(self, reader: Reader) -> int:
-        """Return 0: what the writing index has not yet told the collection is not known here."""
-        return 0
+        return 0  # what the writing index has not sent yet is not known here
 
     def check_later(self, moment: Moment) -> None:
-        """Take over what was written since.
-
-        Raises:
-            FormatError: nothing was: the collection has lost documents.
-        """
         collection = self.store.collection
         self.store.look(now=True)
         with self.store.reading() as reader:
@@ -236,18 +216,11 @@ class ReplicaMirror(Mirror):
                 )
 
     def close(self) -> None:
-        """Let go of the connection."""
         self.store.server.close()
 
 
 class ReplicaState(IndexState):
-    """A replica as this process has it open: the store is a copy of what the collection holds.
-
-    Args:
-        folder: where the encoder and the texts of the collection are.
-        encoder: see `Index.open`.
-        store: the documents.
-    """
+    """A replica as this process has it open: the store is a copy of what the collection holds."""
 
     store: ReplicaStore
 
@@ -255,7 +228,7 @@ class ReplicaState(IndexState):
         super().__init__(folder, encoder)
         self.store.close()
         self.store = store
-        self.derived = Derived(store, self.manifest, ReplicaMirror(store))
+        self.derived = Derived(store, self.manifest, _ReplicaMirror(store))
 
     def search(self, *args: Any, **options: Any) -> list[list[Hit]]:
         """Search as any index does, in the collection that there is now."""
@@ -273,11 +246,7 @@ class ReplicaState(IndexState):
 
 
 class ReplicaIndex(Index):
-    """An index that is read from a collection of Milvus.
-
-    Attributes:
-        address: where the collection is.
-    """
+    """An index that is read from a collection of Milvus."""
 
     is_replica: ClassVar[bool] = True
 

@@ -1,8 +1,8 @@
 """Rows: what an index is in a collection of Milvus, written by `hce.milvus.mirror` and read by `hce.milvus.replica`.
 
-A document is a row with its vector, and further rows where its text is longer than a row; a passage is a row with its
-vector and its place; a file of the encoder is rows of text. The log says what the collection is made of, and then,
-an entry a telling, which moment of the store the collection has come to and what was removed since the entry before.
+A document is a row with its vector, and further rows if its text is longer than a row; a passage is a row with its
+vector and its place; a file of the encoder is rows of text. The log says what the collection is made of; then each
+entry says which moment of the store the collection has reached, and what was removed since the entry before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from itertools import count, groupby
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ FileFacts = dict[str, list[Any]]
 
 
 def pieces_of(text: str) -> list[str]:
-    """Cut a text into pieces that fit into a row each.
+    """Cut a text into pieces that fit into rows.
 
     >>> [len(piece) for piece in pieces_of("é" * 70_000)]
     [30000, 30000, 10000]
@@ -59,14 +59,14 @@ def pieces_of(text: str) -> list[str]:
 
 
 class LogEntry(NamedTuple):
-    """What the log of a collection says of a moment: the moment, and what was removed since the entry before."""
+    """A moment in the log of a collection, and what was removed since the entry before."""
 
     moment: Moment
     removed: list[int]
 
 
 def log_rows(entry: LogEntry) -> Iterator[MilvusRow]:
-    """Write an entry as rows, the last of which makes it count."""
+    """Write an entry as rows; only the last makes it count."""
     blocks = [entry.removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(entry.removed), REMOVED_AT_ONCE)] or [[]]
     for part, removed in enumerate(blocks, start=1):
         content = {"moment": entry.moment._asdict() if part == len(blocks) else None, "removed": removed}
@@ -100,16 +100,12 @@ def facts_rows(facts: Facts, writer: str) -> Iterator[MilvusRow]:
 
 
 def read_writer(collection: Collection) -> str | None:
-    """Return who alone may write to a collection; None where it is none of hce."""
+    """Return who alone may write to a collection; None if it is not of hce."""
     return _read_content(collection).get("writer")
 
 
 def read_facts(collection: Collection) -> Facts:
-    """Read what a collection is made of, with a manifest that is sound.
-
-    Raises:
-        FormatError: the collection is none of hce, damaged, or of a newer version.
-    """
+    """Read what a collection is made of; FormatError if it is not of hce, damaged, or of a newer version."""
     address, content = collection.server.address, _read_content(collection)
     if not content:
         raise FormatError(f"{address}: the collection is not of hce, or damaged")
@@ -122,7 +118,7 @@ def read_facts(collection: Collection) -> Facts:
 
 
 def _read_content(collection: Collection) -> dict[str, Any]:
-    """Read what `facts_rows` wrote; nothing where that is not there."""
+    """Read what `facts_rows` wrote; nothing if that is not there."""
     rows = list(collection.rows_between(LOG, FACTS, FACTS))
     if not rows:
         return {}
@@ -150,23 +146,17 @@ def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow
 def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
     """Read documents by number; one that is being removed may have lost a piece already, and is left out."""
     rows = list(collection.rows_between(DOCUMENTS, first, last))
-    is_any_long = any(row.part > 1 for row in rows)
-    further = sorted(
-        collection.rows_between(PIECES, first, last, of_documents=True) if is_any_long else (),
-        key=attrgetter("document", "part"),
-    )
-    pieces = {
-        number: [piece.content for piece in group] for number, group in groupby(further, key=attrgetter("document"))
-    }
-    contents = {row.number: [row.content, *pieces.get(row.number, ())] for row in rows}
-    return {
-        row.number: _document("".join(contents[row.number])) for row in rows if len(contents[row.number]) == row.part
-    }
-
-
-def _document(content: str) -> Document:
-    values = json.loads(content)
-    return Document(values["_id"], values["text"], values["title"], values["metadata"])
+    contents = {row.number: [row.content] for row in rows}
+    if any(row.part > 1 for row in rows):
+        further = collection.rows_between(PIECES, first, last, of_documents=True)
+        for piece in sorted(further, key=attrgetter("document", "part")):
+            contents.get(piece.document, []).append(piece.content)
+    documents = {}
+    for row in rows:
+        if len(contents[row.number]) == row.part:
+            values = json.loads("".join(contents[row.number]))
+            documents[row.number] = Document(values["_id"], values["text"], values["title"], values["metadata"])
+    return documents
 
 
 def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
@@ -213,11 +203,7 @@ def file_rows(folder: Path) -> tuple[FileFacts, Iterator[MilvusRow]]:
 
 
 def fetch_files(collection: Collection, files: FileFacts, folder: Path) -> None:
-    """Fetch files into a new folder, and make sure that they are what they were.
-
-    Raises:
-        FormatError: one is not, or would stand outside of the folder.
-    """
+    """Fetch files into a new folder; FormatError if one is not what it was, or would be outside of the folder."""
     address = collection.server.address
     folder.mkdir()
     for name, (size, known, first, last) in files.items():

@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hce.errors import HceError, needs_extra
-from hce.index.derived import Live
 from hce.web.api import NO_STORE, Served, ServedIndex
 
 with needs_extra("web", "hce serve without --no-metrics"):
@@ -59,7 +58,7 @@ class Metrics:
             documents, pending = reader.moment().documents, part.pending(reader)
         yield GaugeMetricFamily("hce_documents", "Documents in the index.", documents)
         yield GaugeMetricFamily("hce_pending_changes", "Changes that are not in the engine's snapshot.", pending)
-        saved = part.saved_at() if isinstance(part, Live) else None
+        saved = part.saved_at()
         if saved is not None:
             age = time.time() - saved
             yield GaugeMetricFamily("hce_snapshot_age_seconds", "Seconds since the engine's last snapshot.", age)
