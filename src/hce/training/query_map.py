@@ -32,6 +32,7 @@ POOL = 8192  # documents, beside those that labels name, that queries are contra
 EPOCHS, MOST_STEPS, BATCH = 10, 4000, 64
 RATE, TEMPERATURE, SHRINKAGE = 1e-3, 0.05, 0.02
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+CLEAR = 1.0  # standard error by which more has to be better
 
 
 class Examples(NamedTuple):
@@ -126,7 +127,7 @@ def _loss(learned: Tensor, examples: Examples, batch: Tensor) -> Tensor:
 
 
 def least_of_the_best(ndcg: dict[float, np.ndarray]) -> float:
-    """Return the least strength whose mean is within a standard error of the best one's.
+    """Return the least strength that the best one is not clearly ahead of.
 
     Args:
         ndcg: of each held-out query, by strength, of shape (queries,).
@@ -135,6 +136,6 @@ def least_of_the_best(ndcg: dict[float, np.ndarray]) -> float:
 
     def is_level(strength: float) -> bool:
         behind = ndcg[best] - ndcg[strength]
-        return bool(behind.mean() <= behind.std() / np.sqrt(len(behind)))
+        return bool(behind.mean() <= CLEAR * behind.std() / np.sqrt(len(behind)))
 
     return min(strength for strength in ndcg if is_level(strength))
