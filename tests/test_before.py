@@ -152,9 +152,9 @@ def test_vectors_of_texts_that_are_gone_are_dropped_and_equal_texts_share_one(in
         numbers, contents = reader.contents()
     prepared = untrained._prepared
     assert prepared.numbers.tolist() == numbers.tolist() == [*range(2, 241), 243]
-    assert len(prepared.vectors) == len(set(contents.tolist()))
+    assert len(prepared.known.vectors) == len(set(contents.tolist()))
     expected = prepared.encoder.encode(["w3"])
-    np.testing.assert_allclose(prepared.vectors[prepared.rows[-1:]], expected, atol=1e-6)
+    np.testing.assert_allclose(prepared.known.vectors[prepared.rows[-1:]], expected, atol=1e-6)
 
 
 def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):
@@ -180,4 +180,4 @@ def test_vectors_that_are_not_of_the_stores_texts_are_made_anew(index):
         prepared = again._prepared
         assert prepared.numbers.tolist() == list(range(1, 244))
         expected = start.encode(["w3", "cell", "law"])
-        np.testing.assert_allclose(prepared.vectors[prepared.rows[240:]], expected, atol=1e-6)
+        np.testing.assert_allclose(prepared.known.vectors[prepared.rows[240:]], expected, atol=1e-6)

@@ -216,8 +216,7 @@ def test_parts_join_as_an_encoder_with_companions_does(static_encoder):
 def test_usual_shares_by_kind_of_encoder(static_encoder, bert_folder):
     assert usual_shares(static_encoder) == Shares(0.5)
     assert usual_shares(static_encoder, companions=True).companions == 0.2
-    transformer = Encoder.load(bert_folder)
-    assert usual_shares(transformer).tokens == (0.4 if transformer.averages_states else 0.1)
+    assert usual_shares(Encoder.load(bert_folder)).tokens == 0.4
 
 
 def test_an_index_calibrates_an_untrained_encoder_and_shows_it(concept_corpus, static_encoder, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.encoding import choice
-from hce.encoding.choice import NDCG, chosen_encoder, minilm_seconds
+from hce.encoding import bundled
+from hce.encoding.bundled import NDCG, chosen_encoder, minilm_seconds
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -17,12 +17,12 @@ README = Path(__file__).parent.parent / "README.md"
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine without a GPU that does 31 GFLOP/s: MiniLM encodes 1,000 tokens a second."""
-    monkeypatch.setattr(choice, "_operations_per_second", lambda: 31e9)
-    monkeypatch.setattr(choice, "_has_gpu", lambda: False)
+    monkeypatch.setattr(bundled, "_operations_per_second", lambda: 31e9)
+    monkeypatch.setattr(bundled, "_has_gpu", lambda: False)
 
 
 def corpus_of(documents: int, tokens: int) -> Corpus:
-    text = "x" * round(tokens * choice.CHARACTERS_PER_TOKEN)
+    text = "x" * round(tokens * bundled.CHARACTERS_PER_TOKEN)
     return Corpus.from_documents([Document(str(number), text) for number in range(documents)])
 
 
@@ -51,7 +51,7 @@ def test_auto_goes_by_how_long_it_takes(documents, chosen, monkeypatch):
     name, line = chosen_encoder("auto", corpus, "index", "--model")
     assert name == chosen
     assert line.startswith(f"--model auto: {chosen}, since minilm takes about")
-    monkeypatch.setattr(choice, "_has_gpu", lambda: True)
+    monkeypatch.setattr(bundled, "_has_gpu", lambda: True)
     assert chosen_encoder("auto", corpus, "index", "--model")[0] == "minilm"
 
 
@@ -67,4 +67,4 @@ def test_the_figures_are_those_of_the_readme():
 
 def test_a_machine_has_a_speed(monkeypatch):
     monkeypatch.undo()
-    assert choice._operations_per_second() > 1e6
+    assert bundled._operations_per_second() > 1e6

@@ -277,7 +277,7 @@ def test_ctrl_c_before_training_has_nothing_to_continue(run_hce, concepts_file, 
         (("--epochs", "2", "--set", "epochs=3"), "--set epochs=3: epochs is given twice"),
         (("--set", "alpha=1", "--set", "alpha=2"), "--set alpha=2: alpha is given twice"),
         (("--fields", "id=a,name=b"), "--fields id=a,name=b: give some of id=NAME, text=NAME, title=NAME"),
-        (("--mode", "supervised"), "needs labelled pairs"),
+        (("--mode", "supervised"), "needs labeled pairs"),
     ],
 )
 def test_train_refuses_what_it_cannot_do(run_hce, concepts_file, encoder_folder, tmp_path, options, message):

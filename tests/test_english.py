@@ -48,7 +48,7 @@ NO_VERB = re.compile(
 # What there is now; tests fail where there is more.
 LONG_SENTENCES: dict[str, int] = {}
 MARKED_WORDS: dict[str, int] = {}
-IN_DOCSTRINGS = {"long first lines": 799, "no verb first": 2, "long sentences": 40, "marked words": 388, "British": 19}
+IN_DOCSTRINGS = {"long first lines": 684, "no verb first": 1, "long sentences": 38, "marked words": 374, "British": 16}
 
 
 def prose(text: str) -> str:

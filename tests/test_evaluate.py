@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from hce.data.judgments import Dataset, Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.evaluation.evaluate import DenseSearcher, check_documents, evaluate, rank, score_run
-from hce.evaluation.measures import FAMILIES, capped_recall, parse_measure
+from hce.evaluation.evaluate import (
+    FAMILIES,
+    DenseSearcher,
+    capped_recall,
+    check_documents,
+    evaluate,
+    parse_measure,
+    rank,
+    score_run,
+)
 from hce.evaluation.runs import Scored, read_run, write_run
 
 

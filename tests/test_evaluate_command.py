@@ -164,6 +164,15 @@ def test_against_another_model_or_run(run, folder, encoder_folder, other_folder,
     assert f"{paired['nDCG@10'].difference:+.4f}" in table
 
 
+@pytest.mark.parametrize("mode", ["hybrid", "words"])
+def test_a_model_scores_as_an_index_of_it(run, folder, encoder_folder, tmp_path, mode):
+    corpus = Dataset.load(folder).corpus
+    Index.create(tmp_path / "index", corpus, encoder_folder).close()
+    options = ("--mode", mode, "--measures", "nDCG@10,R@100", "--json")
+    served = json.loads(run(folder, "-m", tmp_path / "index", *options).out)["measures"]
+    assert json.loads(run(folder, "-m", encoder_folder, *options).out)["measures"] == pytest.approx(served, abs=1e-6)
+
+
 def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
     """Searched exactly, through its own store; a judged document that was removed is told, and cannot be found."""
     index = Index.create(tmp_path / "index", Corpus.load(folder), Encoder.load(encoder_folder))

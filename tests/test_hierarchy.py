@@ -13,7 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import hce.progress
 from hce.errors import FormatError, InputError
-from hce.tree.growing import Level, branching_for_depth, level_sizes, power_of_two
+from hce.tree.growing import LARGEST, Level, branching_for_depth, evened, level_sizes, power_of_two
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
@@ -66,6 +66,53 @@ def test_the_papers_rule_rounds_up_to_a_power_of_two(count, expected):
     assert power_of_two(branching_for_depth(count, 3)) == expected
 
 
+def on_circle(*degrees: float) -> np.ndarray:
+    radians = np.deg2rad(degrees)
+    return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
+
+
+def test_a_full_cluster_gives_away_the_node_that_loses_least():
+    """Of eight documents a cluster of two may have eight at most, so here a mean of 3 allows 6 of 9."""
+    nodes, sizes = on_circle(0, 10, 20, 90, 180), np.array([3.0, 2.0, 2.0, 1.0, 1.0])
+    parent, centroids = evened(nodes, sizes, np.array([0, 0, 0, 1, 2]), on_circle(10, 90, 180))
+    assert parent.tolist() == [0, 0, 1, 1, 2]
+    np.testing.assert_allclose(centroids, on_circle(5, 55, 180), atol=1e-6)
+
+
+def test_an_even_level_stays_as_it_is():
+    nodes, parent, centroids = on_circle(0, 10, 90, 100), np.array([0, 0, 1, 1]), on_circle(5, 95)
+    same, unmoved = evened(nodes, np.ones(4), parent, centroids)
+    assert same is parent
+    assert unmoved is centroids
+
+
+@given(st.integers(0, 10**6), st.integers(2, 8), st.integers(20, 60))
+@settings(max_examples=50, deadline=None)
+def test_no_cluster_has_more_than_its_most(seed, clusters, count):
+    """Nodes are small enough that a cluster always has room for one."""
+    draw = np.random.default_rng(seed)
+    nodes = draw.normal(1, 1, (count, 5)).astype(np.float32)
+    nodes /= np.linalg.norm(nodes, axis=1, keepdims=True)
+    parent = np.concatenate([np.arange(clusters), np.zeros(count - clusters, dtype=np.int64)])
+    sizes = draw.integers(1, 3, count).astype(float)
+    after, centroids = evened(nodes, sizes, parent, nodes[:clusters])
+    assert np.bincount(after, sizes).max() <= LARGEST * sizes.sum() / clusters
+    assert sorted(set(after.tolist())) == list(range(clusters))
+    np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-5)
+
+
+def test_the_papers_start_leaves_upper_levels_as_clustered():
+    """A level's parts differ only where the start of k-means is not the paper's."""
+    draw = np.random.default_rng(3)
+    vectors = np.concatenate([draw.normal(0, 0.1, (190, 8)) + 1, draw.normal(0, 1, (20, 8))]).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    largest = {
+        init: Hierarchy.build(vectors, 6, init=init).document_counts()[1].max() / (210 / 6)
+        for init in ("points", "random")
+    }
+    assert largest["points"] <= LARGEST < largest["random"]
+
+
 def test_depth_is_counted_and_not_computed_in_floating_point():
     assert math.ceil(math.log(8**7, 8)) == 8  # the trap: it is 7
     assert len(level_sizes(8**7, 8)) + 1 == 7
@@ -101,17 +148,25 @@ def test_invariants(count, branching, seed, duplicates):
 
 
 @settings(max_examples=30, deadline=None)
-@given(count=st.integers(5, 300), branching=st.integers(2, 12), seed=st.integers(0, 5), duplicates=st.booleans())
-def test_members_are_under_the_nearest_centroid_which_is_their_mean(count, branching, seed, duplicates):
+@given(
+    count=st.integers(5, 300),
+    branching=st.integers(2, 12),
+    seed=st.integers(0, 5),
+    duplicates=st.booleans(),
+    init=st.sampled_from(["points", "random"]),
+)
+def test_members_are_under_the_nearest_centroid_which_is_their_mean(count, branching, seed, duplicates, init):
+    """Above the leaves, nodes are under the nearest one only where levels are not evened out."""
     vectors = unit_rows(count, 6, seed, distinct=max(1, count // 5) if duplicates else None)
-    tree = Hierarchy.build(vectors, branching, seed=seed, mode="exact")
+    tree = Hierarchy.build(vectors, branching, seed=seed, mode="exact", init=init)
     members = [*(level.centroids for level in tree.levels[1:]), vectors]
     for level, below in enumerate(members, start=1):
         if tree.depth == 1:
             return
         centroids, parent = tree.levels[level - 1].centroids, tree._parent(level + 1)
         scores = below @ centroids.T
-        np.testing.assert_allclose(scores[np.arange(len(below)), parent], scores.max(axis=1), atol=1e-5)
+        if init == "random" or level == len(members):
+            np.testing.assert_allclose(scores[np.arange(len(below)), parent], scores.max(axis=1), atol=1e-5)
         sums = np.zeros_like(centroids)
         np.add.at(sums, parent, below)
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)

@@ -163,7 +163,7 @@ def test_a_full_disk_on_one_host_is_told_to_all(together, sources):
     refusal = f"{sources / 'vectors'}: the vectors cannot be written (File too large); free some space"
     assert (code, lines) == (1, [f"error: {refusal}"])
     assert (first_code, first) == (1, [f"error: stopped with the others: host-b: {refusal}"])
-    assert json.loads((sources / "vectors" / "progress.json").read_text())["done"] == 0
+    assert json.loads((sources / "vectors" / "manifest.json").read_text())["done"] == 0
 
 
 def die(rank: int, folder: Path) -> None:

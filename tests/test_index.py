@@ -978,7 +978,7 @@ def test_words_that_can_never_be_added_are_told_of_and_not_tried_for_ever(index,
     index.search("star", 1)
     index.add([Document("x", "w170 w171")])
     with monkeypatch.context() as patched:
-        patched.setattr(derived._WordsBuilder, "add", fail)
+        patched.setattr(derived.WordsPart, "_add", fail)
         with pytest.raises(FormatError, match="the index of words is damaged"):
             index.search("w170", 1, mode="words")
     assert len(tries) == 2  # with what was held, and with what is on disk

@@ -64,7 +64,7 @@ def test_a_bound_that_is_too_small_is_refused_with_the_figure_that_would_do(monk
     with pytest.raises(InputError, match=r"memory 2\.0 GB is too little: encoding takes about 3\.5 GB; buy some"):
         require_memory({"reading": GB, "encoding": 5 * GB // 2}, 2 * GB, "buy some")
     line = require_memory({"reading": GB, "encoding": 5 * GB // 2}, 4 * GB, "buy some")
-    assert line == "memory: at most 4.0 GB; the most is reckoned for encoding, 3.5 GB"
+    assert line == "memory: at most 4.0 GB; the largest estimate is encoding, 3.5 GB"
 
 
 def test_a_bound_is_kept(monkeypatch):

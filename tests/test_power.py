@@ -119,7 +119,6 @@ def test_a_checkpoint(power, tmp_path):
     vectors.start()
     vectors.write(0, np.zeros((4, 2), np.float32))
     vectors.acknowledge(4)
-    vectors.finish()
     checkpoints.save(Checkpoint({"w": torch.zeros(2)}, {"vectors": "vectors-0"}))
     assert power.renamed[-1] == "LAST"
     assert power.faults == []

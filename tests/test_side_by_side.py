@@ -158,7 +158,7 @@ def test_what_a_model_is_loaded_with_reaches_its_parts(both, tmp_path):
     assert other[0].parts[0][0].auto_model.config._attn_implementation == "sdpa"
     short = SentenceTransformer(str(tmp_path / "model"), processor_kwargs={"model_max_length": 7}, **options)
     assert short[0].parts[0][0].tokenizer.model_max_length == 7
-    with pytest.raises(FormatError, match=r"^[^\n]*damaged \([^\n]*\); train or copy the model again$"):
+    with pytest.raises(FormatError, match=r"^[^\n]*damaged model \([^\n]*\); train or copy it again$"):
         SentenceTransformer(str(tmp_path / "model"), model_kwargs={"no_such_option": 1}, **options)
 
 
@@ -219,7 +219,7 @@ def test_a_table_that_does_not_fit_its_words(tmp_path, words, table):
     WordTable(Table(np.ones((1, 4), np.float32), WordRows(["a"], "english"))).save(str(tmp_path))
     (tmp_path / "words.json").write_text(json.dumps({"words": words, "language": "english"}))
     save_file({"table": table}, tmp_path / "model.safetensors")
-    with pytest.raises(FormatError, match=r"^[^\n]*damaged \([^\n]*\); train or copy the model again$"):
+    with pytest.raises(FormatError, match=r"^[^\n]*damaged model \([^\n]*\); train or copy it again$"):
         WordTable.load(str(tmp_path))
 
 

@@ -18,15 +18,14 @@ from transformers import BertModel
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
+from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import DIM, STEPS, QueryTokens, TokenSpace
-from hce.evaluation.evaluate import DenseSearcher
+from hce.encoding.reranker import DIM, STEPS, QueryTokens, TokenSpace
 from hce.index.check import check
 from hce.index.index import Index
 from hce.index.ranking import Hit
 from hce.index.token_codes import SPACE_FILE, TokenCodes, in_order_of_tokens
 from hce.search.fusion import TOKENS_FIRST as FIRST
-from hce.training.calibration import as_served
 
 TEXTS = [
     "ships and the sea",
@@ -284,7 +283,7 @@ def test_a_damaged_space_is_told_in_one_line_and_done_without(index, caplog):
         for _ in range(3):
             assert not any(hit.from_tokens for hit in opened.search("ships"))
     (record,) = caplog.records
-    assert "'hce rebuild --tokens' makes it anew; until then the index ranks without tokens" in record.getMessage()
+    assert "'hce rebuild --tokens' makes it again; until then the index ranks without tokens" in record.getMessage()
 
 
 def test_another_process_notices_what_a_rebuild_changed(index):
@@ -353,13 +352,16 @@ def test_long_documents_are_compared_by_the_passage_that_was_found(tmp_path, tra
         assert any(each.from_tokens for each in hits)
 
 
-def test_an_index_ranks_as_a_comparison_does(index, encoder):
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_a_temporary_index_ranks_as_one_that_stays(index, encoder, handed_over):
     corpus = Corpus.from_documents(DOCUMENTS)
-    searcher = as_served(DenseSearcher.of(encoder, corpus), corpus)
-    for text, row in zip(TEXTS, searcher.search(TEXTS, 8), strict=True):
+    vectors = encode_corpus(encoder, corpus) if handed_over else None
+    temporary = Index.temporary(corpus, encoder, vectors=vectors)
+    for text, row in zip(TEXTS, temporary.search(TEXTS, 8), strict=True):
         hits = index.search(text, 8)
         assert ids_of(hits) == [each.id for each in row]
         assert [each.score for each in hits] == pytest.approx([each.score for each in row], abs=1e-4)
+        assert any(each.matched for each in hits) and not any(each.matched for each in row)
 
 
 def test_passages_of_added_documents_have_tokens(index, monkeypatch):

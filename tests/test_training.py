@@ -594,7 +594,7 @@ def test_bad_input_is_one_line(concept_corpus, static_encoder, concept_labels, t
         ),
         (
             lambda: train(concept_corpus, static_encoder, recipe=replace(SMALL, mode="supervised")),
-            "needs labelled pairs",
+            "needs labeled pairs",
         ),
         (lambda: train(concept_corpus, static_encoder, recipe=replace(SMALL, pseudo="simcse")), "has no dropout"),
         (lambda: Recipe(epochs=0), "epochs 0: has to be above 0"),

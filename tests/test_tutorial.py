@@ -38,8 +38,8 @@ import pytest
 from small_static import small_static
 from typer.testing import CliRunner
 
+from hce import demo
 from hce.cli import app
-from hce.data import docstrings
 from hce.data.judgments import Dataset
 from hce.errors import HceError
 
@@ -121,7 +121,7 @@ def small_libraries(tmp_path_factory) -> dict[str, Dataset]:
     for name, package in packages.items():
         library = tmp_path_factory.mktemp(name)
         shutil.copytree(package, library / package.name)
-        read[name] = docstrings.python_docstrings(library)
+        read[name] = demo.python_docstrings(library)
     return read
 
 
@@ -136,7 +136,7 @@ def smaller(tmp_path, monkeypatch, small_libraries, concept_corpus) -> Iterator[
     def fewer(library: Path | None = None) -> Dataset:
         return small_libraries["numpy" if library else "stdlib"]
 
-    monkeypatch.setattr(docstrings, "python_docstrings", fewer)
+    monkeypatch.setattr(demo, "python_docstrings", fewer)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -165,10 +165,7 @@ def test_the_readmes_session(smaller, concept_corpus):
 
 
 def test_the_demo_prints_what_the_tutorial_shows(smaller, monkeypatch):
-    import hce.demo
-
-    monkeypatch.setattr(hce.demo, "python_docstrings", docstrings.python_docstrings)
-    monkeypatch.setattr(hce.demo, "train", _one_epoch(hce.demo.train))
+    monkeypatch.setattr(demo, "train", _one_epoch(demo.train))
     result = CliRunner().invoke(app, ["demo", "--json"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     (shown,) = re.findall(r"```text\n(.*?)```", TUTORIAL, flags=re.DOTALL)

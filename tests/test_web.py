@@ -1092,10 +1092,10 @@ def test_a_query_of_660_words_for_a_thousand_long_documents(client, index):
 
 @pytest.mark.parametrize("where", [" " * 500, "year=" + "9" * 400, "year<" + "9" * 400, "year in " + "9," * 200])
 def test_conditions_meant_to_hurt(client, where):
-    start = time.perf_counter()
+    start = time.process_time()
     response = client.get("/api/search", params={"q": "w1", "where": where})
     assert response.status_code in (200, 400)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 5  # quadratic work would take minutes
 
 
 # ----------------------------------------------------------------------------------------------------- connections

@@ -1,7 +1,7 @@
-"""Checksums: whether files are as they were written, told by `checksums.json` beside them or by the files themselves.
+"""Checksums, in `checksums.json` next to the files or in the files: are they as they were written?
 
-They are CRC-32, which finds every flipped bit and every burst of up to 32, misses other damage once in four billion,
-and reads 2.8 GB a second (docs/LOG.md). They are for accidents: who changes a file on purpose can change its checksum.
+CRC-32 finds every flipped bit and every burst of up to 32, misses other damage once in four billion, and reads 2.8 GB a
+second (docs/LOG.md). It is for accidents: who changes a file on purpose can change its checksum.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,19 +34,15 @@ BYTES_AT_ONCE = 1 << 22
 
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write down the checksums of a folder's files: of some by name, or of all in it and below."""
+    """Write the checksums of a folder's files: of these names, or of all in it and below."""
     chosen = check_tree(folder).keys() - LEFT_OUT if names is None else names
     write_json(folder / CHECKSUMS, {name: file_checksum(folder / name) for name in sorted(chosen)})
 
 
 def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
-    """Return which files are missing, or not as they were written, a line each; None where that is not known.
+    """Return a line for each file that is missing or changed since `write_checksums`; None without checksums.
 
-    Nothing is opened that is not a regular file in the folder, whatever `checksums.json` names.
-
-    Args:
-        folder: what `write_checksums` was called for.
-        advance: called with the number of bytes read.
+    Nothing is opened that is not a regular file in the folder. `advance` is called with the number of bytes read.
 
     Raises:
         OutsideError: something in the folder is a link, a pipe or a device.
@@ -61,17 +58,16 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
     for name, checksum in known.items():
         if name not in files:
             damaged.append(f"{name} is missing, or is no regular file in this folder")
-        elif _readable_checksum(folder / name, advance) != checksum:
-            damaged.append(f"{name} is not as it was written")
+            continue
+        with suppress(OSError):
+            if file_checksum(folder / name, advance) == checksum:
+                continue
+        damaged.append(f"{name} is not as it was written")
     return damaged
 
 
 def require_undamaged(folder: Path, remedy: str) -> None:
-    """Refuse a folder whose files are not as they were written; one without checksums is taken as it is.
-
-    Raises:
-        FormatError: something in it is damaged.
-    """
+    """Raise FormatError for a folder with a damaged file; a folder without checksums passes."""
     damaged = damage_in(folder)
     if damaged:
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
@@ -84,26 +80,20 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
-    """Return the values without their checksum, and whether they are as they were; None where that is not known."""
+    """Return the values without their checksum, and whether it fits; None without a checksum."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     return rest, values[SEAL] == _checksum_of(rest) if SEAL in values else None
 
 
 class KeptArrays(NamedTuple):
-    """Arrays from a file, in the order in which they were asked for, and what the file says of them."""
+    """Arrays from a file in the order asked for, and their facts."""
 
     arrays: list[np.ndarray]
     facts: dict[str, str]
 
 
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Keep arrays that can be made anew in one file with their checksum; where that is impossible, they are not kept.
-
-    Args:
-        path: the file.
-        arrays: by name.
-        facts: what tells these arrays from others, such as the encoder that made them.
-    """
+    """Cache arrays in one file with their checksum, if that is possible; `facts` name what made them."""
     try:
         with open_atomically(path, "wb") as file:
             file.write(save(arrays, {**facts, SEAL: str(checksum_of_arrays(arrays.values()))}))
@@ -112,7 +102,7 @@ def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, s
 
 
 def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
-    """Read the arrays `names`, in the order in which they were written; None where the file is missing or damaged."""
+    """Read arrays by name, in the order in which they were written; None if the file is missing or damaged."""
     try:
         with safe_open(plain_path(path), "numpy") as file:
             facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]
@@ -127,7 +117,7 @@ def checksum_of_arrays(arrays: Iterable[np.ndarray]) -> int:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal; this one is for files of others."""
+    """Return the SHA-256 of a file that others published, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BYTES_AT_ONCE):
@@ -136,7 +126,7 @@ def file_sha256(path: Path) -> str:
 
 
 def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
-    """Read a file through, and return its checksum."""
+    """Return the checksum of a file."""
     value = 0
     with open_file(path) as file:
         while block := file.read(BYTES_AT_ONCE):
@@ -147,10 +137,3 @@ def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
 
 def _checksum_of(values: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())
-
-
-def _readable_checksum(path: Path, advance: Advance) -> int | None:
-    try:
-        return file_checksum(path, advance)
-    except OSError:
-        return None

@@ -84,7 +84,7 @@ for command in COMMANDS:  # in the order of `hce --help`; an underscore in a nam
 
 
 def main() -> None:
-    """Run the command line; what the user or the system can mend is one line and exit code 1."""
+    """Run the command line; report what can be mended in one line."""
     _prepare_streams()
     try:
         _refuse_broken_arguments(sys.argv[1:])
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make sure that there is a place for output, that any text can be written to it, and that log lines are shown."""
+    """Make sure that output can be written, and that log lines are shown."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who called
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -130,7 +130,7 @@ def _refuse_broken_arguments(arguments: list[str]) -> None:
 
 
 def _what_the_system_refused(error: Exception) -> str | None:
-    """Return one line about an error that the machine is to blame for; None for a bug."""
+    """Return one line about an error of the machine; None for a bug."""
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return "not enough memory for this; give fewer or shorter documents, a smaller model, or smaller batches"
     reason = system_reason(error)
@@ -151,7 +151,7 @@ def _end(message: str | None) -> NoReturn:
 
 
 def _leave_stdout() -> None:
-    """Write what is left for stdout, or else drop it, so that Python does not stumble over it at its end."""
+    """Write what is left for stdout, or drop it, so that Python can exit."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

@@ -85,7 +85,7 @@ def read_bytes(path: str | Path, within: str | Path | None = None, *, most: int 
 
 
 def read_json_value(path: str | Path) -> Any:
-    """Read any value that `write_json` wrote; NaN and infinities, which only Python's JSON has, become None.
+    """Read any value that `write_json` wrote; NaN and infinity become None.
 
     Raises:
         FormatError: nothing is there, it is too large, or it is not JSON.
@@ -100,7 +100,9 @@ def read_json_value(path: str | Path) -> Any:
 
 
 def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
-    """Return the path of a regular file, for a library that opens it itself; a missing one is for the library to miss.
+    """Return the path of a regular file, for a library that opens it.
+
+    A missing file is left for the library to report.
 
     Raises:
         OutsideError: see `open_file`.
@@ -143,7 +145,7 @@ def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
 
 
 def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str, os.stat_result]:
-    """Return the files of a folder and below by their path below it, if all of them are regular files.
+    """Return the files of a folder and below, if all are regular files.
 
     Args:
         folder: of an index, a model, or a part of one; where nothing is, it has no files.
@@ -170,7 +172,7 @@ def delete_file(path: str | Path, within: str | Path | None = None) -> None:
 
 
 def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
-    """Delete a folder that hce wrote, so that it disappears at once; leave it unchanged if anything else is in it.
+    """Delete a folder at once, if hce wrote everything in it.
 
     Files of hce are those that a `checksums.json` in the folder names, and those with a name that hce gives.
 
@@ -226,7 +228,7 @@ def _is_there(path: Path, within: str | Path | None, is_wanted: Callable[[int], 
 
 
 def _opened(path: Path, within: str | Path | None) -> int:
-    """Open a file relative to the folder above it, and each folder relative to the one before; follow no link."""
+    """Open a file step by step below a folder, following no link."""
     root = path.parent if within is None else Path(within)
     if path.is_symlink() and _is_of_hub(path):
         return os.open(os.path.realpath(path), READ)
@@ -255,7 +257,7 @@ def _is_of_hub(path: Path) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the regular files below a folder, in which others may be writing and deleting meanwhile."""
+    """Yield the regular files below a folder that others may change."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -332,7 +334,7 @@ def _listed(path: Path) -> list[str]:
 
 
 def require_inside(folder: Path) -> None:
-    """Refuse a model that holds links, or has a setting that names something else on this machine.
+    """Fail if a model has links, or a setting that names another file.
 
     Raises:
         OutsideError: there is such a thing.
@@ -363,7 +365,10 @@ def _named_files(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _leads_out(folder: Path, place: Path, key: str, value: str) -> bool:
-    """Return whether a name leads to something outside of a folder: from the settings' own place, or from here."""
+    """Return whether a name leads outside of a folder.
+
+    It is tried from the settings' place and from the current folder.
+    """
     bases = (place, Path.cwd()) if key.endswith("_file") else (place,)
     found = [base / value for base in bases if os.path.lexists(base / value)]
     return any(not path.resolve().is_relative_to(folder.resolve()) for path in found)

@@ -1,8 +1,7 @@
-"""Deadlines: long work looks in between whether anyone still waits for it.
+"""Deadlines: long work checks at intervals whether anyone still waits for it.
 
-A thread cannot be ended from outside. Whoever has work done in one sets a deadline around it, and the loops of that
-work call `check_deadline`, which raises once the time is over or the work was called off. Where none is set, nothing
-happens.
+A thread cannot be ended from outside. Whoever starts work in one sets a deadline around it. The loops of that work call
+`check_deadline`, which raises once the time is over or the work was called off, and does nothing without a deadline.
 """
 
 from __future__ import annotations
@@ -20,17 +19,13 @@ class DeadlineError(Exception):
 
 
 class Deadline:
-    """The moment up to which someone waits.
-
-    Args:
-        seconds: from now.
-    """
+    """The moment until which someone waits, so many seconds from now."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
 
     def call_off(self) -> None:
-        """Let the work end at its next look; may be called from any thread."""
+        """End the work at its next check; may be called from any thread."""
         self._ends = float("-inf")
 
     @property
@@ -40,7 +35,7 @@ class Deadline:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Hold for what is done inside, and for threads that are given a copy of its context."""
+        """Set this deadline for the block, and for threads that get a copy of its context."""
         before = _current.set(self)
         try:
             yield
@@ -49,11 +44,7 @@ class Deadline:
 
 
 def check_deadline() -> None:
-    """Go on, if someone still waits.
-
-    Raises:
-        DeadlineError: nobody does.
-    """
+    """Raise DeadlineError if nobody waits any more."""
     deadline = _current.get()
     if deadline is not None and deadline.is_over:
         raise DeadlineError("nobody waits any more")

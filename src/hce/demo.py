@@ -13,9 +13,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,12 +26,12 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, Report, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, Report, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
+from hce.search.shares import FIXED, Calibration
 from hce.search.words import Words
-from hce.training.calibration import as_served
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe
 from hce.training.train import train
@@ -59,12 +61,7 @@ Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class WordSearcher:
-    """BM25 as an index has it, over the documents of a collection.
-
-    Attributes:
-        ids: of the documents.
-        words: of the documents, numbered by their position.
-    """
+    """BM25 as an index has it; documents are numbered by their position."""
 
     ids: Sequence[str]
     words: Words
@@ -83,16 +80,12 @@ class WordSearcher:
 
 
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Run the demo and print it; progress goes to `err`, model and index to `folder`.
-
-    Returns:
-        Where model and index are, and what was measured, for JSON.
-    """
+    """Run and print the demo: progress goes to `err`, model and index to `folder`; return the facts for JSON."""
     start = time.perf_counter()
     folder = _free_name(folder)
     dataset = python_docstrings()
-    count = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
-    out.print(count.append(" of this Python's standard library are the documents.", style="not bold"))
+    found = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
+    out.print(found.append(" of this Python's standard library are the documents.", style="not bold"))
     out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
     searchers = _searchers(dataset, encoder_spec, seed, folder, err)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
@@ -103,7 +96,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
     corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
-        _look_around(out, index, HybridSearcher.of(DenseSearcher.of(Encoder.load(encoder_spec), corpus), corpus))
+        _look_around(out, index, _untrained_and_words(corpus, Encoder.load(encoder_spec)))
         _come_and_go(out, index)
     seconds = time.perf_counter() - start
     out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
@@ -129,19 +122,24 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
     searchers: dict[str, Searcher] = {
         "bm25": WordSearcher.of(corpus),
         "untrained": by_untrained,
-        "hybrid": HybridSearcher.of(by_untrained, corpus),
+        "hybrid": _untrained_and_words(corpus, untrained, by_untrained.vectors),
     }
-    if untrained.table is None:
-        searchers["served"] = as_served(by_untrained, corpus)
-    else:
-        searchers["served"] = as_served(DenseSearcher.of(untrained.fitted_to(corpus), corpus), corpus)
+    served = untrained if untrained.table is None else untrained.fitted_to(corpus)
+    searchers["served"] = Index.temporary(corpus, served)
     err.print("training without the tree, for comparison", style="dim")
     plain = train(corpus, Encoder.load(encoder_spec), recipe=replace(recipe, tree=False), progress=True)
-    searchers["no-tree-hybrid"] = as_served(DenseSearcher.of(plain.encoder, corpus), corpus, plain.calibration)
+    searchers["no-tree-hybrid"] = Index.temporary(corpus, plain.encoder, calibration=plain.calibration)
     err.print("training with the tree", style="dim")
     result = train(corpus, Encoder.load(encoder_spec), recipe=recipe, output=folder / "model", progress=True)
-    by_trained = DenseSearcher.of(result.encoder, corpus)
-    return {**searchers, "hce": by_trained, PRODUCT: as_served(by_trained, corpus, result.calibration)}
+    product = Index.temporary(corpus, result.encoder, calibration=result.calibration)
+    by_trained = DenseSearcher(result.encoder, corpus.ids, product.vectors()[1])
+    return {**searchers, "hce": by_trained, PRODUCT: product}
+
+
+def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray | None = None) -> Index:
+    """Search by words and an encoder, with their usual shares."""
+    usual = FIXED["table" if encoder.is_table else "transformer"]
+    return Index.temporary(corpus, encoder, vectors=vectors, calibration=Calibration(usual))
 
 
 def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
@@ -170,7 +168,7 @@ def _with_summaries(dataset: Dataset) -> Corpus:
 
 def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
     """Show the top of the tree, and what a few questions find before and after training."""
-    out.print("\nThe index has the docstrings whole. Their tree, as the trained encoder sees it:\n")
+    out.print("\nThe index has the full docstrings. Their tree, as the trained encoder sees it:\n")
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
     for question in EXAMPLES:
@@ -199,12 +197,9 @@ def _come_and_go(out: Console, index: Index) -> None:
 
 
 def _free_name(folder: Path) -> Path:
-    """Return the first of folder, folder-2, folder-3, … that is not there: nothing of an earlier demo is touched."""
-    number, free = 1, folder
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
+    """Return the first of folder, folder-2, folder-3, … that does not exist: earlier demos stay."""
+    names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))
+    return next(free for name in names if not (free := folder.with_name(name)).exists())
 
 
 # ------------------------------------------------------------------------------------------------- docstrings
@@ -213,8 +208,7 @@ def _free_name(folder: Path) -> Path:
 def python_docstrings(library: Path | None = None) -> Dataset:
     """Make documents, queries and judgments of the docstrings below `library`, by default the standard library.
 
-    The document's id is the dotted name of what it documents; its title is empty, as the name would give the answer
-    away to a query that repeats it.
+    A document's id is the dotted name of what it documents. It has no title: queries often repeat the name.
     """
     library = library or Path(sysconfig.get_paths()["stdlib"])
     documents: dict[str, Document] = {}

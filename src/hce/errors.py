@@ -1,4 +1,4 @@
-"""Errors that users can mend; each is one sentence, which the command line prints as it is."""
+"""Errors that users can mend; each is one sentence, which the command line prints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FormatError(HceError):
 
 
 def system_reason(error: BaseException) -> str | None:
-    """Tell what the operating system refused, where that is what an error is about; None where it is not.
+    """Return what the operating system refused, if that is what an error is about.
 
     Libraries in Rust and C++ (safetensors, tokenizers, tantivy, faiss) raise errors of their own that quote the system.
 
@@ -84,7 +84,7 @@ def system_reason(error: BaseException) -> str | None:
 
 @lru_cache(maxsize=64)
 def warn_once(logger: Logger, line: str) -> None:
-    """Log a warning, unless this line was logged lately."""
+    """Log a warning unless this line was logged recently."""
     logger.warning("%s", line)
 
 

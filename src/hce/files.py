@@ -49,7 +49,7 @@ _released: list[mmap.mmap] = []  # what is mapped within `released`
 
 @contextmanager
 def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary neighbour of `path` for writing; on success it takes the place of `path`, else it is removed.
+    """Open a temporary file next to `path`; on success it replaces `path`.
 
     Raises:
         InputError: when `path` is a folder, or the system refuses what is written: the disk is full, or read-only.
@@ -72,7 +72,7 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def writing_to(path: str | Path) -> Iterator[None]:
-    """Say in one line what the system refuses of all that is written within, by us or by any library.
+    """Turn any failure of writing within this block into one line.
 
     Raises:
         InputError: the disk is full, read-only or failing, or the folder is not ours to write to.
@@ -125,7 +125,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
-    """Make a dataclass or a named tuple of what a JSON file says, if each value is of its field's type.
+    """Make a dataclass or a named tuple of JSON values, checked by type.
 
     Args:
         kind: the class; names that it does not have are passed over.
@@ -189,7 +189,7 @@ def require_new(path: str | Path) -> None:
 
 
 def require_free(output: str | Path, resume: bool) -> None:
-    """Refuse an output folder that holds something, or an unfinished run that is not to be continued.
+    """Fail if an output folder is taken, or has an unfinished run.
 
     Raises:
         InputError: either of them.
@@ -201,7 +201,9 @@ def require_free(output: str | Path, resume: bool) -> None:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` on success; `path` must not exist or be an empty folder.
+    """Yield a temporary folder that becomes `path` on success.
+
+    `path` must not exist, or be an empty folder.
 
     Raises:
         InputError: when `path` is a file or a folder that holds something, or the system refuses what is written: the
@@ -220,7 +222,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and the missing ones above it; their names are on disk when this returns."""
+    """Make a folder and its missing parents, and sync their names."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -228,7 +230,7 @@ def make_folder(folder: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a folder, if it is there, so that none of it is left under its name, whenever this process is killed.
+    """Delete a folder, if it is there: after a kill, all of it or none.
 
     What is left under another name then is deleted the next time.
     """
@@ -255,7 +257,7 @@ class ScratchFolder:
 
 
 def delete_stale(leftovers: Iterable[Path]) -> None:
-    """Delete those files and folders, of this user, that no living process holds the lock of."""
+    """Delete this user's files and folders that no living process locks."""
     if fcntl is None:
         return
     for path in leftovers:
@@ -271,7 +273,9 @@ def delete_stale(leftovers: Iterable[Path]) -> None:
 
 @contextmanager
 def held_alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a folder for some long work that no two processes may do there at once; a kill lets go of it.
+    """Hold a folder for work that one process may do at a time.
+
+    A kill releases it.
 
     Raises:
         InputError: another process holds it; `refusal` is what it says.
@@ -293,25 +297,30 @@ def held_alone(folder: Path, refusal: str) -> Iterator[None]:
 
 
 def unfinished(output: str | Path) -> Path:
-    """Name the place of work that is to become `output`: beside it, under a name that says so."""
+    """Name the place of work that will become `output`, next to it."""
     output = Path(output)
     return output.with_name(f"{output.name}.unfinished")
 
 
 def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Return the first name under which unfinished work differs from the work at hand; None where all is the same."""
+    """Return the first name under which unfinished work differs, or None."""
     return next((name for name in wanted if found.get(name) != wanted[name]), None)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` durable. Windows has no such call; its renames are journalled."""
+    """Make a rename inside `folder` durable.
+
+    Windows has no such call; it journals renames.
+    """
     if os.name == "posix":
         _sync(folder)
 
 
 @contextmanager
 def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Make a temporary file or folder beside `path`, and lock it until it is renamed; on an error it is deleted.
+    """Make and lock a temporary file or folder next to `path`.
+
+    It is locked until it is renamed, and deleted on an error.
 
     What killed processes left of the like is deleted first.
     """
@@ -334,7 +343,9 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
-    """Delete what killed writes of a name, or of any, have left in a folder; a living process holds its own locked.
+    """Delete what killed writes of a name, or of any, left in a folder.
+
+    A living process holds its own locked.
 
     Raises:
         OutsideError: the folder is reached through a link; see `hce.contained`.
@@ -344,7 +355,10 @@ def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = 
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a file or folder; None where someone took it for stale and deleted it meanwhile, −1 without locks."""
+    """Lock a file or folder; return None if someone deleted it meanwhile.
+
+    Returns −1 on a file system without locks.
+    """
     if fcntl is None:
         return -1
     try:
@@ -375,7 +389,10 @@ def _delete_own(path: Path, lock: int, process: int) -> None:
 
 
 def _sync_tree(folder: Path, mode: int) -> None:
-    """Flush all to disk, with the rights that the folder was made with; libraries write files for their user alone."""
+    """Flush all to disk, with the rights of the folder.
+
+    Libraries write files for their user alone.
+    """
     for path in (*folder.rglob("*"), folder):
         if path.is_symlink():
             continue
@@ -413,7 +430,9 @@ def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
 
 @contextmanager
 def released(vectors: object) -> Iterator[None]:
-    """Let the system drop the pages of an array that is mapped, again and again while inside; it must not be changed.
+    """Let the system drop pages of a mapped array while inside this block.
+
+    The array must not be changed.
 
     Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
     """
@@ -430,7 +449,9 @@ def released(vectors: object) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Let the system drop the pages of the arrays within `released` now: rows from all over were read.
+    """Let the system drop pages of the arrays within `released` now.
+
+    Call it when rows from all over were read.
 
     Around each of them the system maps 64 KB that it has at hand, so that in the time between two releases all of a
     file may be mapped.

@@ -1,9 +1,9 @@
-"""How the processes of a run on one host or several meet, and how they stop together.
+"""How processes on one host or several meet, and how they stop together.
 
-Work is shared out in `hce.processes`. Processes wait for each other in torch's collectives, which fail where a process
-has died or was silent for `TIMEOUT`. torchrun and accelerate end what else they started on a host. So that each host
-says why in one line, a process that stops leaves its reason in the key-value store where the launcher had them meet.
-Nothing here imports torch when alone.
+Work is shared out in `hce.processes`. Processes wait for each other in torch's collectives, which fail if a process
+died or was silent for `TIMEOUT`; torchrun and accelerate end the others that they started on a host. A process that
+stops leaves its reason in the launcher's key-value store, so that each host can say why in one line. Alone, torch is
+not imported.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 TIMEOUT = timedelta(minutes=30)  # torch's default; between two exchanges one process may have more to do than another
-HEARING = 4.0  # seconds in which everyone should have heard why someone stopped
-GRACE = 1.0  # seconds in which others may come upon the same reason by themselves
+HEARING = 4.0  # seconds in which all should have read why one stopped
+GRACE = 1.0  # seconds in which others may find the same reason on their own
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -41,14 +41,11 @@ def is_alone() -> bool:
 
 @contextmanager
 def together(how_to_go_on: str) -> Iterator[torch.device | None]:
-    """Work with the processes that accelerate, torchrun or MPI started; yield this one's device, and None when alone.
-
-    Args:
-        how_to_go_on: what to do when a host is lost, for the message.
+    """Work with the processes that accelerate, torchrun or MPI started; yield this one's device, None when alone.
 
     Raises:
         InputError: the others have other code.
-        AwayError: a host cannot be reached, or was lost.
+        AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
     """
     if is_alone():
         yield None
@@ -87,7 +84,7 @@ def _meet() -> torch.device:
 
 
 def _code() -> dict[str, str]:
-    """Return what has to be the same on all hosts for the same work to be done."""
+    """Return what must be the same on all hosts."""
     import numpy
     import torch
 
@@ -99,7 +96,7 @@ def _code() -> dict[str, str]:
 
 
 def _is_loss(error: Exception) -> bool:
-    """Return whether an error is about the connection to other processes; gloo's have no class of their own."""
+    """Return whether an error is a lost connection to other processes; gloo's have no class of their own."""
     from torch.distributed import DistError
 
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
@@ -114,7 +111,7 @@ def _lost(error: Exception) -> str:
 
 
 class _Others:
-    """The other processes outside of the work: the notes that all leave in the store where they met."""
+    """The other processes, by the notes that all leave in the store where they met."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -128,7 +125,7 @@ class _Others:
         self._store: Any = dist.PrefixStore("hce", met)  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Part when all have done their work; only the first has more to do than the others, and may take its time."""
+        """Leave when all are done; the first process has more to do than the others, and may take its time."""
         import torch.distributed as dist
 
         if self._rank == 0:
@@ -141,7 +138,7 @@ class _Others:
         dist.destroy_process_group()
 
     def tell(self, reason: str) -> None:
-        """Let everyone know why this process stops; of several of a host, the first one says so to the user."""
+        """Tell the others why this process stops; of several on a host, the first one tells the user."""
         import torch.distributed as dist
 
         def note() -> None:
@@ -157,7 +154,7 @@ class _Others:
             raise SystemExit(1)
 
     def reason(self) -> str | None:
-        """Return why another process stopped; None where nobody said so."""
+        """Return why another process stopped, if it said so."""
         found: list[str] = []
 
         def look() -> None:
@@ -165,11 +162,11 @@ class _Others:
                 found.append(f"stopped with the others: {self._store.get('reason').decode()}")
 
         _within(HEARING, look)
-        return found[0] if found else None
+        return next(iter(found), None)
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:
-    """Act for so long at most; the store may be gone with its host, and a call of it then fails or never returns."""
+    """Act, but not for longer: the store may be gone with its host, and a call then fails or never returns."""
 
     def tried() -> None:
         with suppress(Exception):

@@ -1,8 +1,8 @@
-"""The memory that a command may take: a bound that the user states, held against what the work is reckoned to need.
+"""The memory that a command may take: the user's bound, checked against an estimate before the work begins.
 
-Reckoned is what a process has of its own; pages of mapped files come and go as the system has room for them. What does
-not grow with the number of documents is not reckoned but looked up: what the process has taken by then. The figures for
-each document are measured (docs/LOG.md, "All commands at a million"; lab: `large_corpus`).
+The estimate is what the process has taken by then, and what grows with the documents by measured figures
+(docs/LOG.md, "All commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system takes
+them back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_size(text: str) -> int:
 
 
 def taken_so_far() -> int:
-    """Return the largest memory that this process has taken, in bytes; 0 where the system does not tell."""
+    """Return the largest memory that this process has taken, in bytes; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -48,13 +48,7 @@ def taken_so_far() -> int:
 
 
 def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
-    """Estimate what the stages of making an index take, without what does not grow, in bytes.
-
-    Args:
-        documents: how many, passages of long ones included.
-        dim: the length n of a vector.
-        engine: its name.
-    """
+    """Estimate the bytes that each stage of indexing takes for these documents, passages of long ones included."""
     vectors = 4 * dim * documents
     held = vectors if vectors <= HELD else 0
     needs = {
@@ -71,21 +65,21 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
 
 
 def train_needs(documents: int, dim: int) -> dict[str, int]:
-    """Reckon what training takes beside what does not grow, in bytes, of so many documents that are learnt from."""
+    """Estimate the bytes that training on these documents takes."""
     return {"training": 400 * MiB + documents * (4 * dim + 1200)}
 
 
 def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
-    """Hold what is needed against a bound, and return a line about both.
+    """Return a line about the bound and the largest need.
 
     Raises:
-        InputError: the bound is too small; with the figure that would do, and `remedy`.
+        InputError: the bound is too small; the message has the figure that would do, and `remedy`.
     """
     stage, most = max(needs.items(), key=lambda each: each[1])
     total = taken_so_far() + most
     if total > bound:
         raise InputError(f"memory {shown_size(bound)} is too little: {stage} takes about {shown_size(total)}; {remedy}")
-    return f"memory: at most {shown_size(bound)}; the most is reckoned for {stage}, {shown_size(total)}"
+    return f"memory: at most {shown_size(bound)}; the largest estimate is {stage}, {shown_size(total)}"
 
 
 def shown_size(size: int) -> str:

@@ -1,7 +1,7 @@
 """Several processes as one: work shared out, rows gathered with their gradients, gradients averaged.
 
-Alone, everything here returns what it was given, so one code path serves one process and many. What processes tell each
-other is numbers, JSON and safetensors: nothing is pickled.
+Alone, everything here returns what it was given, so one code path serves one process and many. Processes exchange
+numbers, JSON and safetensors: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,35 +28,31 @@ from hce.files import other_identity, writing_to
 
 T = TypeVar("T")
 R = TypeVar("R")
-ARRAY, JSON = "array", "json"  # in what processes tell each other
+ARRAY, JSON = "array", "json"  # keys of a message
 _working_together: ContextVar[bool] = ContextVar("working_together", default=False)
 
 
 def process_count() -> int:
-    """Return how many processes work together; 1 when alone."""
+    """Return the number of processes; 1 when alone."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def process_rank() -> int:
-    """Return this process's rank, from 0 on; 0 when alone."""
+    """Return this process's rank; 0 when alone."""
     return dist.get_rank() if process_count() > 1 else 0
 
 
 def require_alike(facts: Mapping[str, Any]) -> None:
-    """Refuse to work with processes of which other facts hold; all of them then say the same.
-
-    Args:
-        facts: what has to be the same everywhere, by names that a user knows.
+    """Fail on all ranks if they disagree on these facts, whose names users know.
 
     Raises:
-        InputError: something is not; the line names the two hosts.
+        InputError: the line names a fact and two hosts.
     """
     if process_count() == 1:
         return
-    (first, wanted), *others = _told_by_all((socket.gethostname(), json.dumps(dict(facts))))
-    wanted = json.loads(wanted)
-    for host, told in others:
-        found = json.loads(told)
+    own_facts = socket.gethostname(), json.dumps(dict(facts))
+    (first, wanted), *others = [(host, json.loads(each)) for host, each in _messages(own_facts)]
+    for host, found in others:
         name = other_identity(wanted, found)
         if name is not None:
             raise InputError(
@@ -65,14 +61,14 @@ def require_alike(facts: Mapping[str, Any]) -> None:
 
 
 def require_shared(folder: Path) -> None:
-    """Refuse a folder that is not the same one for all processes.
+    """Fail if a folder is not the same for all processes, or cannot be written to.
 
     Raises:
-        InputError: what the first process writes there, this one does not see, or nobody can write there.
+        InputError: this process does not see what the first one writes there.
     """
     if process_count() == 1:
         return
-    note = folder / _told_by_all(f".hce-{secrets.token_hex(8)}")[0]
+    note = folder / _messages(f".hce-{secrets.token_hex(8)}")[0]
     if is_first_process():
         with writing_to(note):
             note.touch()
@@ -86,7 +82,7 @@ def require_shared(folder: Path) -> None:
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows stacked; backward adds up what every process found for our rows."""
+    """All processes' rows, stacked; backward sums the gradients that all processes have for our rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -108,7 +104,7 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def with_averaged_gradient(parameter: Tensor) -> Tensor:
-    """Average the gradient of a parameter over the processes: DistributedDataParallel only sees the encoder's."""
+    """Average a parameter's gradient over the processes: DistributedDataParallel only sees the encoder's."""
     if process_count() == 1:
         return parameter
 
@@ -124,7 +120,7 @@ def with_averaged_gradient(parameter: Tensor) -> Tensor:
 
 
 def is_first_process() -> bool:
-    """Return whether this process is the one that writes files and speaks to the user."""
+    """Return whether this process writes the files and talks to the user."""
     return process_rank() == 0
 
 
@@ -134,16 +130,16 @@ def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
 
 
 def own_rows(count: int) -> slice:
-    """Return this process's part of `count` rows; all parts are of one size, and up to (processes − 1) rows in none."""
+    """Return this process's part of `count` rows; all parts have one size, and up to (processes − 1) rows are left."""
     each = count // process_count()
     return slice(process_rank() * each, (process_rank() + 1) * each)
 
 
 @contextmanager
 def working_together(wanted: bool = True) -> Iterator[None]:
-    """Let `share_out` share work out; all processes must then do the same work in the same order.
+    """Let `share_out` share work in this block; all processes must do the same work in the same order.
 
-    This has to be asked for: a tree that one process alone grows must not wait for the others.
+    It is off by default: a tree that one process alone grows must not wait for the others.
     """
     token = _working_together.set(wanted)
     try:
@@ -153,9 +149,9 @@ def working_together(wanted: bool = True) -> Iterator[None]:
 
 
 def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return the results of `work(items)`, one an item; of processes that work together each does a share.
+    """Return the results of `work(items)`, one an item; processes that work together each do a share.
 
-    Results are arrays, numbers, strings, None, and tuples and lists of these; tuples of others come as lists.
+    Results are arrays, numbers, strings, None, and tuples and lists of these; a tuple from another process is a list.
     """
     count = process_count()
     if count == 1 or not _working_together.get():
@@ -163,13 +159,13 @@ def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> lis
     with working_together(False):  # the work on a share is this process's own affair
         own = work(items[process_rank() :: count])
     results: list[Any] = [None] * len(items)
-    for rank, share in enumerate(_told_by_all(own)):
+    for rank, share in enumerate(_messages(own)):
         results[rank::count] = share
     return results
 
 
-def _told_by_all(own: Any) -> list[Any]:
-    """Return what every process tells, in the order of their ranks; see `share_out` for what can be told."""
+def _messages(own: Any) -> list[Any]:
+    """Return the messages of all processes by rank; see `share_out` for what a message can hold."""
     message = torch.frombuffer(bytearray(_packed(own)), dtype=torch.uint8).to(_device_of_exchange())
     sizes = gather(torch.tensor([len(message)], dtype=torch.int64, device=message.device)).tolist()
     everyones = gather(torch.nn.functional.pad(message, (0, max(sizes) - len(message)))).view(len(sizes), -1)
@@ -177,7 +173,7 @@ def _told_by_all(own: Any) -> list[Any]:
 
 
 def _device_of_exchange() -> torch.device:
-    """Return the device whose tensors the processes exchange: the CPU, or by NCCL and its like their own."""
+    """Return the device of tensors that processes exchange: the CPU, or with NCCL and the like their own."""
     if dist.get_backend() in ("gloo", "mpi"):
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator() or torch.device("cuda")
@@ -205,13 +201,13 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def wait_for_all() -> None:
-    """Go on when every process has come this far."""
+    """Wait until every process has come this far."""
     if process_count() > 1:
         dist.barrier()
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seed torch's generators for a step: the same whenever it is taken, and different in each process."""
+    """Seed torch's generators for a step: the same at each run, and different in each process."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, process_rank()]).generate_state(1)[0]))
 
 
@@ -232,7 +228,7 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
 
 
 def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
-    """Give all processes the first one's weights: what was computed on processors of two kinds may differ a little."""
+    """Give all processes the first one's weights: processors of two kinds compute slightly different ones."""
     if process_count() > 1:
         for parameter in parameters:
             sent = parameter.data.to(_device_of_exchange())  # a table is in memory, and NCCL sends from a GPU
@@ -241,12 +237,12 @@ def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
 
 
 def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Return the first process's values to all: what is decided by them must be decided alike everywhere."""
+    """Broadcast the first process's values, so that every process decides the same."""
     return _exchanged(values, device, partial(dist.broadcast, src=0))
 
 
 def _exchanged(values: dict[str, float], device: torch.device, exchange: Callable[[Tensor], Any]) -> dict[str, float]:
-    """Have all values exchanged between the processes, as one tensor that `exchange` changes in place."""
+    """Exchange values between the processes as one tensor, which `exchange` changes in place."""
     if process_count() == 1:
         return values
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)

@@ -1,7 +1,7 @@
 """Progress of long work, on stderr: a bar with rate and time left on a terminal, a line every ten seconds elsewhere.
 
-Elsewhere the first line comes after two seconds. Work that is done many calls down, such as the building of an engine,
-shows its progress within `bars_shown`.
+Elsewhere the first line comes after two seconds. Work many calls down, such as building an engine, shows its progress
+within `bars_shown`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _drawing = threading.Lock()
 
 @contextmanager
 def bars_shown(show: bool = True) -> Iterator[None]:
-    """Show the progress bars inside whose `show` is None; `show=False` hides them."""
+    """Enable the progress bars created with `show=None` in this block; `show=False` hides them."""
     before = _shown.set(show)
     try:
         yield
@@ -40,13 +40,11 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
-    """Yield a function to call with the number of items just done.
-
-    What is done beyond `total` is not counted: some totals are estimates.
+    """Yield a function to call with the number of items just done; some totals are estimates, and no more is counted.
 
     Args:
         description: what is done.
-        total: how many items there are; None where nobody knows.
+        total: the number of items, None if unknown.
         unit: what the items are.
         show: False is silent; None is too, except within `bars_shown`.
     """
@@ -108,14 +106,9 @@ def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _terminal_bar(description: str, total: int | None, unit: str) -> Iterator[Advance]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _RateColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=total is None) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _RateColumn(unit))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=total is None) as progress:
         task = progress.add_task(description, total=total)
         yield lambda count: progress.advance(task, count)
 
@@ -133,7 +126,7 @@ class _RateColumn(ProgressColumn):
 
 
 class _PlainLines:
-    """Lines about how much is done: one after two seconds, then one every ten, also while nothing is told."""
+    """Lines about how much is done: one after two seconds, then one every ten, even if nothing advances."""
 
     def __init__(self, description: str, total: int | None, unit: str) -> None:
         self.description, self.total, self.unit = description, total, unit
@@ -143,25 +136,20 @@ class _PlainLines:
         self._lock = threading.Lock()
 
     def advance(self, count: int) -> None:
-        """Take note of what was done, and tell of it where it is time to."""
+        """Count what was done, and write a line if one is due."""
         with self._lock:
             self._done += count
             now = time.monotonic()
             is_end = self.total is not None and self._done >= self.total
             if now >= self._next_line or (is_end and now - self._start >= SECONDS_BETWEEN_LINES):
-                self._write(now)
+                self._next_line = now + SECONDS_BETWEEN_LINES
+                sys.stderr.write(self._line(max(now - self._start, 1e-9)))
+                sys.stderr.flush()
 
-    def _write(self, now: float) -> None:
-        self._next_line = now + SECONDS_BETWEEN_LINES
-        seconds = max(now - self._start, 1e-9)
-        rate = self._done / seconds
-        line = f"{self.description}: {self._done:,}"
-        if self.total is not None:
-            line += f"/{self.total:,}"
-        line += f" {self.unit}, {rate:,.0f} {self.unit}/s"
+    def _line(self, seconds: float) -> str:
         if not self._done:
-            line = f"{self.description}: for {seconds:,.0f} s"
-        elif self.total is not None:
-            line += f", {(self.total - self._done) / rate:,.0f} s left"
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            return f"{self.description}: for {seconds:,.0f} s\n"
+        rate, of, left = self._done / seconds, "", ""
+        if self.total is not None:
+            of, left = f"/{self.total:,}", f", {(self.total - self._done) / rate:,.0f} s left"
+        return f"{self.description}: {self._done:,}{of} {self.unit}, {rate:,.0f} {self.unit}/s{left}\n"

@@ -1,4 +1,4 @@
-"""Consoles that show texts and never obey them, common options and Ctrl-C, for all commands."""
+"""What commands share: consoles that no text can control, options, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hce.hosts import is_alone
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.encoding.choice import Work
+    from hce.encoding.bundled import Work
 
-# What a terminal obeys instead of showing it: control characters, and marks that turn the direction of a line. Halves
-# of surrogate pairs, which stand for what is no Unicode in a file's name, no stream can write.
+# Control characters, marks that turn the direction of a line, and halves of surrogate pairs, which stand for what is no
+# Unicode in a file's name and which no stream can write.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def harmless(text: str) -> str:
-    r"""Put a sign in the place of each character that a terminal would obey; line breaks and tabs stay.
+    r"""Replace each character that would control a terminal, except line breaks and tabs.
 
     >>> harmless("red \x1b[31mshoes")
     'red �[31mshoes'
@@ -40,13 +40,13 @@ def harmless(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console for texts of anybody's making: shown as they are, and with no power over the terminal."""
+    """A console for texts from anywhere: they are shown unchanged and cannot control the terminal."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render anything to segments without characters that a terminal obeys; styles are not part of a text."""
+        """Render to segments without characters that control a terminal; styles are not part of a text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
@@ -56,7 +56,7 @@ err = PlainConsole(stderr=True)
 
 
 def known_encoder(spec: str | None) -> str | None:
-    """Return the name of an encoder, as an option's callback; a mistyped one is refused before any work."""
+    """Refuse a mistyped name of an encoder before any work, as an option's callback."""
     if spec is not None:
         from hce.encoding.bundled import refuse_mistyped
 
@@ -65,7 +65,7 @@ def known_encoder(spec: str | None) -> str | None:
 
 
 def known_reranker(spec: str | None) -> str | None:
-    """Return the name of a cross-encoder, as an option's callback; a mistyped one is refused before any work."""
+    """Refuse a mistyped name of a cross-encoder before any work, as an option's callback."""
     if spec is not None:
         from hce.encoding.bundled import refuse_mistyped_reranker
 
@@ -180,7 +180,7 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
-    """Read the documents that `output` is to be made of; of a folder of parts, each of several processes reads some."""
+    """Read the documents for `output`; each of several processes reads some files of a folder of parts."""
     from hce.data.corpus import Corpus
 
     if is_alone():
@@ -193,16 +193,16 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
 
 
 def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
-    """Return the encoder that a name stands for, and say in a line what the other bundled one would cost and bring.
+    """Return the encoder that a name stands for, and print what the other bundled one would cost and bring.
 
     Raises:
-        InputError: several processes, which may be on different machines, are to find out the same encoder.
+        InputError: several processes, which may be on different machines, cannot choose one encoder.
     """
     from hce.encoding.bundled import AUTO, BUNDLED
 
     if name not in (AUTO, *BUNDLED):
         return name
-    from hce.encoding.choice import chosen_encoder
+    from hce.encoding.bundled import chosen_encoder
 
     if name == AUTO and not is_alone():
         raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")
@@ -213,12 +213,12 @@ def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
 
 
 def copies_of_corpus(output: Path) -> Path:
-    """Name the place of parts of the corpus that have to be copied for other hosts to read them."""
+    """Return the folder for parts of the corpus that other hosts can read only as copies."""
     return unfinished(f"{output}.corpus")
 
 
 def print_json(value: Any) -> None:
-    """Put one JSON document on stdout; what a terminal would obey stays an escape."""
+    """Print one JSON document on stdout; what would control a terminal stays an escape."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     line = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
@@ -234,10 +234,9 @@ def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
 
 @contextmanager
 def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into a line that says how to go on, or asks then; what is on disk is whole at any moment."""
+    """Turn Ctrl-C into a line that says how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        told = how_to_go_on if isinstance(how_to_go_on, str) else how_to_go_on()
-        err.print(f"stopped; {told}", soft_wrap=True)
+        err.print(f"stopped; {how_to_go_on if isinstance(how_to_go_on, str) else how_to_go_on()}", soft_wrap=True)
         raise typer.Exit(130) from None

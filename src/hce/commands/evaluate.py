@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.evaluation.evaluate import Report, Searcher
     from hce.evaluation.runs import Run
-    from hce.evaluation.significance import Corrected
+    from hce.evaluation.significance import Paired
     from hce.index.index import Index
     from hce.index.ranking import Hit, SearchMode
 
@@ -82,7 +82,7 @@ class Task(NamedTuple):
     measures: list[str]
     depth: int
     drop_self: bool
-    mode: SearchMode
+    mode: SearchMode | None
 
 
 class Measured(NamedTuple):
@@ -127,7 +127,13 @@ def evaluate(
     drop_self: Annotated[
         bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
     ] = True,
-    mode: Annotated[str, typer.Option(help="how an index is searched: hybrid, dense or words")] = "hybrid",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="how to search: hybrid, dense or words; by default hybrid for an index, dense for a model",
+            show_default=False,
+        ),
+    ] = None,
     rerank: Annotated[
         str | None,
         typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
@@ -155,14 +161,14 @@ def evaluate(
     against_run = Path(against) if against and Path(against).is_file() else None
     find_split(dataset, split)  # before what takes seconds to import
 
-    from hce.evaluation.measures import parse_measure
+    from hce.evaluation.evaluate import parse_measure
 
     parsed = [parse_measure(name) for name in measures.split(",")]
     _check_outputs(run, per_query)
     reranking = _reranking(model, rerank, rerank_depth)
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
     judged = _read(dataset, split, reading, searches=bool(model or (against and not against_run)))
-    task = Task(*judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode", mode))
+    task = Task(*judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode | None", mode))
     # All are opened before the work: a wrong one is reported at once.
     sources = [_open(model, run_file), *([_open(None if against_run else against, against_run)] if against else [])]
     systems = [
@@ -267,17 +273,20 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus; an index is searched as it is."""
+    """Make a model search the corpus, by words too as an index of it; an index is searched as it is."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
     corpus = cast("Corpus", task.corpus)  # it was read, as there is a model
     if isinstance(source, Index):
+        source.with_matched = False
         _check_index(source, corpus)
-        return InMode(source, task.mode, rerank)
+        return InMode(source, task.mode or "hybrid", rerank)
     if source.name == "static":
         tell("static is measured as it was distilled: not fitted to this corpus, not trained")
-    return DenseSearcher.of(source, corpus, progress=True)
+    if task.mode in (None, "dense"):
+        return DenseSearcher.of(source, corpus, progress=True)
+    return InMode(Index.temporary(corpus, source), task.mode)
 
 
 def _check_index(index: Index, corpus: Corpus) -> None:
@@ -305,7 +314,7 @@ def _tell_what_counts_zero(systems: list[Measured]) -> None:
             tell(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
 
 
-def _paired(systems: list[Measured], seed: int) -> dict[str, Corrected]:
+def _paired(systems: list[Measured], seed: int) -> dict[str, Paired]:
     """Compare two systems by each measure; nothing where there is one system."""
     from hce.evaluation.significance import compare_several
 
@@ -326,7 +335,7 @@ def _write(system: Measured, run: Path | None, per_query: Path | None) -> None:
         tell(f"values of each query written to {per_query}")
 
 
-def _table(systems: list[Measured], paired: dict[str, Corrected]) -> Grid:
+def _table(systems: list[Measured], paired: dict[str, Paired]) -> Grid:
     names = [Path(system.name).name for system in systems]
     if len(set(names)) < len(names):
         names = [system.name for system in systems]
@@ -334,9 +343,9 @@ def _table(systems: list[Measured], paired: dict[str, Corrected]) -> Grid:
     for measure in systems[0].report.means:
         cells = [measure, *(f"{system.report.means[measure]:.4f}" for system in systems)]
         if paired:
-            each, p_holm = paired[measure]
+            each = paired[measure]
             cells += [f"{each.difference:+.4f}", f"{each.low:+.3f}…{each.high:+.3f}"]
-            cells += [f"{p_holm:.4f}", f"{each.better}/{each.worse}"]
+            cells += [f"{each.p_holm:.4f}", f"{each.better}/{each.worse}"]
         rows.append(cells)
     return grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
 
@@ -354,7 +363,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[s
     return grid
 
 
-def _as_json(task: Task, systems: list[Measured], paired: dict[str, Corrected]) -> dict[str, Any]:
+def _as_json(task: Task, systems: list[Measured], paired: dict[str, Paired]) -> dict[str, Any]:
     first = systems[0]
     answer: dict[str, Any] = {
         "queries": len(task.qrels),
@@ -365,6 +374,6 @@ def _as_json(task: Task, systems: list[Measured], paired: dict[str, Corrected]) 
         "without_hits": first.report.without_hits,
     }
     if paired:
-        compared = {name: each.as_dict() for name, each in paired.items()}
+        compared = {name: each._asdict() for name, each in paired.items()}
         answer["against"] = {"system": systems[1].name, "measures": systems[1].report.means, "paired": compared}
     return answer

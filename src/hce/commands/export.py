@@ -53,9 +53,10 @@ def export(
             files = write_skills(index, skills, levels)
         answer(f"{files:,} files in {skills}; begin with SKILL.md", {"skills": str(skills), "files": files}, as_json)
     elif plain is not None:
-        from hce.encoding.plain import export_plain
+        from hce.encoding.encoder import Encoder
+        from hce.encoding.side_by_side import save_plain
 
-        kind = export_plain(source, plain, first_alone=first_alone)
+        kind = save_plain(Encoder.load(source, device="cpu"), plain, first_alone=first_alone)
         line = f"the model ({kind}) is in {plain}; SentenceTransformer({str(plain)!r}) loads it, without hce"
         answer(line, {"model": str(plain), "kind": kind}, as_json)
 

@@ -32,14 +32,14 @@ RUN_HELP = {
 
 
 def recipe_option(name: str, **limits: Any) -> Any:
-    """Return an option for a field of the recipe, with that field's own help and defaults."""
+    """Return an option for a field of the recipe, with its help."""
     default, other, text = Recipe.described(name)
     shown = default if other == default else f"{default}; transformer: {other}"
     return typer.Option(help=text, show_default=shown, **limits)
 
 
 def read_settings(items: Iterable[str], **given: Any) -> tuple[RunSettings, dict[str, Any]]:
-    """Read what --set says, and add the settings that were given by options of their own.
+    """Read --set, and add the settings given by their own options.
 
     Raises:
         InputError: an unknown setting, a value of the wrong type, or a setting that is given twice.
@@ -66,7 +66,7 @@ def _run_setting(name: str, text: str) -> Any:
 
 
 def _list_settings(wanted: bool) -> None:
-    """Print every setting with its default, a transformer's default where it differs, and its help."""
+    """Print every setting with its defaults and its help."""
     if not wanted:
         return
     from rich.table import Table

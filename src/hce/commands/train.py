@@ -168,15 +168,14 @@ def train(
             delete_whole(copies_of_corpus(output))
     if not first:
         return
-    shares = result.encoder.shares
+    shares, calibration = result.encoder.shares, result.calibration
     trusted = "" if len(shares) == 1 else ", trust_remote_code=True"
-    brought = f"{result.recipe.mode} training; {improvement(result)}"
+    search = f"search with it: {calibration.summary()}\n" if calibration else ""
     loads = f"the model is in {output}; SentenceTransformer({str(output)!r}{trusted}) loads it"
+    line = f"vectors: {result.recipe.mode} training; {improvement(result)}\n{search}{loads}"
     facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
-    calibration = result.calibration
-    search = "" if calibration is None else f"search with it: {calibration.summary()}\n"
-    facts["calibration"] = None if calibration is None else calibration.as_dict()
-    answer(f"vectors: {brought}\n{search}{loads}", {"model": str(output), **facts, "shares": shares}, as_json)
+    choice = calibration.as_dict() if calibration else None
+    answer(line, {"model": str(output), **facts, "calibration": choice, "shares": shares}, as_json)
 
 
 def report(
@@ -276,14 +275,11 @@ def _label_sets(
     corpus_ids = corpus.left_out.union(corpus.ids)
     if generated:
         label_sets["generated"] = _of_corpus_documents(read_generated(generated), corpus_ids, generated, strict)
-    if queries:
-        asked = read_queries(queries)
-        for name, path in (("pairs", qrels), ("dev", dev)):
-            if path:
-                judged = Qrels.read(path, queries=asked, documents=corpus_ids if strict else None)
-                label_sets[name] = _of_corpus_documents(Labels(asked, judged), corpus_ids, path, strict)
-            else:
-                label_sets[name] = None
+    asked = read_queries(queries) if queries else {}
+    for name, path in (("pairs", qrels), ("dev", dev)):
+        if path:
+            judged = Qrels.read(path, queries=asked, documents=corpus_ids if strict else None)
+            label_sets[name] = _of_corpus_documents(Labels(asked, judged), corpus_ids, path, strict)
     return label_sets
 
 

@@ -1,8 +1,8 @@
 """Corpus: a collection of documents, checked once when it is read, then accessed in any order.
 
-A corpus costs 16 bytes of memory a document, however long the documents are: the texts stay in JSONL files (the user's
-own, or temporary ones that other formats are written to) and are fetched by their position there. Of a folder of parts
-each of several processes reads some, and tells the others where the documents are.
+A document costs 16 bytes of memory: texts stay in JSONL files (the user's own, or temporary ones for other formats) and
+are fetched by position. Each of several processes reads some files of a folder of parts, and tells the others where the
+documents are.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import tempfile
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, overload
 
@@ -106,8 +107,12 @@ class Corpus(Sequence[Document]):
         Raises:
             InputError: at the first fault, with file and line; nothing is kept then.
         """
-        source, skipped = _documents_source(path), _Skipped()
-        bad = skipped.take if reading.skip_bad else refuse
+        source, skipped = _documents_source(path), list[str]()
+
+        def skip(error: InputError) -> None:
+            skipped.append("" if skipped else str(error))  # there may be millions, and the first is shown
+
+        bad = skip if reading.skip_bad else refuse
         if source.is_file() and _lies_open(source, reading) and not reading.row_ids:
             corpus = cls._scan_jsonl(source, reading, bad)
         elif paths := _find_parts(source):
@@ -115,7 +120,8 @@ class Corpus(Sequence[Document]):
         else:
             records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
             corpus = cls._spool(records, shown_path(path), reading, bad)
-        skipped.tell(corpus.name)
+        if skipped:
+            logger.warning("%s: left out %d that cannot be read, the first: %s", corpus.name, len(skipped), skipped[0])
         corpus.source, corpus.reading = str(path), reading
         return corpus
 
@@ -333,24 +339,6 @@ class _Some(Sequence[Document]):
         return self._documents[int(self._positions[index])]
 
 
-class _Skipped:
-    """What could not be read and was left out."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: InputError | None = None
-
-    def take(self, error: InputError) -> None:
-        """Take note of a fault, and let it pass."""
-        self.count += 1
-        self.first = self.first or error
-
-    def tell(self, name: str) -> None:
-        """Say how much was left out, if anything was."""
-        if self.count:
-            logger.warning("%s: left out %d that cannot be read, the first: %s", name, self.count, self.first)
-
-
 def _temporary_file() -> IO[bytes]:
     with _spooling():
         return tempfile.TemporaryFile(prefix="hce-corpus-")  # lives as long as the corpus
@@ -370,10 +358,10 @@ def _spooling() -> Iterator[None]:
 
 
 class _Checker:
-    """What must hold for a whole corpus: it is not empty and no id comes twice. Also computes the fingerprint.
+    """Checks that a corpus is not empty and no id comes twice, and computes its fingerprint.
 
-    A document with neither text nor title can be found by nothing and encodes to noise. Real collections have some
-    (Cranfield two), so it is left out with a warning that names its place, and does not stop the rest.
+    A document with neither text nor title encodes to noise. Real collections have some (Cranfield two), so it is left
+    out with a warning that names its place.
     """
 
     def __init__(self, name: str) -> None:
@@ -383,7 +371,7 @@ class _Checker:
         self.id_hashes = array("Q")  # 8 bytes a document; ids themselves would cost ten times that
 
     def add(self, document: Document, where: str) -> bool:
-        """Take note of a document; False means: leave it out."""
+        """Note a document; return whether to keep it."""
         if document.is_empty:
             self._leave_out(document.id, where)
             return False
@@ -394,7 +382,7 @@ class _Checker:
         return True
 
     def join(self, part: _Part) -> None:
-        """Take note of what was found of a part of the corpus."""
+        """Note what was found in a part of the corpus."""
         for doc_id, where in part.empty:
             self._leave_out(doc_id, where)
         if len(part.id_hashes):
@@ -407,11 +395,10 @@ class _Checker:
         self.empty[doc_id] = where
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
-        """Return the fingerprint if all is well; `place` tells where the i-th document stands."""
+        """Return the fingerprint if all is well; `place` returns where the i-th document is."""
         if self.empty:
-            logger.warning(
-                "left out %d documents with neither text nor title: %s", len(self.empty), _few(self.empty.values())
-            )
+            few = "; ".join([*islice(self.empty.values(), 3), *(["…"] if len(self.empty) > 3 else [])])
+            logger.warning("left out %d documents with neither text nor title: %s", len(self.empty), few)
         if not self.id_hashes:
             raise InputError(f"{self.name}: no documents with text in it; give {KNOWN}")
         hashes = np.asarray(self.id_hashes)
@@ -445,20 +432,15 @@ def _canonical_json(metadata: dict[str, Any], where: str) -> str:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Tell whether lists and mappings are nested more than `most` deep; what is, not every reader of JSON can read."""
+    """Return whether lists and mappings are nested deeper than every reader of JSON can read."""
     if not isinstance(value, dict | list | tuple):
         return False
-    return most == 0 or any(
-        _is_deeper(each, most - 1) for each in (value.values() if isinstance(value, dict) else value)
-    )
+    below = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_is_deeper(each, most - 1) for each in below)
 
 
 def _duplicate(doc_id: str, first: str, second: str) -> InputError:
     return InputError(f"{second}: id {doc_id!r} stands already at {first}; make ids unique")
-
-
-def _few(places: Collection[str]) -> str:
-    return "; ".join(list(places)[:3]) + ("; …" if len(places) > 3 else "")
 
 
 class _Extents(NamedTuple):
@@ -526,29 +508,17 @@ class _JsonlFile(Sequence[Document]):
 
 
 class _Part(NamedTuple):
-    """What a process found in a part of a corpus, in values that `share_out` can send: a tuple may arrive as a list.
-
-    Attributes:
-        source: the part.
-        path: the part, or its copy.
-        starts: where each document's line begins in it, of shape (N,), uint64.
-        sizes: of these lines, in bytes.
-        id_hashes: of the documents.
-        fields: see `Fields`.
-        state: of the file, to notice a change.
-        digest: of the documents, in hexadecimal.
-        empty: ids of documents without text, and where they are.
-    """
+    """What a process found in a part of a corpus, in values that `share_out` can send: a tuple may arrive as a list."""
 
     source: str
-    path: str
-    starts: np.ndarray
-    sizes: np.ndarray
+    path: str  # the source, or its copy
+    starts: np.ndarray  # where each document's line begins, (N,) uint64
+    sizes: np.ndarray  # of these lines, in bytes
     id_hashes: np.ndarray
-    fields: Any
-    state: Sequence[int]
-    digest: str
-    empty: Sequence[tuple[str, str]]
+    fields: Any  # see `Fields`
+    state: Sequence[int]  # of the file, to notice a change
+    digest: str  # of the documents, in hexadecimal
+    empty: Sequence[tuple[str, str]]  # ids of documents without text, and where they are
 
 
 class _Parts(Sequence[Document]):

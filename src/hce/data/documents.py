@@ -96,7 +96,7 @@ def choose_fields(
     id_names: Iterable[str] = ID_NAMES,
     text_names: Iterable[str] = TEXT_NAMES,
 ) -> Fields:
-    """Choose the fields to read: as was said, or else those of the proper names, or else of the usual ones.
+    """Choose the fields to read: those that were named, or fields with the proper names, or with usual ones.
 
     >>> choose_fields(["DOCNO", "Headline", "body"])
     Fields(ids=('DOCNO',), title='Headline', text='body')
@@ -129,7 +129,7 @@ def _guess(free: list[str], usual: Iterable[str]) -> str | None:
 
 
 def tell_guesses(name: str, fields: Fields) -> None:
-    """Say which fields are read, unless it is those that the documentation names."""
+    """Report which fields are read, unless they have the documented names."""
     chosen = {"id": " or ".join(fields.ids), "title": fields.title, "text": fields.text}
     others = [f"the {what} from {field!r}" for what, field in chosen.items() if field not in (what, "_id or id", "")]
     if others:
@@ -137,15 +137,10 @@ def tell_guesses(name: str, fields: Fields) -> None:
 
 
 def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -> Document:
-    """Make a document of a record: `_id` or `id`, `title`, `text`; other fields become metadata.
-
-    Args:
-        record: what a file says.
-        fields: which of its fields to read, unless they have these names.
-        row: the id, where no field has it.
+    """Make a document of a record; fields other than id, title and text become metadata, and `row` may be the id.
 
     Raises:
-        InputError: no id, no field `text`, a field of the wrong type, or text that is no Unicode.
+        InputError: no id, no text, a field of the wrong type, or text that is no Unicode.
     """
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
@@ -168,7 +163,7 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
 
 
 def _if_one_column(names: Collection[Any]) -> str:
-    """Return the advice for a table whose header was read as one name with a sign in it; else nothing."""
+    """Return advice for a table whose header was read as one name with a sign in it."""
     name = str(next(iter(names), ""))
     signs = re.findall(r"[^\w\s.()-]", name)
     return f"name what separates the cells, as in --delimiter '{signs[0]}'" if len(names) == 1 and signs else ""

@@ -1,7 +1,7 @@
-"""Queries and relevance judgments (qrels), together the *labels*, and BEIR folders that hold both beside a corpus.
+"""Queries and relevance judgments (qrels), together the *labels*, and BEIR folders with both and a corpus.
 
-Files: queries as JSONL or as two-column TSV; qrels as BEIR's three-column TSV or TREC's four columns; generated queries
-as records.
+Files: queries as JSONL or two-column TSV; qrels as BEIR's three-column TSV or TREC's four columns; generated queries as
+records.
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ class Qrels(Mapping[str, Mapping[str, int]]):
             if queries is not None and judgment.query_id not in queries:
                 raise InputError(f"{where}: query {judgment.query_id!r} is not among the queries; do the files match?")
             if documents is not None and judgment.document_id not in documents:
-                raise InputError(
-                    f"{where}: document {judgment.document_id!r} is not in the corpus; do the files match?"
-                )
+                name = judgment.document_id
+                raise InputError(f"{where}: document {name!r} is not in the corpus; do the files match?")
             pair = (judgment.query_id, judgment.document_id)
             grade, place = seen.setdefault(pair, (judgment.grade, where))
             if grade != judgment.grade:
@@ -218,23 +217,16 @@ def read_queries(path: str | Path) -> dict[str, Query]:
             fields = choose_fields(record.fields, id_names=QUERY_ID_NAMES, text_names=QUERY_TEXT_NAMES)
             tell_guesses(str(path), fields._replace(title="title"))
         query = _parse_query(record, fields)
-        if query.id in queries:
-            raise InputError(
-                f"{record.where}: query id {query.id!r} stands already at {places[query.id]}; make ids unique"
-            )
+        if (place := places.setdefault(query.id, record.where)) != record.where:
+            raise InputError(f"{record.where}: query id {query.id!r} stands already at {place}; make ids unique")
         queries[query.id] = query
-        places[query.id] = record.where
     if not queries:
         raise InputError(f"{path}: no queries in it; check the path")
     return queries
 
 
 def read_log(path: str | Path) -> list[str]:
-    """Read queries without answers: a .txt file has one a line, other formats are those of `read_queries`.
-
-    Raises:
-        InputError: no query is in it, or it cannot be read.
-    """
+    """Read queries without answers: a .txt file has one a line, other formats are those of `read_queries`."""
     if format_suffix(path) != ".txt":
         return [query.text for query in read_queries(path).values()]
     texts = [line.text.strip() for line in read_lines(path) if line.text.strip()]
@@ -339,16 +331,14 @@ def _parse_query(record: Record, fields: Fields) -> Query:
     rest = dict(record.fields)
     found = list_names(rest)
     query_id = take_id(rest, record.where, fields.ids, "give each query a field '_id' or 'id'")
-    text = take_string(rest, fields.text, record.where)
-    if not text or not text.strip():
-        raise InputError(
-            f"{record.where}: query {query_id!r} has no text (found: {found}); give it a string field 'text'"
-        )
-    return Query(query_id, text)
+    text = take_string(rest, fields.text, record.where) or ""
+    if text.strip():
+        return Query(query_id, text)
+    raise InputError(f"{record.where}: query {query_id!r} has no text (found: {found}); give it a string field 'text'")
 
 
 def _column(name: str, separator: str) -> str:
-    """Return an id unless it would not come back whole from a column of a file."""
+    """Return an id, or fail if a column of a file cannot hold it."""
     pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
     if not name or pieces != [name] or name.startswith("\ufeff"):
         raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")

@@ -49,16 +49,12 @@ class Page(NamedTuple):
 
 
 def is_readable(suffix: str) -> bool:
-    """Tell whether the library for files of this kind is installed."""
+    """Return whether the library for such files is installed."""
     return importlib.util.find_spec(LIBRARIES[suffix]) is not None
 
 
 def read_page(path: Path, encoding: str) -> Page:
-    """Read the title and the text of an HTML page or a PDF file.
-
-    Args:
-        path: of the file.
-        encoding: of a page that does not tell its own.
+    """Read the title and the text of a PDF file, or of an HTML page, in this encoding unless it names its own.
 
     Raises:
         InputError: the file cannot be read, or has no text.
@@ -90,7 +86,7 @@ def _html(path: Path, encoding: str) -> Page:
 
 
 def _depth(data: bytes) -> int:
-    """Return how many elements lie within each other at most, roughly; beyond `DEEPEST` it is not counted on."""
+    """Return about how deep elements are nested; counting stops beyond `DEEPEST`."""
     is_open, depth, deepest = Counter[bytes](), 0, 0
     for tag in TAG.finditer(data) if data.count(b"<") > DEEPEST else ():
         end, name = tag[1], tag[2].lower()
@@ -122,7 +118,7 @@ def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
 
 
 def _shown_text(tree: Any, dropped: str) -> str:
-    """Return the text of a page, a block a line, without some elements, which are taken out of the tree."""
+    """Return the text of a page, a block a line, after dropping some elements from the tree."""
     for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost: those inside go with them
         node.decompose()
     for node in tree.css(BLOCKS):
@@ -134,7 +130,7 @@ def _shown_text(tree: Any, dropped: str) -> str:
 
 
 def _charset(data: bytes, encoding: str) -> str:
-    """Return what a page says it is written in: by its first bytes, by its head, or else by the reader."""
+    """Return a page's encoding: by its first bytes, by its head, or the given one."""
     for mark, name in MARKS:
         if data.startswith(mark):
             return name
@@ -146,7 +142,7 @@ def _charset(data: bytes, encoding: str) -> str:
 
 
 def _pdf(path: Path) -> Page:
-    """Return the title that a PDF file tells of itself, and the texts of its pages."""
+    """Return the title in a PDF file's metadata, and the texts of its pages."""
     import pypdf
 
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every odd object in somebody else's file

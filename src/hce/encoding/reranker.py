@@ -1,7 +1,12 @@
-"""Reranker: a cross-encoder, which reads a query and a text together and says in one number how well they fit.
+"""What puts the first hits of a search into a better order: a cross-encoder, or the states of the encoder itself.
 
-A reranker is slower than an encoder by far, since nothing can be computed beforehand, and knows more: it puts the
-first few dozen hits of a search into a better order.
+A cross-encoder reads a query and a text together. It knows more than an encoder and is far slower, since nothing can be
+computed beforehand.
+
+Late interaction compares tokens. A transformer has a state for every token before it pools them into one vector. A
+query is compared to a text by Σ wᵢ · max_j ⟨qᵢ, dⱼ⟩ (ColBERT's MaxSim); the rarer a token, the larger is wᵢ. The
+encoder is not trained for it. A state is kept as `DIM` bytes: the directions in which states vary most, as a unit
+vector. It improved the order of the first hits on five of five collections (docs/LOG.md, "Late interaction").
 """
 
 from __future__ import annotations
@@ -9,19 +14,37 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from sentence_transformers import CrossEncoder
+import torch.nn.functional as F
+from safetensors.numpy import save
+from torch import Tensor
 
+from hce.checksums import SEAL, checksum_of_arrays, kept_arrays
 from hce.contained import read_bytes
-from hce.encoding.bundled import RERANKERS, loading, refuse_mistyped_reranker, stays_off_the_hub
-from hce.encoding.encoder import device_and_dtype
+from hce.data.corpus import Corpus
+from hce.encoding.bundled import RERANKERS, loading, quiet_transformers, refuse_mistyped_reranker, stays_off_the_hub
+from hce.encoding.encoder import Encoder, device_and_dtype
 from hce.encoding.tables import MODULES, require_model_folder
-from hce.errors import InputError
+from hce.errors import FormatError, InputError
+from hce.progress import progress_bar
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
 
 PAIRS_AT_ONCE = 32
 FOR_PAIRS = ("SequenceClassification", "CausalLM", "ConditionalGeneration")  # architectures that can give a score
+
+DIM = 48  # 32 to 128 were level within noise, 16 was worse
+SAMPLE = 64  # documents whose states give the directions; 256 gave nothing more
+COUNTED = 1 << 15  # documents whose tokens are counted
+COUNTED_AT_ONCE = 8192
+STEPS = 127  # an entry of a unit vector is kept as a whole number of 127ths
+
+
+# ----------------------------------------------------------------------------------------- cross-encoders
 
 
 class Reranker:
@@ -69,7 +92,9 @@ class Reranker:
             _refuse_other_folders(Path(spec))
             local = True
         advice = f"give a model directory or a hub id, such as {RERANKERS[0]}"
-        with loading(name, "cross-encoder", advice):
+        with loading(name, "cross-encoder", advice), quiet_transformers():
+            from sentence_transformers import CrossEncoder
+
             local = local or stays_off_the_hub(name, "cross-encoder", advice, RERANKERS)
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         _refuse_other_models(model, name)
@@ -92,11 +117,7 @@ class Reranker:
 
 
 def _refuse_other_folders(folder: Path) -> None:
-    """Refuse a folder that holds no cross-encoder.
-
-    Raises:
-        InputError: the folder holds something else, or nothing.
-    """
+    """Fail with InputError if a folder holds no cross-encoder."""
     require_model_folder(folder)
     try:
         modules = json.loads(read_bytes(folder / MODULES))
@@ -108,11 +129,119 @@ def _refuse_other_folders(folder: Path) -> None:
 
 
 def _refuse_other_models(model: CrossEncoder, name: str) -> None:
-    """Refuse a model whose last layer, which gives the score, nobody has trained.
-
-    Raises:
-        InputError: the model was not trained to score pairs.
-    """
+    """Fail with InputError if a model was not trained to score pairs: its last layer would be random."""
     known = getattr(getattr(model.model, "config", None), "architectures", None) or []
     if known and not any(kind in architecture for architecture in known for kind in FOR_PAIRS):
         raise InputError(f"{name} is a {known[0]}, and no cross-encoder: it was not trained to score pairs of texts")
+
+
+# ----------------------------------------------------------------------------------------- late interaction
+
+
+class QueryTokens(NamedTuple):
+    """A query's tokens.
+
+    Attributes:
+        vectors: of shape (tokens, DIM), unit rows, float32.
+        weights: how much each counts, of shape (tokens,); they add up to 1.
+    """
+
+    vectors: np.ndarray
+    weights: np.ndarray
+
+    def max_similarities(self, codes: Sequence[np.ndarray]) -> np.ndarray:
+        """Compare these tokens to those of each text, given as `TokenSpace.codes`: from −1 to 1, of shape (texts,)."""
+        close = np.zeros(len(codes), np.float32)
+        for row, text in enumerate(codes):  # one by one: together they may be very many tokens
+            if len(text) and len(self.vectors):
+                close[row] = (self.vectors @ text.T.astype(np.float32)).max(axis=1) @ self.weights / STEPS
+        return close
+
+
+class TokenSpace:
+    """Turns an encoder's states into bytes, and weights the tokens of queries.
+
+    Attributes:
+        basis: directions of the states, of shape (n, DIM), float32.
+        weights: of each token of the vocabulary, of shape (V,), float32: log((N + 1) / (documents with it + ½)).
+    """
+
+    def __init__(self, basis: np.ndarray, weights: np.ndarray) -> None:
+        self.basis, self.weights = basis, weights
+        self._basis = torch.from_numpy(basis)
+
+    @classmethod
+    def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace | None:
+        """Find the directions in the states of some documents, and count the tokens of many; None without states.
+
+        If documents are few, words of the vocabulary stand in for more.
+        """
+        if not encoder.has_states:
+            return None
+        states: list[Tensor] = []
+        vocabulary_size = max(encoder.tokenizer.get_vocab().values()) + 1
+        some = _spread_out(corpus, SAMPLE)
+        some += _vocabulary_texts(encoder, vocabulary_size, SAMPLE - len(some))
+        encoder.encode(some, on_tokens=lambda text, ids, found: states.append(F.normalize(found, dim=1)))
+        if not states:
+            return None
+        rows = torch.cat(states)
+        varying = rows - rows.mean(dim=0)
+        directions = torch.linalg.eigh((varying.T @ varying).double().cpu()).eigenvectors.flip(1)[:, :DIM]
+        texts = _spread_out(corpus, COUNTED)
+        counts = np.zeros(vocabulary_size, np.int64)
+        with progress_bar("counting tokens", len(texts), "documents", show=progress or None) as advance:
+            for start in range(0, len(texts), COUNTED_AT_ONCE):
+                for ids in encoder.token_ids(texts[start : start + COUNTED_AT_ONCE]):
+                    counts[np.unique(ids)] += 1
+                    advance(1)
+        weights = np.log((len(texts) + 1) / (counts + 0.5)).clip(min=0)
+        return cls(np.ascontiguousarray(directions.numpy(), np.float32), weights.astype(np.float32))
+
+    def codes(self, states: Tensor) -> np.ndarray:
+        """Return states of shape (tokens, n) as bytes of shape (tokens, DIM), int8."""
+        return np.asarray((STEPS * self._reduced(states)).round().to(torch.int8).cpu().numpy())
+
+    def query(self, ids: np.ndarray, states: Tensor) -> QueryTokens:
+        """Return a query's tokens from their ids, of shape (tokens,), and states, of shape (tokens, n)."""
+        weights = self.weights[ids]
+        return QueryTokens(self._reduced(states).cpu().numpy(), weights / max(float(weights.sum()), 1e-9))
+
+    def _reduced(self, states: Tensor) -> Tensor:
+        if self._basis.device != states.device:
+            self._basis = self._basis.to(states.device)
+        with torch.autocast(states.device.type, enabled=False):
+            return F.normalize(states.float() @ self._basis, dim=1)
+
+    @property
+    def checksum(self) -> int:
+        """A checksum of the arrays, which identifies this space."""
+        return checksum_of_arrays([self.basis, self.weights])
+
+    def save(self, path: Path) -> None:
+        """Write a file, with its checksum."""
+        path.write_bytes(save({"basis": self.basis, "weights": self.weights}, {SEAL: str(self.checksum)}))
+
+    @classmethod
+    def load(cls, path: Path) -> TokenSpace:
+        """Read what `save` wrote.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        kept = kept_arrays(path, ("basis", "weights"))
+        if kept is None:
+            raise FormatError(f"{path} is not as it was written; 'hce rebuild --tokens' makes it again")
+        return cls(*kept.arrays)
+
+
+def _vocabulary_texts(encoder: Encoder, vocabulary_size: int, count: int, words: int = 16) -> list[str]:
+    """Return `count` texts of words from all over the vocabulary."""
+    ids = np.linspace(0, vocabulary_size, max(0, count) * words, endpoint=False).astype(int).tolist()
+    return [encoder.tokenizer.decode(ids[start::count], skip_special_tokens=True) for start in range(count)]
+
+
+def _spread_out(corpus: Corpus, most: int) -> list[str]:
+    """Return the texts of at most `most` documents, from all over a corpus."""
+    every = max(1, -(-len(corpus) // most))
+    return list(corpus.only(np.arange(0, len(corpus), every)).texts())

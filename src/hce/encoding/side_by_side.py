@@ -1,18 +1,18 @@
-"""Several encoders of one text, their unit vectors side by side in one: [√s₁·F₁(x); √s₂·F₂(x); …], Σ sᵢ = 1.
+"""Encoders as models of sentence-transformers; several encoders in one model, their unit vectors side by side.
 
-The inner product of two such vectors is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩: each part has its share of the score. So an encoder that
-is not trained itself gets a companion that is: a token table trained on the corpus, and the corpus's own words.
+The vector of a text is [√s₁·F₁(x); √s₂·F₂(x); …], Σ sᵢ = 1, so the inner product of two of them is
+Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩: each part has its share of the score. A frozen encoder gets trained companions in this way: a
+token table, and the words of the corpus.
 
-The first part may be centered: what all queries have in common, and what all documents have, says nothing about which
-document answers which query. The two means are not the same, so each side's own is subtracted. Before that, a linear
-map that was learned from labels may move the vectors of queries.
+The first part may be centered: the mean of all queries, or of all documents, says nothing about which document answers
+which query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from sentence_transformers.sentence_transformer.modules import InputModule, Norm
 from sentence_transformers.util import load_dir_path, load_file_path
 from torch import Tensor, nn
 
+from hce.checksums import write_checksums
+from hce.contained import read_json_value
+from hce.encoding.bundled import quiet_transformers
 from hce.encoding.tables import (
     CENTRES_FILE,
     MODULES,
@@ -40,7 +43,11 @@ from hce.encoding.tables import (
     first_module,
 )
 from hce.encoding.word_table import WordTable, hub_options
-from hce.files import write_json
+from hce.errors import InputError
+from hce.files import new_folder, write_json
+
+if TYPE_CHECKING:
+    from hce.encoding.encoder import Encoder
 
 PART_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs", "backend")
 
@@ -49,9 +56,9 @@ class SideBySide(InputModule):
     """Encoders whose unit vectors are concatenated, each scaled by the root of its share.
 
     Attributes:
-        parts: the encoders, the one that was given first.
+        parts: the encoders.
         shares: how much each part counts in an inner product; they add up to 1.
-        centres: what is subtracted from the first part's unit vectors, of shape (2, n₁): queries' and documents' mean.
+        centres: means that are subtracted from the first part's vectors, of shape (2, n₁): of queries, of documents.
         query_map: what moves the first part's queries before that, of shape (n₁, n₁ + 1); see `mapped_rows`.
     """
 
@@ -96,10 +103,7 @@ class SideBySide(InputModule):
         return sum(int(part.get_embedding_dimension()) for part in self.parts)
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Prepare the texts for each part; a feature is named after the number of its part.
-
-        A prompt is for the encoder that was trained with prompts, the first; the companions were not.
-        """
+        """Prepare the texts for each part, the first one with the prompt; names begin with the number of the part."""
         features = {}
         for number, part in enumerate(self.parts):
             own = part.preprocess(inputs, prompt=None if number else prompt, **kwargs)
@@ -107,7 +111,7 @@ class SideBySide(InputModule):
         return features
 
     def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
-        """Encode by each part, and put the vectors side by side; a text is a document unless called a query."""
+        """Encode by each part, and join the vectors; a text is a document unless `task` is "query"."""
         vectors: list[Tensor] = []
         for number, (part, share) in enumerate(zip(self.parts, self.shares, strict=True)):
             start = f"{number}."
@@ -124,7 +128,7 @@ class SideBySide(InputModule):
         return {**features, "sentence_embedding": torch.cat(vectors, dim=1)}
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the shares, which are saved with the module."""
+        """Return the shares."""
         return {"shares": list(self.shares)}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
@@ -139,17 +143,7 @@ class SideBySide(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
-        """Read what `save` wrote, from a folder or a hub id; no code that comes with a part is ever run.
-
-        Args:
-            model_name_or_path: the folder or the hub id.
-            subfolder: of the module, below it.
-            kwargs: as sentence-transformers gives them to a module: those that say where files come from, and
-                `model_kwargs`, `processor_kwargs`, `config_kwargs` and `backend`, which each part is loaded with.
-
-        Raises:
-            FormatError: something of it is missing or damaged.
-        """
+        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError; no code of a part is run."""
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
         layout = Layout.read(folder)
@@ -161,17 +155,10 @@ class SideBySide(InputModule):
 
 
 def load_part(folder: Path, **how: Any) -> SentenceTransformer:
-    """Load a model from a folder, one with a module of this package too, and run no code that the folder brings.
+    """Load a model from a folder, also with modules of this package, and run no code of the folder.
 
-    sentence-transformers imports modules that are not its own only for who trusts the model with all it may bring. So
-    the model is put together here: of what it names, nothing but the module and a Normalize is looked at.
-
-    Args:
-        folder: of the model.
-        how: what a transformer is loaded with, see `SideBySide.load`.
-
-    Raises:
-        FormatError: something of it is missing or damaged.
+    sentence-transformers imports other modules than its own only with `trust_remote_code`, which would run code of the
+    folder too. So a model with a module of this package is put together here.
     """
     first = first_module(folder)
     ours = first and OURS.get(first.type)
@@ -189,14 +176,14 @@ def model_of(module: SideBySide | WordTable | StaticEmbedding, prompts: Prompts)
 
 
 def model_of_table(table: Table) -> SentenceTransformer:
-    """Make a model of a table, which looks its vectors up in the same memory."""
+    """Make a model of a table; both share the memory of the vectors."""
     if isinstance(table.splitter, WordRows):
         return model_of(WordTable(table), table.prompts)
     return model_of(StaticEmbedding(table.splitter, embedding_weights=table.vectors), table.prompts)
 
 
 def table_of(model: SentenceTransformer) -> Table | None:
-    """Return the table that a model consists of, as it is now; None where it is made otherwise."""
+    """Return the table that a model consists of, with its present weights; None for other models."""
     first, *rest = model
     if not all(isinstance(each, Normalize) and each.get_config_dict() == NORMALIZE for each in rest):
         return None
@@ -209,12 +196,7 @@ def table_of(model: SentenceTransformer) -> Table | None:
 
 
 def hub_folder(spec: str, *, local: bool) -> Path | None:
-    """Return where a model of the hub with a module of this package is on this disk; None where it is another model.
-
-    Args:
-        spec: the hub id.
-        local: whether to stay off the hub.
-    """
+    """Download a model of the hub, unless `local`, if it has a module of this package, and return its folder."""
     modules = load_file_path(spec, MODULES, local_files_only=local)
     first = None if modules is None else first_module(Path(modules).parent)
     if first is None or first.type not in OURS:
@@ -222,7 +204,36 @@ def hub_folder(spec: str, *, local: bool) -> Path | None:
     return Path(load_dir_path(spec, "", local_files_only=local))
 
 
-OURS: dict[str, type[SideBySide] | type[WordTable]] = {
-    SIDE_BY_SIDE: SideBySide,
-    WORD_TABLE: WordTable,
-}
+OURS: dict[str, type[SideBySide] | type[WordTable]] = {SIDE_BY_SIDE: SideBySide, WORD_TABLE: WordTable}
+
+
+def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = False) -> str:
+    """Write a new folder that `SentenceTransformer(folder)` loads to the same vectors without hce.
+
+    Args:
+        encoder: what to write.
+        folder: where to.
+        first_alone: write the first encoder of several whose vectors stand side by side.
+
+    Returns:
+        What it is: "a token table" or "a transformer".
+
+    Raises:
+        InputError: the encoder has no such form, or the folder is not empty.
+    """
+    if len(encoder.parts) > 1 and not first_alone:
+        raise InputError(
+            f"{encoder.name}: {len(encoder.parts)} encoders side by side, which no standard module joins; load it with "
+            "trust_remote_code=True and hce installed, or export the first encoder by --first-alone"
+        )
+    first = encoder.parts[0]
+    if first.table is not None and first.table.tokenizer is None:
+        raise InputError(f"{encoder.name}: a table of words, which no standard module reads; load it with hce")
+    with new_folder(folder) as new, quiet_transformers():
+        first.model.save(str(new), create_model_card=False)
+        entries = read_json_value(new / MODULES)
+        for entry in entries:  # names that versions of sentence-transformers before 6 know too
+            entry["type"] = f"sentence_transformers.models.{entry['type'].rpartition('.')[2]}"
+        write_json(new / MODULES, entries)
+        write_checksums(new)
+    return "a token table" if first.is_table else "a transformer"

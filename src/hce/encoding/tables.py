@@ -1,7 +1,7 @@
-"""Tables: vectors of tokens or words, and texts encoded as sums of them; read with NumPy, tokenizers and safetensors.
+"""Tables: a vector for each token or word, and texts encoded as sums of them, by NumPy.
 
-A static encoder, the words of a corpus, or several of these side by side need neither torch nor transformers, which
-take longer to import than a search takes. `hce.encoding.encoder.Encoder` encodes with tables by this module alone.
+`Encoder` encodes with tables by this module alone: importing torch takes longer than a search. Only a trainer turns a
+table into a torch module (`hce.encoding.side_by_side`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Side = Literal["query", "document"]
 # The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 SIDES = ("query", "document")  # the order of the centres
-UNLIMITED_WINDOW = 512  # for encoders that read any length: a longer text is read, but its sentences are drowned
-MOST_REMEMBERED = 1 << 19  # some 150 MB; words met later are tokenized each time
+UNLIMITED_WINDOW = 512  # for encoders that read any length: in a longer text, single sentences hardly count
+MOST_REMEMBERED = 1 << 19  # words, some 150 MB; later ones are tokenized each time
 LONGEST_REMEMBERED = 100  # characters of a word
-NO_LIMIT = 10**9  # A tokenizer's limit above this means: no limit.
+NO_LIMIT = 10**9  # a tokenizer's limit above this means no limit
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
 WORDS_FILE = "words.json"
@@ -45,15 +45,14 @@ SIDE_BY_SIDE = "hce.encoding.side_by_side.SideBySide"
 NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 
 
-# ----------------------------------------------------------------------------------------- what texts consist of
+# ----------------------------------------------------------------------------------------- rows of texts
 
 
 class TokenMemo(dict[str, tuple[int, ...]]):
     """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
 
-    BERT's normalizer and pre-tokenizer never look across a space, so the tokens of a text are those of its words side
-    by side. That is not so of byte-level or sentencepiece tokenizers, where a word's tokens depend on the space before
-    it: for those there is no memo.
+    BERT's normalizer and pre-tokenizer never look across a space, so the tokens of a text are those of its words. In
+    byte-level and sentencepiece tokenizers a word's tokens depend on the space before it: they get no memo.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,7 +62,7 @@ class TokenMemo(dict[str, tuple[int, ...]]):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenMemo | None:
-        """Make a memo that gives just what the tokenizer would; None where words cannot be taken one by one."""
+        """Make a memo; None if the tokenizer cannot take words one by one."""
         parts = json.loads(tokenizer.to_str())
         types = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         side = (parts["truncation"] or {}).get("direction", "Right")
@@ -93,12 +92,12 @@ def as_unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 class Bags(NamedTuple):
-    """The rows of a table that texts consist of, one text after another.
+    """The rows of a table that each text sums, one text after another.
 
     Attributes:
         rows: of shape (rows of all texts,), int64.
         lengths: how many rows each text has, of shape (texts,), int64.
-        weights: of the rows, float32; None where each counts once.
+        weights: of the rows, float32; None if each counts once.
     """
 
     rows: np.ndarray
@@ -111,9 +110,9 @@ class Bags(NamedTuple):
         return np.cumsum(self.lengths) - self.lengths
 
     def sums(self, table: np.ndarray) -> np.ndarray:
-        """Add up the rows of each text, in their order, of shape (texts, n); a text without any is 0.
+        """Add up the rows of each text, of shape (texts, n); a text without any is 0.
 
-        Each text by itself: the rows of many, fetched at once, would not stay in the processor's cache.
+        Texts are summed one by one: the rows of many would not stay in the processor's cache.
 
         Raises:
             LookupError: the table has no such row.
@@ -151,8 +150,8 @@ class WordRows:
     """The words that a table has rows for.
 
     Attributes:
-        terms: what has a row, in the order of the rows; `words` in files.
-        language: whose endings are cut off.
+        terms: in the order of the rows.
+        language: of the stemmer.
     """
 
     def __init__(self, row_terms: Sequence[str], language: str) -> None:
@@ -175,22 +174,17 @@ class WordRows:
         return {"language": self.language, "words": self.terms}
 
     def unknown_share(self, texts: Iterable[str]) -> float:
-        """Return the share of the texts' words that have no vector: how far a corpus has outgrown its table."""
+        """Return the share of the texts' words that have no vector."""
         bags = [terms(text, self.language) for text in texts]
         total = sum(map(len, bags))
         return sum(term not in self._row for term in chain.from_iterable(bags)) / total if total else 0.0
 
 
-# ----------------------------------------------------------------------------------------- what all encoders share
+# ----------------------------------------------------------------------------------------- any encoder
 
 
 class Prompts(NamedTuple):
-    """What is put before texts.
-
-    Attributes:
-        by_name: the prompts.
-        default: the name of the prompt for sides that have none of their own.
-    """
+    """Prompts by name, and the name of the default one, for sides without a prompt of their own."""
 
     by_name: Mapping[str, str | None] = {}
     default: str | None = None
@@ -202,46 +196,40 @@ class Prompts(NamedTuple):
         return cls(settings.get("prompts") or {}, settings.get("default_prompt_name"))
 
     def of(self, side: Side) -> str | None:
-        """Return what is put before each text of a side: its own prompt, else the default one."""
+        """Return the prompt of a side: its own, else the default one."""
         for name in PROMPT_NAMES[side]:
             if name in self.by_name:
                 return str(self.by_name[name])
         return self.by_name.get(self.default) if self.default else None
 
     def of_sides(self) -> dict[Side, str]:
-        """Return what is put before queries and before documents."""
+        """Return the prompt of each side."""
         return {side: self.of(side) or "" for side in PROMPT_NAMES}
 
 
 def window_of(tokenizer: Tokenizer | None) -> int:
-    """Return how many tokens of a text are read where the tokenizer itself decides that."""
+    """Return how many tokens of a text a tokenizer keeps."""
     limit = ((tokenizer and tokenizer.truncation) or {}).get("max_length")
     return max(1, int(limit)) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
 
 def mapped_rows(rows: np.ndarray, query_map: np.ndarray) -> np.ndarray:
-    """Move the vectors of queries by a linear map.
+    """Move the vectors of queries by a linear map, to unit rows of shape (queries, n), float32.
 
     Args:
         rows: unit rows of shape (queries, n).
         query_map: what is added to each: weights and, in the last column, a constant; of shape (n, n + 1).
-
-    Returns:
-        Unit rows of the same shape, float32.
     """
     return as_unit_rows(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
 
 
 def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
-    """Put rows that the parts gave one by one side by side, as `SideBySide` and a Normalize after it do.
+    """Join the rows of parts to unit rows of shape (texts, Σ nᵢ), float32, as `SideBySide` and a Normalize do.
 
     Args:
-        parts: unit rows of shape (texts, nᵢ) each; 0 where a part knows nothing of a text.
+        parts: unit rows of shape (texts, nᵢ) each; 0 if a part knows nothing of a text.
         shares: of the parts.
         centre: what is subtracted from the rows of the first part, of shape (n₁,).
-
-    Returns:
-        Unit rows of shape (texts, Σ nᵢ), float32.
     """
     first = parts[0] if centre is None else as_unit_rows(parts[0] - centre)
     scaled = [np.float32(share**0.5) * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
@@ -251,17 +239,7 @@ def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np
 def check_parts(
     shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
 ) -> None:
-    """Refuse shares, centres and a map of queries that do not go with the parts.
-
-    Args:
-        shares: how much each part counts in an inner product.
-        dims: of the parts.
-        centres: what is subtracted from the first part's vectors, if anything is.
-        query_map: see `mapped_rows`; of the first part's queries, if these are moved.
-
-    Raises:
-        ValueError: they do not go with the parts.
-    """
+    """Fail with ValueError if shares, centres or a map of queries do not fit parts of these dimensions."""
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
     if centres is not None and centres.shape != (len(SIDES), dims[0]):
@@ -271,11 +249,7 @@ def check_parts(
 
 
 def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
-    """Refuse what cannot be encoded.
-
-    Raises:
-        InputError: a text is not a string, or `side` is unknown.
-    """
+    """Return the texts; fail with InputError if one is not a string, or `side` is unknown."""
     if side not in PROMPT_NAMES:
         raise InputError(f"side {side!r}: a text is encoded as a 'query' or as a 'document'")
     if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
@@ -289,11 +263,7 @@ def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
 
 
 def finished(vectors: np.ndarray, name: str, *, zeros: bool = False) -> np.ndarray:
-    """Refuse vectors with NaN or infinity, and unless `zeros`, replace zero vectors by (1, …, 1)/√n, in place.
-
-    Raises:
-        FormatError: a vector holds infinities or NaN.
-    """
+    """Fail with FormatError on NaN and infinity; unless `zeros`, replace zero vectors by (1, …, 1)/√n, in place."""
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(broken):
         raise FormatError(
@@ -304,58 +274,37 @@ def finished(vectors: np.ndarray, name: str, *, zeros: bool = False) -> np.ndarr
     return vectors
 
 
-def unfit(name: str, error: Exception) -> FormatError:
-    """Return the error of an encoder whose files are whole and do not fit together."""
-    return FormatError(
-        f"encoder {name!r} is damaged: its files do not fit together ({one_line(error)}); train or copy it again"
-    )
-
-
-def damaged_model(folder: Path | str, error: Exception) -> FormatError:
-    """Return the error of a model's folder of which something cannot be read."""
-    return FormatError(f"{folder}: damaged ({one_line(error)}); train or copy the model again")
+def damaged_model(name: Path | str, error: Exception, what: str = "model") -> FormatError:
+    """Return the error for a model that cannot be read, or whose files do not fit together."""
+    return FormatError(f"{name}: a damaged {what} ({one_line(error)}); train or copy it again")
 
 
 def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> None:
-    """Refuse a token table whose tokenizer knows of tokens that have no row.
-
-    Raises:
-        FormatError: there are such.
-    """
+    """Fail with FormatError if a tokenizer knows more tokens than its table has rows."""
     tokens = tokenizer.get_vocab_size()
     if tokens > rows:
         raise FormatError(f"{spec}: a damaged model ({tokens:,} tokens, {rows:,} vectors); train or copy it again")
 
 
 def require_model(folder: Path) -> None:
-    """Refuse a folder that holds no model, or one with a file that is not as it was written.
-
-    Raises:
-        InputError: there is no model.
-        FormatError: it is damaged.
-    """
+    """Fail with InputError if a folder holds no model, with FormatError if a file of it has changed."""
     require_model_folder(folder)
     require_undamaged(folder, f"train or copy the model again, or delete {CHECKSUMS} if the change was meant")
 
 
 def require_model_folder(folder: Path) -> None:
-    """Refuse a folder that holds no model, an encoder or another, or one that leads out of itself.
-
-    Raises:
-        InputError: there is none.
-        OutsideError: see `require_inside`.
-    """
+    """Fail with InputError if a folder holds no model, with OutsideError if it leads out of itself."""
     require_inside(folder)
     if not any(is_file(folder / name) for name in (MODULES, "config.json")):
         raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
 
 
 def tokenizer_json(tokenizer: Any, *, own_limit: bool) -> str:
-    """Return a tokenizer as JSON, without what the last call happened to leave in it.
+    """Return a tokenizer as JSON, without settings that every call changes; of other types, the name of the type.
 
     Args:
-        tokenizer: of the package tokenizers, or anything else, of which there is but its type.
-        own_limit: whether the length that it cuts at is its own, and not set by every call.
+        tokenizer: of the package tokenizers, or another.
+        own_limit: whether the length that it cuts at is its own.
     """
     if not hasattr(tokenizer, "to_str"):
         return type(tokenizer).__name__
@@ -373,15 +322,7 @@ def fingerprint_of_modules(
     tokenizer: str,
     arrays: Iterable[tuple[str, np.ndarray]],
 ) -> str:
-    """Return a sha256 over an encoder without companions.
-
-    Args:
-        prompts: of the model.
-        max_length: in tokens.
-        modules: names and settings.
-        tokenizer: see `tokenizer_json`.
-        arrays: all weights by name, in the order of the names, float32.
-    """
+    """Return a sha256 over an encoder without companions; `arrays` are its weights in the order of their names."""
     settings = {"prompts": prompts.of_sides(), "max_length": max_length}
     digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
     for name, array in arrays:
@@ -397,7 +338,7 @@ def fingerprint_of_parts(
     query_map: np.ndarray | None,
     parts: Sequence[str],
 ) -> str:
-    """Return a sha256 over encoders side by side, whose own fingerprints are `parts`."""
+    """Return a sha256 over encoders side by side that have the fingerprints `parts`."""
     of_centres = "" if centres is None else hashlib.sha256(np.ascontiguousarray(centres).data).hexdigest()
     facts = [list(shares), of_centres, prompts.of_sides(), parts]
     if query_map is not None:
@@ -413,8 +354,8 @@ class Table(NamedTuple):
 
     Attributes:
         vectors: of shape (rows, n), float32.
-        splitter: what says which rows a text consists of: a tokenizer, or the words of a corpus.
-        prompts: what is put before texts; words have no use for it.
+        splitter: finds the rows of a text: a tokenizer, or the words of a corpus.
+        prompts: for texts that are tokenized; words have no use for them.
     """
 
     vectors: np.ndarray
@@ -423,10 +364,10 @@ class Table(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Table | None:
-        """Read a table that was saved as a sentence-transformers model; None where the folder holds something else.
+        """Read a table that was saved as a sentence-transformers model; None if the folder holds another model.
 
         Raises:
-            FormatError: something of it is missing or damaged; a reader of a library may raise any other error.
+            FormatError: something of it is missing or damaged; a library's reader may raise any other error.
         """
         first = first_module(folder)
         if first is None:
@@ -446,11 +387,7 @@ class Table(NamedTuple):
 
     @classmethod
     def read_words(cls, folder: Path) -> Table:
-        """Read a table of words from the folder of its module.
-
-        Raises:
-            FormatError: something of it is missing or damaged.
-        """
+        """Read a table of words from the folder of its module, or fail with FormatError."""
         try:
             facts = read_json(folder / WORDS_FILE)
             words, vectors = facts["words"], load_file(plain_path(folder / TABLE_FILE))["table"]
@@ -464,12 +401,12 @@ class Table(NamedTuple):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, where the rows are tokens."""
+        """The tokenizer; None if the rows are words."""
         return None if isinstance(self.splitter, WordRows) else self.splitter
 
     @property
     def fingerprint(self) -> str:
-        """A sha256 over all that the vectors depend on."""
+        """A sha256 over all that vectors of texts depend on."""
         if isinstance(self.splitter, WordRows):
             module_type, name, settings = "WordTable", "0.table", self.splitter.as_dict()
         else:
@@ -479,12 +416,7 @@ class Table(NamedTuple):
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
     def encode(self, texts: Sequence[str], prompt: str = "", memo: TokenMemo | None = None) -> np.ndarray:
-        """Encode texts to unit rows of shape (texts, n), 0 where no row is known.
-
-        Args:
-            texts: the texts.
-            prompt: put before each, unless the rows are words.
-            memo: remembers the tokens of words.
+        """Encode texts to unit rows of shape (texts, n), 0 if no row is known; a table of words ignores the prompt.
 
         Raises:
             LookupError: the table has no row for a token.
@@ -504,7 +436,7 @@ class FirstModule(NamedTuple):
 
 
 def first_module(folder: Path) -> FirstModule | None:
-    """Return the module that a Normalize follows; None where a model is made otherwise."""
+    """Return the first of a model's modules if a Normalize follows, and nothing else; None otherwise."""
     entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return None
@@ -516,7 +448,7 @@ def first_module(folder: Path) -> FirstModule | None:
 
 
 def _float32(path: Path, name: str) -> np.ndarray | None:
-    """Read one array; None where there is none of this name and type."""
+    """Read one array; None if there is none of this name in float32."""
     with safe_open(path, framework="np") as arrays:
         if name not in arrays.keys() or arrays.get_slice(name).get_dtype() != "F32":  # noqa: SIM118  not a mapping
             return None
@@ -524,14 +456,7 @@ def _float32(path: Path, name: str) -> np.ndarray | None:
 
 
 class Layout(NamedTuple):
-    """How encoders stand side by side.
-
-    Attributes:
-        shares: how much each part counts in an inner product.
-        centres: what is subtracted from the first part's vectors, of shape (2, n₁); None where nothing is.
-        query_map: what moves the first part's queries, of shape (n₁, n₁ + 1); None where nothing does.
-        folders: of the parts.
-    """
+    """The folder of a `SideBySide` module: shares, centers of the first part's vectors, and the folders of parts."""
 
     shares: tuple[float, ...]
     centres: np.ndarray | None
@@ -540,16 +465,12 @@ class Layout(NamedTuple):
 
     @classmethod
     def read(cls, module: Path) -> Layout:
-        """Read the folder of a `SideBySide` module.
-
-        Raises:
-            FormatError: something of it is missing or damaged.
-        """
+        """Read the folder of a `SideBySide` module, or fail with FormatError."""
         try:
             shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
             arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}
             arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
-            centres, query_map = (arrays.get(name) for name in ("centres", "query_map"))
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise damaged_model(module, error) from error
+        centres, query_map = arrays.get("centres"), arrays.get("query_map")
         return cls(shares, centres, query_map, [module / f"part-{number}" for number in range(len(shares))])

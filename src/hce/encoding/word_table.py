@@ -1,13 +1,12 @@
 """Tables fitted to a corpus without training: a table of its own words, and a token table reweighted by its counts.
 
-Words are fitted by latent semantic analysis. A token table knows pieces of words from other people's text. Which words
-go together in *this* corpus is in its own matrix of documents and terms: the right singular vectors of that matrix,
-weighted as BM25 weights terms, give each term a vector, and a text the sum of its terms' vectors. Each of the two
+Words are fitted by latent semantic analysis. The right singular vectors of the corpus's matrix of documents and terms,
+weighted as BM25 weights terms, give each term a vector; the vector of a text is the sum of its terms'. Each of the two
 tables alone is mediocre; side by side they are level with BM25 (docs/LOG.md).
 
-In a token table a row's direction says what its token means, its length how much the token counts in a text.
-Distillation knows neither your corpus's vocabulary nor which of its words are common, so both are counted in one pass.
-A few documents say little, so the frequencies that the table itself implies are added as a prior.
+In a token table, a row's direction is the meaning of its token, and its length the weight. Distillation does not know
+which tokens are common in your corpus, so they are counted. A few documents say little: the frequencies that the table
+itself implies are a prior.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from hce.files import write_json
 from hce.progress import Advance, counted, progress_bar
 
 DIMENSIONS = 256
-LEAST_DOCUMENTS = 2  # that a word has to be in: one that stands alone goes together with nothing
-MOST_WORDS = 50_000  # the most frequent ones; the rest are in too few documents to say much
-MOST_DOCUMENTS = 100_000  # a random sample of more gives nearly the same vectors, in bounded memory
+LEAST_DOCUMENTS = 2  # with a word
+MOST_WORDS = 50_000  # the most frequent ones
+MOST_DOCUMENTS = 100_000  # a sample of more gives nearly the same vectors, in bounded memory
 TEXTS_AT_ONCE = 4096
-PRIOR_DOCUMENTS = 100  # what the table expects counts like that many documents (docs/LOG.md)
+PRIOR_DOCUMENTS = 100  # that the prior counts like (docs/LOG.md)
 PRIOR_IDF = 6.5  # of a row of mean length
-ROUNDS = 4  # power iterations of the randomised SVD: the usual number for a slowly decaying spectrum
+ROUNDS = 4  # power iterations of the randomized SVD: the usual number for a slowly decaying spectrum
 
 
 def fit_words(
@@ -56,9 +55,9 @@ def fit_words(
 
     Args:
         corpus: the documents.
-        language: whose endings are cut off.
+        language: of the stemmer.
         dim: n, at most; fewer documents or words give fewer dimensions.
-        without: positions of documents to leave out, since something is measured by them.
+        without: positions of held-out documents.
         seed: same seed, same table.
 
     Raises:
@@ -93,7 +92,7 @@ class WordTable(InputModule):
         self.table = table
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
-        """Encode the texts; a prompt is not among what a text is about, and is left out."""
+        """Encode the texts, without the prompt."""
         return {"sentence_embedding": torch.from_numpy(self.table.encode(inputs))}
 
     def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
@@ -111,17 +110,13 @@ class WordTable(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> WordTable:
-        """Read what `save` wrote, from a folder or a hub id; a table has no use for what transformers are loaded with.
-
-        Raises:
-            FormatError: something of it is missing or damaged.
-        """
+        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError."""
         folder = cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs))
         return cls(Table.read_words(Path(folder)))
 
 
 def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick from what a module is loaded with what says where its files come from."""
+    """Pick the options that say where a module's files come from."""
     names = ("token", "cache_folder", "revision", "local_files_only")
     return {name: options[name] for name in names if options.get(name) is not None}
 
@@ -146,11 +141,7 @@ def term_matrix(bags: Sequence[Counter[str]], column_terms: Sequence[str], idf: 
 def document_frequencies(
     tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int, advance: Advance = lambda count: None
 ) -> tuple[np.ndarray, int]:
-    """Count in how many texts each token occurs; `advance` is called as texts are counted.
-
-    Returns:
-        Counts of shape (vocabulary,), float64, and the number of texts.
-    """
+    """Return in how many texts each token occurs, of shape (vocabulary,), float64, and the number of texts."""
     counts = np.zeros(vocabulary)
     total = 0
     texts = iter(texts)
@@ -163,24 +154,20 @@ def document_frequencies(
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:
-    """Tell from a table alone in which share of texts each token is to be expected, of shape (vocabulary,).
+    """Estimate from a table alone the share of texts with each token, of shape (vocabulary,).
 
-    A row's length says how much its token counts: read as an idf, it says how rare the token is. Lengths have no unit,
-    so the mean one is taken for `PRIOR_IDF`.
+    A row's length is read as the idf of its token; the mean length stands for `PRIOR_IDF`.
     """
     lengths = np.linalg.norm(table, axis=1)
     return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
 
 
 def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
-    """Fit a token table to a corpus: centre and whiten the directions, then give each row its idf as length.
+    """Fit a token table to a corpus: center and whiten the directions, then scale each row to its idf.
 
-    Centering and whitening are weighted by df·idf², the share a token has in the energy of the corpus's vectors, so
-    that no direction which merely "is common in this corpus" dominates every inner product. On scifact's and
-    nfcorpus's train and dev queries whitening is worth more than the idf weights themselves (docs/LOG.md).
-
-    The counts are taken together with the counts that the table leads one to expect: of no document at all the outcome
-    is a table whitened by its own row lengths, and a thousand documents outweigh it.
+    Centering and whitening are weighted by df·idf², the share of a token in the energy of the corpus's vectors, so that
+    no direction that is common in the corpus dominates every inner product. On scifact's and nfcorpus's train and dev
+    queries, whitening is worth more than the idf weights themselves (docs/LOG.md).
 
     Args:
         table: of shape (vocabulary, n).
@@ -197,7 +184,7 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     directions = as_unit_rows(table.astype(np.float64))
     centered = directions - share @ directions
     variances, axes = np.linalg.eigh((centered * share[:, None]).T @ centered)  # (n,), (n, n)
-    # An axis along which the corpus's tokens do not vary carries nothing; dividing by ~0 would make it everything.
+    # An axis along which tokens hardly vary carries nothing; dividing by ~0 would make it everything.
     alive = variances > variances.max() * 1e-6
     whitened = (centered @ axes[:, alive]) / np.sqrt(variances[alive])
     if not alive.all():

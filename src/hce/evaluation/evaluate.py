@@ -1,45 +1,60 @@
-"""Evaluation: search for every judged query, and report how well the relevant documents were ranked."""
+"""Evaluation: search for every judged query, and measure how well the relevant documents were ranked.
+
+Measures are computed by ir_measures, which calls trec_eval's own code.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import ir_measures
 import numpy as np
-from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, Query
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import QueryTokens, TextTokens, TokenSpace
 from hce.errors import InputError, wrong_type
-from hce.evaluation.measures import measure_queries, parse_measure
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
 from hce.search.exact import nearest
-from hce.search.fusion import (
-    TOKENS_FIRST,
-    Ranked,
-    candidate_count_for,
-    order_by_tokens,
-    search_both,
-)
-from hce.search.shares import Shares
-from hce.search.words import Words
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
 VALUES_SUFFIXES = (".tsv", ".jsonl")
-FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
-"""Shares of words that were best on average, for a hybrid search that is not calibrated: the rival to beat."""
+FAMILIES = {
+    "ndcg": "nDCG",
+    "r": "R",
+    "recall": "R",
+    "r_cap": "R_cap",
+    "recall_cap": "R_cap",
+    "capped_recall": "R_cap",
+    "rr": "RR",
+    "mrr": "RR",
+    "ap": "AP",
+    "map": "AP",
+    "success": "Success",
+    "hit": "Success",
+    "p": "P",
+    "precision": "P",
+}
+CAPPED = "R_cap"
+WITH_CUTOFF = ("R", CAPPED, "Success", "P")
+KNOWN = (
+    "nDCG@10, R@100 (recall@100), R_cap@100 (capped_recall@100), RR@10 (MRR@10), AP (MAP), Success@5 (hit@5), P@5; "
+    "with any cut-off, which nDCG, RR and AP can do without"
+)
 
 logger = logging.getLogger(__name__)
+
+
+# ----------------------------------------------------------------------------------------- searchers
 
 
 class HasScore(Protocol):
@@ -96,122 +111,12 @@ class DenseSearcher:
         return self.encoder.encode(queries, "query")
 
 
-class InnerProductSearcher(DenseSearcher):
-    """A `DenseSearcher` of vectors as long as the model makes them, for models scored by inner product."""
-
-    @classmethod
-    def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> InnerProductSearcher:
-        """Encode a corpus, to search it."""
-        return cls(encoder, corpus.ids, encoder.encode_unnormalised(list(corpus.texts())))
-
-    def encode(self, queries: Sequence[str]) -> np.ndarray:
-        """Encode queries, of shape (queries, n)."""
-        return self.encoder.encode_unnormalised(queries, "query")
-
-
-@dataclass(frozen=True)
-class HybridSearcher:
-    """A dense searcher and the words of the same documents, fused as an index fuses them; tokens too, where given.
-
-    Attributes:
-        dense: what searches by meaning.
-        words: of the documents, numbered by their position.
-        shares: how much words and tokens count.
-        tokens: of the documents, in their order; needed where tokens count.
-    """
-
-    dense: DenseSearcher
-    words: Words
-    shares: Shares
-    tokens: TextTokens | None = None
-
-    @classmethod
-    def of(
-        cls, dense: DenseSearcher, corpus: Corpus, shares: Shares | None = None, tokens: TextTokens | None = None
-    ) -> HybridSearcher:
-        """Index the words of the documents that a dense searcher has the vectors of.
-
-        Args:
-            dense: what searches by meaning.
-            corpus: the documents.
-            shares: how much words and tokens count; by default `FIXED`, which is what can be had without calibration.
-            tokens: see `HybridSearcher`.
-        """
-        words = Words.new()
-        words.add(enumerate(corpus.texts()))
-        shares = shares or FIXED["table" if dense.encoder.is_table else "transformer"]
-        return cls(dense, words, shares, tokens if shares.tokens else None)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents of each query by words and meaning, best first."""
-        wanted = k if self.tokens is None else max(k, TOKENS_FIRST)
-        query_tokens, encode = dict[str, QueryTokens](), self.dense.encoder.encode
-        if self.tokens is not None:
-            encode = partial(encode, on_tokens=partial(_keep_tokens, self.tokens.space, query_tokens))
-        query_vectors = encode(queries, "query")
-        fused = fused_search(
-            *(queries, query_vectors, self.dense.vectors, self.words, candidate_count_for(wanted)),
-            words_share=self.shares.words,
-            k=wanted,
-        )
-        return [self._scored(each, query_tokens.get(text))[:k] for text, each in zip(queries, fused, strict=True)]
-
-    def _scored(self, ranked: Ranked, query: QueryTokens | None) -> list[Scored]:
-        positions, scores = ranked.numbers, ranked.from_meaning + ranked.from_words
-        if self.tokens is not None and query is not None:
-            first = positions[:TOKENS_FIRST]
-            similarities = query.max_similarities([self.tokens.codes[position] for position in first])
-            order, added = order_by_tokens(first, scores[: len(first)], similarities, self.shares.tokens)
-            scores[: len(first)] = (scores[: len(first)] + added)[order]
-            scores *= 1 - self.shares.tokens  # as an index does, so that no score is above 1
-            positions = np.concatenate([first[order], positions[len(first) :]])
-        rows = zip(positions.tolist(), scores.tolist(), strict=True)
-        return [Scored(self.dense.ids[position], score) for position, score in rows]
-
-
-def fused_search(
-    queries: Sequence[str],
-    query_vectors: np.ndarray,
-    vectors: np.ndarray,
-    words: Words,
-    candidate_count: int,
-    *,
-    words_share: float,
-    k: int | None = None,
-) -> list[Ranked]:
-    """Search by words and, exactly, by meaning, and fuse what both find; see `hce.search.fusion.search_both`.
-
-    `query_vectors` are of shape (queries, n), `vectors`, the documents', of shape (N, n); `words` numbers documents by
-    their position.
-    """
-    found = nearest(query_vectors, vectors, candidate_count)
-    return [
-        search_both(
-            *(words, text),
-            numbers=positions,
-            cosines=cosines,
-            cosines_at=partial(_cosines, vectors, vector),
-            candidate_count=candidate_count,
-            words_share=words_share,
-            k=k,
-        )
-        for text, vector, positions, cosines in zip(queries, query_vectors, *found, strict=True)
-    ]
-
-
-def _keep_tokens(
-    space: TokenSpace, query_tokens: dict[str, QueryTokens], text: str, ids: np.ndarray, states: Tensor
-) -> None:
-    query_tokens[text] = space.query(ids, states)
-
-
-def _cosines(vectors: np.ndarray, query: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    return np.asarray(vectors[positions]) @ query
+# ----------------------------------------------------------------------------------------- reports
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a searcher scored; measures go by the names they were asked for by.
+    """What a searcher scored, by the names of the measures as they were given.
 
     Attributes:
         means: each measure's mean over all judged queries; one without hits or without positives counts 0.
@@ -269,7 +174,7 @@ def evaluate(
         searcher: what is measured.
         queries: by id; those without a judgment are not asked.
         qrels: the judgments.
-        measures: names, see `hce.evaluation.measures.parse_measure`.
+        measures: names, see `parse_measure`.
         depth: how many hits to ask for; more where a measure's cut-off is deeper.
         drop_self: drop a hit whose id is the query's own, BEIR's rule for collections that contain their queries.
 
@@ -360,3 +265,73 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
             len(relevant),
             missing[0],
         )
+
+
+# ----------------------------------------------------------------------------------------- measures
+
+
+class Measure(NamedTuple):
+    """A family of measures, and how far down the ranking to look; None is all the way."""
+
+    family: str
+    cutoff: int | None
+
+    def __str__(self) -> str:
+        return self.family if self.cutoff is None else f"{self.family}@{self.cutoff}"
+
+
+def parse_measure(name: str) -> Measure:
+    """Read a measure's name, of any of the usual spellings, in capitals or not.
+
+    >>> [str(parse_measure(name)) for name in ("ndcg@10", "MRR@10", "hit@5", "recall@100", "map")]
+    ['nDCG@10', 'RR@10', 'Success@5', 'R@100', 'AP']
+
+    Raises:
+        InputError: there is no such measure; the message lists those that there are.
+    """
+    parts = re.fullmatch(r"([a-z_]+)(?:@([1-9][0-9]{0,8}))?", name.strip().lower())
+    family = FAMILIES.get(parts[1]) if parts else None
+    if parts is None or family is None:
+        raise InputError(f"unknown measure {name!r}; known are {KNOWN}")
+    if parts[2] is None and family in WITH_CUTOFF:
+        raise InputError(f"measure {name!r} needs a cut-off, such as {family}@10; known are {KNOWN}")
+    return Measure(family, int(parts[2]) if parts[2] else None)
+
+
+def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict[Measure, dict[str, float]]:
+    """Compute the value of each measure for each judged query, in the order of the judgments.
+
+    A query without hits or without relevant documents counts 0. A document without a judgment is not relevant.
+    """
+    values = {measure: dict.fromkeys(qrels, 0.0) for measure in measures}
+    through = {ir_measures.parse_measure(str(measure)): measure for measure in values if measure.family != CAPPED}
+    # Below 0 is not relevant either, and trec_eval's memory breaks where a query has no other grades.
+    judged = {
+        query_id: {document_id: max(grade, 0) for document_id, grade in grades.items()}
+        for query_id, grades in qrels.items()
+    }
+    # trec_eval breaks ties by document id; falling ranks in place of scores keep the ranking's own order.
+    ranks = {
+        query_id: {hit.id: float(len(hits) - rank) for rank, hit in enumerate(hits)}
+        for query_id, hits in run.items()
+        if query_id in qrels
+    }
+    for metric in ir_measures.iter_calc(list(through), judged, ranks) if through else ():
+        values[through[metric.measure]][metric.query_id] = float(metric.value)
+    for measure in values:
+        if measure.family == CAPPED and measure.cutoff:
+            for query_id in qrels:
+                ranked = [hit.id for hit in run.get(query_id, ())]
+                values[measure][query_id] = capped_recall(ranked, qrels[query_id], measure.cutoff)
+    return values
+
+
+def capped_recall(ranked: Sequence[str], grades: Mapping[str, int], cutoff: int) -> float:
+    """Divide the number of relevant documents among the first k by k or by all there are, whichever is less.
+
+    BEIR's recall_cap: 1 can be reached also where a query has more than k relevant documents, with which R@k cannot.
+    """
+    positives = {document_id for document_id, grade in grades.items() if grade > 0}
+    if not positives:
+        return 0.0
+    return len(positives.intersection(ranked[:cutoff])) / min(cutoff, len(positives))

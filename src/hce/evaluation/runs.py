@@ -34,7 +34,7 @@ Run = Mapping[str, Sequence[Scored]]
 
 
 def read_run(path: str | Path) -> dict[str, list[Scored]]:
-    """Read a run, plain or .gz; each query's hits in trec_eval's order, whatever order the lines are in.
+    """Read a run, plain or .gz, with hits in trec_eval's order.
 
     Raises:
         InputError: a malformed line, a document that a query finds twice, or no line at all.
@@ -52,7 +52,9 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
 
 
 def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
-    """Write a run atomically, compressed where the name ends in .gz; a query without hits has no line.
+    """Write a run atomically, compressed if the name ends in .gz.
+
+    A query without hits has no line.
 
     Args:
         path: the file.
@@ -74,7 +76,7 @@ def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
 
 
 def falling_scores(scores: Sequence[float]) -> np.ndarray:
-    """Return the scores in single precision, float32, each lowered below the one before it.
+    """Return the scores in float32, each lowered below the one before it.
 
     Raises:
         InputError: a score is infinite or no number.

@@ -8,7 +8,7 @@ assignments under which the mean difference is at least as far from 0 as the one
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -38,6 +38,7 @@ class Paired(NamedTuple):
         better: how many queries the first system does better at.
         worse: how many queries the first system does worse at.
         equal: at how many queries both score the same.
+        p_holm: p after Holm's correction for the number of comparisons.
     """
 
     difference: float
@@ -47,22 +48,7 @@ class Paired(NamedTuple):
     better: int
     worse: int
     equal: int
-
-
-class Corrected(NamedTuple):
-    """A comparison that is one of several.
-
-    Attributes:
-        paired: the comparison by itself.
-        p_holm: its p after Holm's correction for the number of comparisons.
-    """
-
-    paired: Paired
     p_holm: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields side by side, for JSON."""
-        return {**self.paired._asdict(), "p_holm": self.p_holm}
 
 
 def compare_paired(a: Scores, b: Scores, seed: int = 0, *, draws: int = DRAWS) -> Paired:
@@ -82,28 +68,22 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0, *, draws: int = DRAWS) -
         )
     differences = np.array([a[query_id] - b[query_id] for query_id in sorted(a)])
     differences[np.abs(differences) < ROUNDING] = 0.0  # the mean of three equal numbers need not be that number
+    p = randomisation_test(differences, seed, draws)
     low, high = bootstrap_interval(differences, seed, draws)
-    return Paired(
-        difference=float(differences.mean()),
-        p=randomisation_test(differences, seed, draws),
-        low=low,
-        high=high,
-        better=int((differences > 0).sum()),
-        worse=int((differences < 0).sum()),
-        equal=int((differences == 0).sum()),
-    )
+    better, worse, equal = (int(each.sum()) for each in (differences > 0, differences < 0, differences == 0))
+    return Paired(float(differences.mean()), p, low, high, better, worse, equal, p_holm=p)
 
 
-def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -> dict[Key, Corrected]:
-    """Compare several pairs of systems, and correct each p for there being several.
+def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -> dict[Key, Paired]:
+    """Compare several pairs of systems, and correct each p for their number.
 
     >>> one, other = {"q1": 1.0, "q2": 1.0}, {"q1": 0.0, "q2": 0.5}
-    >>> {name: (each.paired.p, each.p_holm) for name, each in compare_several({"a": (one, other)}).items()}
-    {'a': (0.5, 0.5)}
+    >>> {name: each.p_holm for name, each in compare_several({"a": (one, other), "b": (one, one)}).items()}
+    {'a': 1.0, 'b': 1.0}
     """
     paired = {key: compare_paired(a, b, seed) for key, (a, b) in pairs.items()}
     corrected = holm([each.p for each in paired.values()])
-    return {key: Corrected(paired[key], p) for key, p in zip(paired, corrected, strict=True)}
+    return {key: paired[key]._replace(p_holm=p) for key, p in zip(paired, corrected, strict=True)}
 
 
 def randomisation_test(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> float:

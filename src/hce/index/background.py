@@ -150,7 +150,7 @@ class VectorsByContent(NamedTuple):
         return self if kept.all() else VectorsByContent(self.contents[kept], self.vectors[kept])
 
     def rows_of(self, contents: np.ndarray) -> np.ndarray:
-        """Return the row of each text, all of which are here."""
+        """Return the row of each text; all are here."""
         order = np.argsort(self.contents)
         return order[np.searchsorted(self.contents, contents, sorter=order)]
 
@@ -161,7 +161,7 @@ class _Prepared(NamedTuple):
     moment: Moment
     numbers: np.ndarray
     rows: np.ndarray
-    vectors: np.ndarray
+    known: VectorsByContent
     encoder: Encoder
 
 
@@ -205,7 +205,7 @@ class Untrained:
             raise RuntimeError("asked for a ranking before it was ready")
         with self._encoding:
             vector = prepared.encoder.encode([query], "query")[0]
-        numbers, scores = prepared.numbers, (prepared.vectors @ vector)[prepared.rows]
+        numbers, scores = prepared.numbers, (prepared.known.vectors @ vector)[prepared.rows]
         if conditions is not None:
             with self.index.state.reading() as reader:
                 kept = np.isin(numbers, reader.numbers_where(conditions))
@@ -241,7 +241,8 @@ class Untrained:
             return
         path = self.index.path / UNTRAINED_FILE
         encoder = self._encoder = self._encoder or _load_local(str(self.spec))
-        known = VectorsByContent.read(path, encoder)
+        before = self._prepared
+        known = before.known if before and before.encoder is encoder else VectorsByContent.read(path, encoder)
         while True:
             with self.index.state.reading() as reader:
                 moment, (numbers, contents) = reader.moment(), reader.contents()
@@ -255,7 +256,7 @@ class Untrained:
             if self._worker.is_stopping():
                 return
         if encoder is self._encoder:  # else another one was taken up meanwhile
-            self._prepared = _Prepared(moment, numbers, known.rows_of(contents), known.vectors, encoder)
+            self._prepared = _Prepared(moment, numbers, known.rows_of(contents), known, encoder)
             self._readiness = Readiness("ready", self.spec, done=len(numbers), total=len(numbers))
 
     def _with_vectors_of(

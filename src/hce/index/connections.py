@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from hce.contained import is_file, open_file
@@ -32,17 +32,10 @@ SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names a
 STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look costs less than one of these
 
 
-class FileId(NamedTuple):
-    """The identity of a file, which another one in its place does not have."""
-
-    device: int
-    inode: int
-
-
 class Stamp(NamedTuple):
-    """What changes when a file is written to; `log` is the length of SQLite's log."""
+    """What changes when a file is written to: device and inode, size, time, and the length of SQLite's log."""
 
-    file: FileId
+    file: tuple[int, int]
     size: int
     modified: int
     log: int
@@ -56,7 +49,7 @@ class Connection(sqlite3.Connection):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether another process opened it, of which this one is a fork."""
+        """Whether the process that this one was forked from opened it."""
         return self.process != os.getpid()
 
 
@@ -68,7 +61,7 @@ class Connections:
         self._closed = False
         self._folder = path.parent  # as errors name it
         self._path = path.absolute()  # whatever folder the process goes to
-        self._file: FileId | None = None
+        self._file: tuple[int, int] | None = None  # device and inode of the first one opened
         heed_forks(self)
 
     def __del__(self) -> None:
@@ -210,10 +203,10 @@ class Connections:
 
     def _check_place(self) -> None:
         """Refuse another file than the one that was opened first."""
-        found = _file_id(self._found())
+        found = self._found()
         if self._file is None:
-            self._file = found
-        elif found != self._file:
+            self._file = found.st_dev, found.st_ino
+        elif self._file != (found.st_dev, found.st_ino):
             raise InputError(
                 f"{self._folder}: the index was replaced by another one since it was opened; open it again"
             )
@@ -225,7 +218,7 @@ class Connections:
 
     def _stamp(self) -> Stamp:
         found = self._found()
-        return Stamp(_file_id(found), found.st_size, found.st_mtime_ns, self.log_size())
+        return Stamp((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, self.log_size())
 
     def _found(self) -> os.stat_result:
         try:
@@ -269,10 +262,6 @@ def require_own_files(path: Path) -> None:
             journal.seek(-len(SUPER_JOURNAL), os.SEEK_END)
             if journal.read() == SUPER_JOURNAL:
                 raise OutsideError(f"{path}-journal names another file, which SQLite would delete; delete the journal")
-
-
-def _file_id(found: os.stat_result) -> FileId:
-    return FileId(found.st_dev, found.st_ino)
 
 
 def _abandon(connection: Connection) -> None:
@@ -431,18 +420,11 @@ def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> in
 # ------------------------------------------------------------------------------------------------- forks
 
 
-class Forked(Protocol):
-    """An object with locks or files that a forked process must not share."""
-
-    def after_fork(self) -> None:
-        """Be called in a process that was just forked, before anything else is done there."""
+_heeding: WeakSet[Any] = WeakSet()
 
 
-_heeding: WeakSet[Forked] = WeakSet()
-
-
-def heed_forks(thing: Forked) -> None:
-    """Call `thing.after_fork()` in every process that is forked from this one, as long as the thing is used."""
+def heed_forks(thing: Any) -> None:
+    """Call `thing.after_fork()` first of all in every process that is forked from this one while the thing is used."""
     _heeding.add(thing)
 
 

@@ -30,7 +30,7 @@ from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TokenSpace
+from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.derived import Derived, home_of
@@ -150,12 +150,14 @@ def create_index(
     memory: int | None = None,
     tokens: bool = True,
     device: torch.device | None = None,
+    vectors: np.ndarray | None = None,
+    calibration: Calibration | None = None,
     progress: bool,
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; `Index.create` explains the arguments.
 
-    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an encoder that is
-    named computes.
+    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
+    encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
 
     Raises:
         InputError: the folder is there already, an argument is not what it has to be, or other processes that work
@@ -182,7 +184,8 @@ def create_index(
     if tokens and engine not in ELSEWHERE:
         codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
     with codes.filling() if codes else nullcontext() as on_tokens:
-        vectors = encode_corpus(start.encoder, long.corpus, part, progress=progress, on_tokens=on_tokens)
+        known = None if codes else vectors
+        vectors = _vectors(known, long.corpus, start.encoder, part, progress=progress, on_tokens=on_tokens)
     wait_for_all()
     with released(vectors):
         wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
@@ -192,11 +195,7 @@ def create_index(
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = start.shares(corpus) or calibrate_unlabeled(
-            *(corpus, start.encoder, vectors[: len(corpus)], language),
-            space=codes.space if codes else None,
-            known=codes.get if codes else None,
-        )
+        chosen = calibration or _chosen(start, corpus, vectors[: len(corpus)], language, codes)
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -237,14 +236,14 @@ def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str 
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of so many documents does not fit into a bound, if there is one."""
+    """Fail if an index of this size does not fit into a bound, if there is one."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
         logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them; None if the encoder tells of none."""
+    """Return what a killed run has left of tokens, or a new place; None if the encoder has none."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -259,6 +258,25 @@ def checked_share(words_share: float | None) -> None:
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
+
+
+def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: Path, **options: Any) -> np.ndarray:
+    """Encode a corpus, but the first documents whose vectors are known."""
+    if known is None:
+        return encode_corpus(encoder, corpus, place, **options)
+    further = corpus.only(np.arange(len(known), len(corpus)))
+    return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
+
+
+def _chosen(
+    start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None
+) -> Calibration:
+    """Return what training chose for this corpus, or choose now how much words and tokens count."""
+    return start.shares(corpus) or calibrate_unlabeled(
+        *(corpus, start.encoder, vectors, language),
+        space=codes.space if codes else None,
+        known=codes.get if codes else None,
+    )
 
 
 def _tree(
@@ -525,7 +543,7 @@ class _Reindexing:
             self._catch_up(progress=False)
 
     def _switch(self, *, whatever_is_left: bool) -> bool:
-        """Activate the new vectors, unless so many documents came meanwhile that others would wait for long."""
+        """Activate the new vectors, unless too many documents came meanwhile."""
         with _writing(self.store) as writer:
             if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
                 return False

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Condition
@@ -48,58 +48,19 @@ SNAPSHOT = "snapshot.json"
 IS_SNAPSHOT = re.compile("[0-9]{12,}").fullmatch  # the name of a snapshot's folder: the number of a change
 
 
-class Builder(Protocol[Held]):
-    """Builds, loads and extends what a part holds.
-
-    Attributes:
-        folder_name: the folder of the snapshots, below the folder of the index.
-        in_memory: whether a forked process has what is held too.
-    """
-
-    folder_name: ClassVar[str]
-    in_memory: ClassVar[bool]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that a snapshot must match to be usable."""
-
-    def build(self, reader: Reader) -> Held:
-        """Build the part from all documents."""
-
-    def load(self, folder: Path) -> Held:
-        """Read a snapshot; FormatError if it is damaged."""
-
-    def fits(self, held: Held, numbers: np.ndarray) -> bool:
-        """Return whether a snapshot, which may come from anyone, is of the documents with these numbers (rising)."""
-
-    def add(self, held: Held, reader: Reader, after: int) -> int:
-        """Add the documents above a number; return how many vectors or texts were added."""
-
-    def facts(self, held: Held) -> dict[str, Any]:
-        """Return what a snapshot says about itself; see `LocalPart.renew`."""
-
-
 class Part(Generic[Held]):
     """A part of an index, lent at the moment of a reader. This base is one without snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Held]:
-        """Lend the part as of the moment that `reader` sees.
-
-        Raises:
-            MomentPassedError: the part is at a later moment.
-        """
+        """Lend the part as of the moment that `reader` sees; MomentPassedError if the part is at a later moment."""
         raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:
         """Do now what the first search would have to wait for."""
         raise NotImplementedError
 
-    def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        """Drop what is held: the index has another encoder since a change."""
-        raise NotImplementedError
-
-    def rebuild(self, reader: Reader, builder: Any) -> None:
-        """Build the part again from all documents."""
+    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
+        """Build the part again from all documents, with the engine that a manifest names."""
         raise NotImplementedError
 
     def pending(self, reader: Reader) -> int:
@@ -134,29 +95,57 @@ class Part(Generic[Held]):
 
 
 class LocalPart(Part[Held]):
-    """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
+    """A part in this process: loaded when first needed, caught up before each use, shared by threads.
 
-    def __init__(self, store: Store, builder: Builder[Held], suffix: str = "") -> None:
+    Subclasses say how what is held is built, loaded and extended.
+    """
+
+    folder_name: ClassVar[str]  # of the snapshots, below the folder of the index
+    in_memory: ClassVar[bool] = True  # whether a forked process has what is held, too
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
         self.store = store
-        self.builder: Builder[Held] = builder
-        self._suffix = suffix  # of the folder: parts built from another encoder's vectors have a folder of their own
-        self._since = 0  # the change since which the store has the vectors that this part is built from
+        self.manifest = manifest
         self._lock = SharedLock()
         self._held: Held | None = None
         self._moment: Moment | None = None
         self._behind = 0  # additions and removals that are not in the snapshot on disk
         heed_forks(self)
 
+    def _identity(self) -> dict[str, Any]:
+        """Return the fields that a snapshot must match to be usable."""
+        raise NotImplementedError
+
+    def _build(self, reader: Reader) -> Held:
+        """Build what is held from all documents."""
+        raise NotImplementedError
+
+    def _load(self, folder: Path) -> Held:
+        """Read a snapshot; FormatError if it is damaged."""
+        raise NotImplementedError
+
+    def _fits(self, held: Held, numbers: np.ndarray) -> bool:
+        """Return whether a snapshot, which may come from anyone, is of the documents with these numbers (rising)."""
+        raise NotImplementedError
+
+    def _add(self, held: Held, reader: Reader, after: int) -> int:
+        """Add the documents above a number; return how many vectors or texts were added."""
+        raise NotImplementedError
+
+    def _facts(self, held: Held) -> dict[str, Any]:
+        """Return what a snapshot says about itself; see `renew`."""
+        return {}
+
     def after_fork(self) -> None:
         """Replace the lock after a fork, and drop what a fork does not copy."""
         self._lock = SharedLock()
-        if not self.builder.in_memory:
+        if not self.in_memory:
             self._held = self._moment = None
 
     @property
     def folder(self) -> Path:
-        """The folder of the snapshots."""
-        return self.store.path.parent / f"{self.builder.folder_name}{self._suffix}"
+        """The folder of the snapshots; parts from another encoder's vectors have one of their own."""
+        return self.store.path.parent / f"{self.folder_name}{self.manifest.suffix}"
 
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Held]:
@@ -168,7 +157,7 @@ class LocalPart(Part[Held]):
                     yield self._held
                     return
             with self._lock.alone():
-                if moment.change < max(self._since, self._moment.change if self._moment else 0):
+                if moment.change < max(self.manifest.since, self._moment.change if self._moment else 0):
                     raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
                 self._catch_up(reader, moment)
 
@@ -176,15 +165,8 @@ class LocalPart(Part[Held]):
         """Load or build what is held, unless it is at a later moment."""
         moment = reader.moment()
         with self._lock.alone():
-            if moment.change >= self._since and (self._moment is None or self._moment.change < moment.change):
+            if moment.change >= self.manifest.since and (self._moment is None or self._moment.change < moment.change):
                 self._catch_up(reader, moment)
-
-    def take_up(self, builder: Builder[Held], suffix: str, since: int) -> None:
-        """Drop what is held; from now on build it with `builder`, from the vectors active since a change."""
-        with self._lock.alone():
-            if since >= self._since:  # else another thread was faster, with later vectors
-                self.builder, self._suffix, self._since = builder, suffix, since
-                self._held = self._moment = None
 
     def save_snapshot(self, reader: Reader) -> None:
         """Bring what is held to the moment of `reader`, and write a snapshot unless the last one is current."""
@@ -193,12 +175,12 @@ class LocalPart(Part[Held]):
             if self._behind or not self._snapshots():
                 self._save()
 
-    def rebuild(self, reader: Reader, builder: Builder[Held]) -> None:
-        """Build what is held again from all documents with `builder`, and write a snapshot."""
+    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
+        """Build what is held again from all documents, and write a snapshot."""
         with self._lock.alone():
-            self.builder = builder
+            self.manifest = manifest
             self._held = self._moment = None
-            self._held, self._moment = builder.build(reader), reader.moment()
+            self._held, self._moment = self._build(reader), reader.moment()
             self._save()
 
     def renew(self) -> None:
@@ -212,12 +194,12 @@ class LocalPart(Part[Held]):
                 rows = facts.get("rows", 0) * moment.documents // max(facts.get("documents", 0), 1)
                 if rows < facts.get("renewed_from", math.inf):
                     return
-                builder, held = self.builder, self.builder.build(reader)
+                manifest, held = self.manifest, self._build(reader)
         except (HceError, OSError) as error:
             logger.debug("%s is not built again: %s", self.folder, error)
             return
         with self._lock.alone():
-            if builder is self.builder:
+            if manifest is self.manifest:
                 self._held, self._moment = held, moment
                 self._try_to_save()
 
@@ -247,7 +229,7 @@ class LocalPart(Part[Held]):
         if held_at.change == moment.change:
             return
         gone = reader.removed_since(held_at.change)
-        self._behind += self.builder.add(held, reader, held_at.last) + len(gone)
+        self._behind += self._add(held, reader, held_at.last) + len(gone)
         if len(gone):
             held.remove(gone)
 
@@ -257,7 +239,7 @@ class LocalPart(Part[Held]):
             try:
                 if (moment := self._moment_of(folder, reader)) is None:
                     continue
-                with progress_bar(f"loading the {self.builder.folder_name}", None, "snapshots"):
+                with progress_bar(f"loading the {self.folder_name}", None, "snapshots"):
                     held = self._checked(folder, reader, moment)
             except FormatError as error:
                 if is_folder(folder):  # else another process has just put a newer one in its place
@@ -267,7 +249,7 @@ class LocalPart(Part[Held]):
             return held, moment
         moment = reader.moment()
         self._behind = moment.documents
-        return self.builder.build(reader), moment
+        return self._build(reader), moment
 
     # ------------------------------------------------------------------------------------------------- on disk
 
@@ -305,8 +287,8 @@ class LocalPart(Part[Held]):
         return None
 
     def is_there(self) -> bool:
-        """Return whether a snapshot of this builder's kind is on disk."""
-        identity = self.builder.identity.items()
+        """Return whether a snapshot of this kind is on disk."""
+        identity = self._identity().items()
         return any(identity <= _saved_in(folder).items() for folder in self._snapshots())
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
@@ -319,7 +301,7 @@ class LocalPart(Part[Held]):
                 yield folder, str(error)
 
     def _usable(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots that match the builder and the store, newest first, with their moments."""
+        """Yield the snapshots that match the manifest and the store, newest first, with their moments."""
         for folder in self._snapshots():
             moment = None
             with suppress(FormatError):
@@ -328,17 +310,17 @@ class LocalPart(Part[Held]):
                 yield folder, moment
 
     def _moment_of(self, folder: Path, reader: Reader) -> Moment | None:
-        """Return the moment of a snapshot; None if it is of another builder or store."""
+        """Return the moment of a snapshot; None if it is of another engine or store."""
         saved = _read_snapshot(folder)
-        if not self.builder.identity.items() <= saved.items():
+        if not self._identity().items() <= saved.items():
             return None
         return reader.moment_at(saved.get("change", -1), saved.get("token", ""))
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
         """Read a snapshot that claims to be of a moment."""
         check_tree(folder, self.store.path.parent)
-        held = self.builder.load(folder)
-        if not self.builder.fits(held, reader.numbers_at(moment)):
+        held = self._load(folder)
+        if not self._fits(held, reader.numbers_at(moment)):
             raise FormatError(f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt")
         return held
 
@@ -353,15 +335,15 @@ class LocalPart(Part[Held]):
     def _is_wanted(self) -> bool:
         """Return whether the manifest still names such a part: another process may have rebuilt the index."""
         manifest = Manifest.read(self.store.path.parent)
-        if self._suffix != manifest.suffix:
+        if self.manifest.suffix != manifest.suffix:
             other = manifest.other()
-            if other is None or other.suffix != self._suffix:
+            if other is None or other.suffix != self.manifest.suffix:
                 return False
             manifest = manifest.with_in_force(other)
         named = asdict(manifest)
         if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
             del named["engine"]
-        return all(named.get(name, value) == value for name, value in self.builder.identity.items())
+        return all(named.get(name, value) == value for name, value in self._identity().items())
 
     def _save(self) -> None:
         held, moment = self._held, self._moment
@@ -371,8 +353,8 @@ class LocalPart(Part[Held]):
         self._delete([target])
         with new_folder(target) as folder:
             held.save(folder)
-            saved = {**self.builder.identity, "change": moment.change, "token": moment.token}
-            write_json(folder / SNAPSHOT, sealed({**saved, "facts": self.builder.facts(held)}))
+            saved = {**self._identity(), "change": moment.change, "token": moment.token}
+            write_json(folder / SNAPSHOT, sealed({**saved, "facts": self._facts(held)}))
         self._delete([old for old in self._snapshots() if old != target])
         self._behind = 0
 
@@ -384,7 +366,7 @@ class LocalPart(Part[Held]):
 
 
 def _read_snapshot(folder: Path) -> dict[str, Any]:
-    """Read the file that names the builder and the moment of a snapshot."""
+    """Read the file that names the engine and the moment of a snapshot."""
     try:
         saved, is_as_written = unsealed(read_json(folder / SNAPSHOT))
     except FormatError as error:
@@ -405,100 +387,85 @@ def _saved_in(folder: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- how parts are made
 
 
-@dataclass(frozen=True)
-class _VectorsBuilder:
-    engine_name: str
-    dim: int
-    in_memory: ClassVar[bool] = True
+class EnginePart(LocalPart[Engine]):
+    """The engine of the vectors of all documents."""
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"engine": self.engine_name, "dim": self.dim, "files": FILES}
-
-
-@dataclass(frozen=True)
-class _EngineBuilder(_VectorsBuilder):
-    """Builds the engine of all documents; the folder and its suffix say where a tree is."""
-
-    index_folder: Path
-    suffix: str
     folder_name: ClassVar[str] = "engine"
 
-    def build(self, reader: Reader) -> Engine:
-        with all_vectors(reader, self.index_folder) as (numbers, vectors):
-            tree = None
-            if wants_tree(self.engine_name, len(numbers)):
-                tree = load_tree(self.index_folder, self.suffix)
-            hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
-            return new_engine(self.engine_name, self.dim, numbers=numbers, vectors=vectors, hierarchy=hierarchy)
+    def _identity(self) -> dict[str, Any]:
+        return {"engine": self.manifest.engine, "dim": self.manifest.dim, "files": FILES}
 
-    def facts(self, held: Engine) -> dict[str, Any]:
+    def _build(self, reader: Reader) -> Engine:
+        index_folder, engine = self.store.path.parent, self.manifest.engine
+        with all_vectors(reader, index_folder) as (numbers, vectors):
+            tree = load_tree(index_folder, self.manifest.suffix) if wants_tree(engine, len(numbers)) else None
+            hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
+            return new_engine(engine, self.manifest.dim, numbers=numbers, vectors=vectors, hierarchy=hierarchy)
+
+    def _facts(self, held: Engine) -> dict[str, Any]:
         return held.facts()
 
-    def load(self, folder: Path) -> Engine:
-        return load_engine(self.engine_name, folder, self.dim)
+    def _load(self, folder: Path) -> Engine:
+        return load_engine(self.manifest.engine, folder, self.manifest.dim)
 
-    def fits(self, held: Engine, numbers: np.ndarray) -> bool:
+    def _fits(self, held: Engine, numbers: np.ndarray) -> bool:
         return np.array_equal(held.numbers, numbers)
 
-    def add(self, held: Engine, reader: Reader, after: int) -> int:
+    def _add(self, held: Engine, reader: Reader, after: int) -> int:
         numbers, vectors = reader.vectors(after)
         if len(numbers):
             held.add(numbers, vectors)
         return len(numbers)
 
 
-class _PassagesBuilder(_VectorsBuilder):
-    """Builds the engine of the passages of long documents."""
+class PassagesPart(LocalPart[PassageEngine]):
+    """The engine of the passages of long documents."""
 
     folder_name: ClassVar[str] = "passages"
 
-    def build(self, reader: Reader) -> PassageEngine:
-        return PassageEngine.build(self.engine_name, self.dim, *reader.passages())
+    def _identity(self) -> dict[str, Any]:
+        return {"engine": self.manifest.engine, "dim": self.manifest.dim, "files": FILES}
 
-    def facts(self, held: PassageEngine) -> dict[str, Any]:
+    def _build(self, reader: Reader) -> PassageEngine:
+        return PassageEngine.build(self.manifest.engine, self.manifest.dim, *reader.passages())
+
+    def _facts(self, held: PassageEngine) -> dict[str, Any]:
         return held.engine.facts()
 
-    def load(self, folder: Path) -> PassageEngine:
-        return PassageEngine.load(self.engine_name, folder, self.dim)
+    def _load(self, folder: Path) -> PassageEngine:
+        return PassageEngine.load(self.manifest.engine, folder, self.manifest.dim)
 
-    def fits(self, held: PassageEngine, numbers: np.ndarray) -> bool:
+    def _fits(self, held: PassageEngine, numbers: np.ndarray) -> bool:
         return bool(np.isin(held.documents, numbers).all())
 
-    def add(self, held: PassageEngine, reader: Reader, after: int) -> int:
+    def _add(self, held: PassageEngine, reader: Reader, after: int) -> int:
         passages = reader.passages(after)
         if len(passages.numbers):
             held.add(*passages)
         return len(passages.numbers)
 
 
-@dataclass(frozen=True)
-class _WordsBuilder:
-    """Builds the words of all texts, in a language."""
+class WordsPart(LocalPart[Words]):
+    """The words of all texts."""
 
-    language: str
     folder_name: ClassVar[str] = "words"
     in_memory: ClassVar[bool] = False
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"language": self.language, "words": Words.FORMAT}
+    def _identity(self) -> dict[str, Any]:
+        return {"language": self.manifest.language, "words": Words.FORMAT}
 
-    def build(self, reader: Reader) -> Words:
-        words = Words.new(self.language)
-        self.add(words, reader, 0)
+    def _build(self, reader: Reader) -> Words:
+        words = Words.new(self.manifest.language)
+        self._add(words, reader, 0)
         return words
 
-    def facts(self, held: Words) -> dict[str, Any]:
-        return {}
+    def _load(self, folder: Path) -> Words:
+        return Words.load(folder, self.manifest.language)
 
-    def load(self, folder: Path) -> Words:
-        return Words.load(folder, self.language)
-
-    def fits(self, held: Words, numbers: np.ndarray) -> bool:
+    def _fits(self, held: Words, numbers: np.ndarray) -> bool:
         return len(held) == len(numbers)
 
-    def add(self, held: Words, reader: Reader, after: int) -> int:
+    def _add(self, held: Words, reader: Reader, after: int) -> int:
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
             return held.add(counted(reader.texts(after), advance), _passage_texts(reader, after))
 
@@ -535,7 +502,7 @@ class Mirror(Protocol):
 
 
 class Derived:
-    """The parts that are derived from a store; each lends what it holds at a reader's moment.
+    """The parts that are derived from a store with one encoder; each lends what it holds at a reader's moment.
 
     Attributes:
         engine_part: the engine of the vectors of all documents.
@@ -546,24 +513,14 @@ class Derived:
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
-        self._index_folder = store.path.parent
         # The usual engine stands in for one that this version no longer has.
         self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
+        known = replace(manifest, engine=self.engine_name)
         self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
-        engine, passages, words = self._builders(manifest)
-        self.engine_part: Part[Engine] = LocalPart(store, engine, manifest.suffix)
-        self.passages_part: Part[PassageEngine] = LocalPart(store, passages, manifest.suffix)
-        self.words_part: LocalPart[Words] = LocalPart(store, words, manifest.suffix)
-        if self.mirror is not None:
-            self.engine_part, self.passages_part = self.mirror.documents, self.mirror.passages
+        self.engine_part: Part[Engine] = self.mirror.documents if self.mirror else EnginePart(store, known)
+        self.passages_part: Part[PassageEngine] = self.mirror.passages if self.mirror else PassagesPart(store, known)
+        self.words_part = WordsPart(store, known)
         self._warn(store, manifest)
-
-    def _builders(self, manifest: Manifest) -> tuple[_EngineBuilder, _PassagesBuilder, _WordsBuilder]:
-        return (
-            _EngineBuilder(self.engine_name, manifest.dim, self._index_folder, manifest.suffix),
-            _PassagesBuilder(self.engine_name, manifest.dim),
-            _WordsBuilder(manifest.language),
-        )
 
     def _warn(self, store: Store, manifest: Manifest) -> None:
         """Warn of an engine that is no more, and of writes that the store has lost."""
@@ -571,7 +528,7 @@ class Derived:
             logger.warning(
                 "%s was made with the engine %s, which is no more; %s searches in its place, and "
                 "'hce rebuild %s --engine %s' makes that permanent",
-                *(self._index_folder, manifest.engine, self.engine_name, self._index_folder, self.engine_name),
+                *(store.path.parent, manifest.engine, self.engine_name, store.path.parent, self.engine_name),
             )
         for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
@@ -603,12 +560,6 @@ class Derived:
         if self.mirror is not None:
             self.mirror.close()
 
-    def take_up(self, manifest: Manifest) -> None:
-        """Drop all parts; from now on build them from the vectors of the encoder that `manifest` names."""
-        parts: tuple[Part[Any], ...] = (self.engine_part, self.passages_part, self.words_part)
-        for part, builder in zip(parts, self._builders(manifest), strict=True):
-            part.take_up(builder, manifest.suffix, manifest.since)
-
     def save_snapshots(self, reader: Reader) -> None:
         """Write a snapshot of each part that lacks a current one."""
         for part in self.parts(reader):
@@ -617,11 +568,10 @@ class Derived:
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         """Build all parts again from the documents there are, with the engine that `manifest` names."""
         self.engine_name = manifest.engine
-        engine, passages, words = self._builders(manifest)
-        self.engine_part.rebuild(reader, engine)  # an engine elsewhere along with the passages
+        self.engine_part.rebuild(reader, manifest)  # an engine elsewhere along with the passages
         if self.mirror is None and reader.has_passages():
-            self.passages_part.rebuild(reader, passages)
-        self.words_part.rebuild(reader, words)
+            self.passages_part.rebuild(reader, manifest)
+        self.words_part.rebuild(reader, manifest)
 
 
 # --------------------------------------------------------------------------------------- engines that live elsewhere

@@ -47,7 +47,7 @@ class Condition(NamedTuple):
 
 
 def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
-    """Read conditions as they are written on the command line: 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
+    """Read conditions of the command line: 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
 
     >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr", "kind not in memo,draft", "meta.open=true"])
     {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr'], 'kind': {'ne': ['memo', 'draft']}, \
@@ -98,11 +98,7 @@ def _parts(clause: str) -> tuple[str, str, str]:
 
 
 def compile_filter(conditions: Filter) -> Condition:
-    """Turn a filter into SQL over the column `metadata`.
-
-    Raises:
-        InputError: a field or value that cannot be asked for.
-    """
+    """Turn a filter into SQL over the column `metadata`; InputError if it asks for what cannot be."""
     if not isinstance(conditions, Mapping):
         raise InputError(f"a filter is a mapping of fields to values, not a {type(conditions).__name__}")
     if len(conditions) > MOST_FIELDS:

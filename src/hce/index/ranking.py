@@ -54,12 +54,12 @@ class Hit(NamedTuple):
         number: the number of the document in the store.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
-        from_tokens: the part of the score that single tokens gave, see `hce.encoding.tokens`.
+        from_tokens: the part of the score that single tokens gave, see `hce.encoding.reranker`.
         matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
             that stand in every English text ("the", "from") are left out, unless the query has no others.
         passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None if
-            the document was found as a whole. In a hybrid search, the passage of words where words gave more of the
-            score.
+            no passage was better than the document. In a hybrid search, the passage of words if words gave more of
+            the score.
         first_rank: the rank before a cross-encoder re-ranked the hits; None if none did.
         folded: the ids of near-equal documents that were found below this one and left out, best first.
         path: the nodes of the tree that the document lies under, from the top; empty if the index has no tree.
@@ -250,7 +250,7 @@ def with_paths(reader: Reader, tree: NumberedHierarchy | None, hits: list[list[H
 class RankedWithPassages(NamedTuple):
     """Documents, best first, with scores and passages by words; and by document the nearest passage by meaning.
 
-    The number 0 stands for the document as a whole.
+    The number 0 stands for the document itself.
     """
 
     ranked: Ranked

@@ -136,12 +136,13 @@ class IndexState:
         """Switch to another manifest of this index, and to its encoder if that is another one."""
         if manifest.since < self.manifest.since:
             return  # of an earlier moment than another thread has seen
-        if manifest.encoder_folder != self.manifest.encoder_folder:
-            self.derived.take_up(manifest)
+        is_same_encoder = manifest.encoder_folder == self.manifest.encoder_folder
+        is_same_place = manifest.engine_at == self.manifest.engine_at
+        if not (is_same_encoder and is_same_place):
+            self.derived = Derived(self.store, manifest, self.derived.mirror if is_same_place else None)
+        if not is_same_encoder:
             self.for_queries, self.for_documents = (IndexEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
-        if manifest.engine_at != self.manifest.engine_at:
-            self.derived = Derived(self.store, manifest)
         self._codes = {}
         self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
         self._stamp = None if manifest.switch else stamp
@@ -156,7 +157,7 @@ class IndexState:
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries to unit vectors of shape (texts, n)."""
         encoder = self.present_encoder()
-        codes = self._codes_of(encoder)
+        codes = self._codes_of(encoder) if self.manifest.tokens_share > 0 else None
         vectors = encoder.encode(texts, "query", None if codes is None else codes.keep_query)
         if len(texts) == 1:
             self._last_query = encoder, texts[0], vectors[0].copy()
@@ -209,6 +210,7 @@ class IndexState:
         fingerprint: str | None = None,
         *,
         unique: bool = False,
+        matched: bool = True,
     ) -> list[list[Hit]]:
         """Search as `Index.search` does, for queries that are encoded already.
 
@@ -220,13 +222,14 @@ class IndexState:
             mode: see `Index.search`.
             fingerprint: of the encoder that encoded the queries; by default, of the last one.
             unique: see `Index.search`.
+            matched: whether to fill in `Hit.matched`.
 
         Raises:
             ReindexedError: the index has another encoder by now; encode the queries again.
         """
         check_mode(mode)
         check_k(k)
-        request = SearchRequest(texts, vectors, int(k), None, mode, 0.0, unique)
+        request = SearchRequest(texts, vectors, int(k), None, mode, 0.0, unique, matched)
         fingerprint = fingerprint or self.for_queries.fingerprint
         while True:  # see the top of this module
             check_deadline()
@@ -235,6 +238,7 @@ class IndexState:
 
     def _search_once(self, request: SearchRequest, conditions: Filter | None, fingerprint: str) -> list[list[Hit]]:
         """Search at the present moment; tokens reorder the hits once that moment is let go, since they take long."""
+        matched = request.with_matched
         with self.reading() as reader:
             if request.vectors is not None and self.manifest.fingerprint != fingerprint:
                 raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
@@ -248,12 +252,14 @@ class IndexState:
                 k=k if codes is None else min(max(k, TOKENS_FIRST), most),
                 allowed=None if conditions is None else reader.numbers_where(conditions),
                 words_share=shares.words_share,
-                with_matched=codes is None,
+                with_matched=matched and codes is None,
             )
             hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
         if codes is None:
             return hits
         hits = [row[:k] for row in codes.in_order(encoder, request.queries, hits, shares.tokens_share)]
+        if not matched:
+            return hits
         with self.store.reading() as reader:
             return with_matched(reader, self.derived, request.queries, hits)
 

@@ -483,7 +483,7 @@ class Reader:
         return numbers, vectors
 
     def are_there(self, numbers: np.ndarray) -> np.ndarray:
-        """Tell of numbers, of any shape, which documents are there; of the same shape, bool."""
+        """Return, for numbers of any shape, which documents are there, as bool of that shape."""
         asked = np.unique(numbers)
         found = self._each_in("SELECT number FROM documents WHERE number IN ({})", asked.tolist())
         return np.isin(numbers, np.fromiter((number for (number,) in found), np.int64))

@@ -1,4 +1,4 @@
-"""The tokens of an index's texts, which reorder the first hits of a hybrid search: see `hce.encoding.tokens`.
+"""The tokens of an index's texts, which reorder the first hits of a hybrid search: see `hce.encoding.reranker`.
 
 A folder holds the space of the tokens and, by text, their codes. Codes come with the pass of the encoder that makes a
 vector. They only save time: a search makes those that are missing or damaged.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hce.encoding.encoder import Encoder, OnTokens
-    from hce.encoding.tokens import QueryTokens, TokenSpace
+    from hce.encoding.reranker import QueryTokens, TokenSpace
     from hce.index.state import IndexEncoder
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class TokenCodes:
     @cached_property
     def space(self) -> TokenSpace:
         """What turns states into codes; FormatError if it is damaged."""
-        from hce.encoding.tokens import TokenSpace
+        from hce.encoding.reranker import TokenSpace
 
         return TokenSpace.load(self.folder / SPACE_FILE)
 
@@ -264,7 +264,7 @@ def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts
 
 def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress: bool) -> None:
     """Read all documents for their tokens, into a new folder, if the encoder is one that has tokens."""
-    from hce.encoding.tokens import COUNTED, TokenSpace
+    from hce.encoding.reranker import COUNTED, TokenSpace
 
     numbers = reader.numbers()
     some = reader.documents(numbers[:: max(1, -(-len(numbers) // COUNTED))].tolist())
@@ -324,7 +324,7 @@ def _key(text: str) -> int:
 
 
 def _keys_of(reader: Reader) -> Iterator[int]:
-    """Yield the keys of all documents, and of the passages of long ones as they are read."""
+    """Yield the keys of all documents, and of the passages of long ones."""
     yield from reader.contents()[1].tolist()
     for number, extents in reader.all_extents():
         for document in reader.documents([number]).values():

@@ -46,16 +46,12 @@ class NumberedHierarchy(NamedTuple):
     numbers: np.ndarray
 
     def save(self, folder: Path) -> None:
-        """Write the tree and the numbers into a new folder that appears whole or not at all."""
+        """Write the tree and the numbers into a new folder, all or nothing."""
         self.hierarchy.save(folder, self.numbers)
 
     @classmethod
     def load(cls, folder: Path) -> NumberedHierarchy:
-        """Read what `save` wrote.
-
-        Raises:
-            FormatError: nothing is there, or it is damaged.
-        """
+        """Read what `save` wrote; FormatError if nothing is there, or it is damaged."""
         hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
         try:
             numbers = np.array(np.load(plain_path(path), mmap_mode="r", allow_pickle=False))  # no longer than its file
@@ -198,7 +194,7 @@ def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
 def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
 
-    Many vectors are put into a temporary file in `folder`, of which a kill leaves nothing.
+    Many vectors are put into a temporary file in `folder`; a kill leaves nothing.
     """
     numbers = reader.numbers()
     if are_few(reader, numbers):
@@ -477,7 +473,7 @@ class LiveTree:
             return self.places_at(reader)
 
     def places_at(self, reader: Reader) -> Places:
-        """Return the places of the documents that a reader sees; they are found anew only after a change.
+        """Return the places of the documents that a reader sees; they are found again only after a change.
 
         Raises:
             NotThereError: the index has no tree.

@@ -34,7 +34,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def checked(documents: Iterable[Document]) -> Sequence[Document]:
-    """Make sure that documents can be written as they are."""
+    """Make sure that documents can be written unchanged."""
     if isinstance(documents, Corpus):
         return documents
     if isinstance(documents, str | Document) or not isinstance(documents, Iterable):
@@ -60,11 +60,7 @@ def _all_sound(documents: list[Document]) -> bool:
 
 
 def checked_ids(ids: Iterable[str]) -> list[str]:
-    """Return ids of documents, each once, in order.
-
-    Raises:
-        InputError: one of them is none.
-    """
+    """Return ids of documents, each once, in order; InputError if one of them is none."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
     listed = list(ids)
@@ -80,11 +76,7 @@ def check_id(doc_id: str) -> None:
 
 
 def checked_after(number: int) -> int:
-    """Return the number after which documents are read, as SQLite takes it: not as NumPy's.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Return the number after which documents are read as an int of Python; InputError if it is none."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer):
         raise InputError(f"after = {number!r}: give the number of a document, or 0 to read all; ids go to get()")
     return int(number)
@@ -107,11 +99,7 @@ def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
 
 
 def numbers_of(writer: Writer, ids: list[str], index_folder: Path) -> list[int]:
-    """Return the numbers of the documents that have these ids.
-
-    Raises:
-        InputError: one is not there.
-    """
+    """Return the numbers of the documents that have these ids; InputError if one is not there."""
     known = writer.present(ids)
     missing = [doc_id for doc_id in ids if doc_id not in known]
     if missing:

@@ -205,7 +205,7 @@ class Milvus:
         return f"{self.address.name}_{secrets.token_hex(6)}"
 
     def create(self, collection: str, dim: int) -> None:
-        """Make an empty collection for vectors of a length, in the place of one that was begun."""
+        """Make an empty collection for vectors of a length, and drop one that was begun."""
         if not FEWEST <= dim <= MOST_DIMENSIONS:
             raise InputError(f"{self.address}: Milvus keeps vectors of {FEWEST} to {MOST_DIMENSIONS:,} dimensions")
         self.ask(lambda client: _create(client, collection, dim))

@@ -24,7 +24,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import platformdirs
@@ -91,7 +91,7 @@ class Pointer:
         token: of that change.
         last: the highest number of a document that was written.
         is_whole: whether readers can see the collection.
-        is_busy: whether something was being written, of which some may be there.
+        is_busy: whether something was being written, and may be there in part.
     """
 
     address: str
@@ -160,11 +160,6 @@ class Mirror:
         if self._server is not None:
             self._server.close()
 
-    def forget(self) -> None:
-        """Look again at what there is: the index has another encoder, or another collection."""
-        with self._lock:
-            self._known = None
-
     def at(self, reader: Reader) -> Collection | None:
         """Return the collection, up to date with the moment that `reader` sees; None if it has gone on.
 
@@ -190,7 +185,7 @@ class Mirror:
             logger.warning("%s; all is kept in %s, and the next write or search sends it", error, self.index_folder)
 
     def rebuild(self, reader: Reader) -> None:
-        """Fill a new collection, or go on with one that was begun, while nobody writes; readers see it when whole."""
+        """Fill a new collection, or go on with one that was begun; readers see it when complete."""
         with self._lock:
             self._known = None
             self._known = self._push(reader, anew=True)
@@ -215,7 +210,7 @@ class Mirror:
     # --------------------------------------------------------------------------------------------- sending
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the collection that the pointer names, if it is whole and of this encoder."""
+        """Return the collection that the pointer names, if it is complete and of this encoder."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not _fits(pointer, manifest):
             return None
@@ -233,7 +228,7 @@ class Mirror:
         return self._server
 
     def _push(self, reader: Reader, *, anew: bool = False) -> tuple[Collection, int]:
-        """Bring the collection to the moment that `reader` sees, from wherever it is."""
+        """Bring the collection to the moment that `reader` sees, from its present one."""
         moment, manifest = reader.moment(), Manifest.read(self.index_folder, reader)
         server, pointer = self._server_at(manifest), Pointer.of(self.index_folder)
         if pointer is None:
@@ -271,7 +266,7 @@ class Mirror:
         return reader.moment_at(pointer.change, pointer.token) if is_there else None
 
     def _begin(self, server: Milvus, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
-        """Make an empty collection, of this index alone; readers see the one before until it is whole."""
+        """Make an empty collection, of this index alone; readers see the one before until it is complete."""
         _check_owner(server, before)
         is_here = before is not None and before.address == manifest.engine_at
         if before is not None and is_here and not before.is_whole and server.exists(before.collection):
@@ -290,7 +285,7 @@ class Mirror:
         return pointer
 
     def _put_facts(self, collection: Collection, manifest: Manifest, pointer: Pointer, again: bool) -> None:
-        """Write what a reader needs besides documents: the manifest, and the encoder's files."""
+        """Write the manifest and the encoder's files, which a reader needs too."""
         if pointer.last:
             return  # it was done before the first document
         files, rows = file_rows(self.index_folder / manifest.encoder_folder)
@@ -407,11 +402,7 @@ def trusted_file() -> Path:
 
 
 def trust(at: str) -> None:
-    """Remember that this user has named an address of Milvus.
-
-    Raises:
-        InputError: the text is no address.
-    """
+    """Remember that this user has named an address of Milvus; InputError if the text is no address."""
     address = str(Address.parse(at))
     _named_now.add(address)
     known = _known()
@@ -477,10 +468,7 @@ class _MirroredPart(Part[Searched]):
     def prepare(self, reader: Reader) -> None:
         self.mirror.at(reader)
 
-    def take_up(self, builder: Any, suffix: str, since: int) -> None:
-        self.mirror.forget()
-
-    def rebuild(self, reader: Reader, builder: Any) -> None:
+    def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         self.mirror.rebuild(reader)
 
     def pending(self, reader: Reader) -> int:

@@ -153,7 +153,7 @@ class ReplicaStore(Store):
                 self._copy(writer, known.last, entries)
 
     def _fill(self, collection: Collection, facts: Facts) -> None:
-        """Fetch encoder and documents of a collection, in the place of any that are here."""
+        """Fetch encoder and documents of a collection, and drop any that are here."""
         self._fills += 1
         collection.dim = facts.manifest.dim
         folder = f"encoder-{self._fills}"

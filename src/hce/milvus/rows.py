@@ -86,7 +86,7 @@ def read_log(collection: Collection, after: int) -> list[LogEntry]:
 
 
 class Facts(NamedTuple):
-    """What a collection is made of besides documents: the manifest of the index, and the files of its encoder."""
+    """The manifest of the index in a collection, and the files of its encoder."""
 
     manifest: Manifest
     files: FileFacts

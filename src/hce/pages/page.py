@@ -1,6 +1,6 @@
 """One HTML file that needs no network, no script and no other file: tables, and pictures as HTML and SVG.
 
-Texts are escaped here. Colors are those of `STYLE`, for light and dark. What is above zero is a gain and green, what is
+Texts are escaped here. `page.css` has the colors, for light and dark. What is above zero is a gain and green, what is
 below is a loss and red; where a bar stands says the same.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
-SERIES = 8  # colours for lines, of the page
+SERIES = 8  # colors of lines
 NAMED_BARS = 600  # bars that say what they are; more are drawn as one outline
 WIDTH, HEIGHT = 340, 210  # of a panel, in its own units: about pixels
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30  # of a panel's margins
@@ -31,72 +32,12 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
-STYLE = """
-:root { color-scheme: light dark; --bg: #fff; --ink: #1b2024; --soft: #5f6b73; --line: #dfe4e6; --panel: #f5f7f7;
-  --ours: #0f766e; --rival: #64748b; --gain: #15803d; --loss: #b42318;
-  --series-0: #0f766e; --series-1: #4f46e5; --series-2: #b45309; --series-3: #be185d; --series-4: #475569;
-  --series-5: #4d7c0f; --series-6: #0369a1; --series-7: #7e22ce; }
-@media (prefers-color-scheme: dark) { :root { --bg: #111417; --ink: #e7eaec; --soft: #97a3ab; --line: #2f373d;
-  --panel: #191d21; --ours: #45c1b2; --rival: #8b9bab; --gain: #4ade80; --loss: #ff8a7a;
-  --series-0: #45c1b2; --series-1: #a5b4fc; --series-2: #f0a04b; --series-3: #f9a8d4; --series-4: #a8b5c2;
-  --series-5: #bef264; --series-6: #7dd3fc; --series-7: #d8b4fe; } }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; max-width: 1080px; margin: 2em auto;
-  padding: 0 1em; background: var(--bg); color: var(--ink); overflow-wrap: anywhere; }
-h1 { font-size: 1.5em; line-height: 1.25; }
-h2 { margin: 2em 0 .5em; font-size: 1.15em; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-td, th { padding: .3em .6em; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; vertical-align: bottom; }
-td:first-child, th:first-child { text-align: left; white-space: normal; padding-left: 0; min-width: 8em; }
-tr.ours td:first-child { color: var(--ours); font-weight: 600; }
-.gain { color: var(--gain); } .loss { color: var(--loss); }
-.scroll { overflow-x: auto; }
-pre { background: var(--panel); padding: .8em; overflow-x: auto; white-space: pre-wrap; border-radius: 6px; }
-dl { display: grid; grid-template-columns: minmax(6em, max-content) 1fr; gap: .2em 1em; }
-dt { font-weight: 600; } dd { margin: 0; }
-figure { margin: 0; background: var(--panel); border-radius: 8px; padding: .6em .8em .8em; min-width: 0; }
-figure.wide { margin: .6em 0; }
-figcaption { color: var(--soft); font-size: .9em; margin-bottom: .4em; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(290px, 100%), 1fr)); gap: .8em; }
-.panels svg { display: block; width: 100%; height: auto; max-width: 520px; }
-.legend { display: flex; flex-wrap: wrap; gap: .2em 1.2em; list-style: none; padding: 0; margin: .4em 0 .8em; }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
-svg text { font-size: 11px; fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 10px; }
-svg .grid { stroke: var(--line); } svg .zero { stroke: var(--soft); vector-effect: non-scaling-stroke; }
-svg polyline { fill: none; stroke-linejoin: round; }
-circle.ours, text.ours { fill: var(--ours); } circle.rival { fill: var(--rival); } text.ours { font-weight: 600; }
-rect.gain, polygon.gain { fill: var(--gain); } rect.loss, polygon.loss { fill: var(--loss); }
-.signed { position: relative; height: 220px; padding-left: 3.2em; }
-.signed svg { width: 100%; height: 100%; display: block; }
-.signed span { position: absolute; left: 0; color: var(--soft); font-size: .8em; transform: translateY(-50%); }
-.signed span:nth-child(1) { top: 4%; } .signed span:nth-child(2) { top: 50%; } .signed span:nth-child(3) { top: 96%; }
-.bars { display: grid; grid-template-columns: minmax(4em, max-content) minmax(3em, 1fr) auto; gap: .3em .7em;
-  align-items: center; font-size: .9em; font-variant-numeric: tabular-nums; }
-.bars > .ours { color: var(--ours); font-weight: 600; }
-.track { position: relative; height: .9em; }
-.track i { position: absolute; inset: 0 auto 0 0; border-radius: 2px; background: var(--rival); }
-.track i.ours { background: var(--ours); }
-.track b { position: absolute; top: 50%; height: 2px; margin-top: -1px; background: var(--ink); opacity: .75; }
-.tree { list-style: none; padding: 0; margin: 0; } .tree li { margin-bottom: .7em; } .tree p { margin: 0 0 .15em; }
-.tree small { color: var(--soft); }
-.parts { display: flex; gap: 2px; min-width: 4em; }
-.parts span { flex: 1 1 0; min-width: 0; background: color-mix(in srgb, var(--ours) 18%, var(--panel));
-  border-radius: 3px;
-  padding: .1em .35em; font-size: .78em; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-@media (max-width: 600px) { body { margin: 1em auto; } dl { grid-template-columns: 1fr; } dd { margin-bottom: .4em; }
-  td, th { padding: .3em .45em; font-size: .9em; } .parts { width: 100% !important; flex-wrap: wrap; }
-  .parts span { flex-basis: 40%; }
-  .long, .long thead, .long tbody { display: block; }
-  .long tr { display: grid; grid-template-columns: 1.4fr 1fr 1fr 1fr; border-bottom: 1px solid var(--line); }
-  .long :is(td, th) { border: 0; } .long :is(td, th):first-child { grid-column: 1 / -1; padding-bottom: 0; }
-  .long :is(td, th):nth-child(2) { text-align: left; padding-left: 0; color: var(--soft); } }
-"""
+STYLE = Path(__file__).with_name("page.css")
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
     """Return the whole file; `parts` are HTML already."""
-    return PAGE.format(title=escape(title), style=STYLE, body="\n".join(parts))
+    return PAGE.format(title=escape(title), style=f"\n{STYLE.read_text(encoding='utf-8')}", body="\n".join(parts))
 
 
 def html_table(
@@ -171,10 +112,10 @@ def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
     """Draw panels with lines side by side, under one legend in which a name stands once; empty ones are left out."""
     drawn = [panel for panel in panels if not panel.is_empty]
     names = list(dict.fromkeys(name for panel in drawn if len(panel.lines) > 1 for name in panel.lines))
-    colours = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}
-    keys = "".join(f'<li><i style="background:{colours[name]}"></i>{escape(name)}</li>' for name in names)
+    colors = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}
+    keys = "".join(f'<li><i style="background:{colors[name]}"></i>{escape(name)}</li>' for name in names)
     legend = f'<ul class="legend">{keys}</ul>' if names else ""
-    return f'{legend}<div class="panels">{"".join(_lines(epochs, panel, colours) for panel in drawn)}</div>'
+    return f'{legend}<div class="panels">{"".join(_lines(epochs, panel, colors) for panel in drawn)}</div>'
 
 
 def difference_bars(differences: Iterable[tuple[float, str]], axis: str) -> str:
@@ -243,7 +184,7 @@ def _round_step(least: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)
 
 
-def _lines(epochs: Sequence[int], panel: Panel, colours: Mapping[str, str]) -> str:
+def _lines(epochs: Sequence[int], panel: Panel, colors: Mapping[str, str]) -> str:
     def written(value: float) -> str:
         return f"{value:.0%}" if panel.is_share else f"{value:.3g}"
 
@@ -256,14 +197,14 @@ def _lines(epochs: Sequence[int], panel: Panel, colours: Mapping[str, str]) -> s
     parts += [tick_below(across[epoch], str(epoch)) for epoch in epochs[::every]]
     parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">epoch</text>')
     for name, values in panel.lines.items():
-        colour = colours.get(name, "var(--series-0)")
+        color = colors.get(name, "var(--series-0)")
         measured = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None]
         dots = [(across[epoch], axis.at(value), f"{name}, epoch {epoch}: {value:.4f}") for epoch, value in measured]
         width = 3 if name == "mean" else 1.6
         corners = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in dots)
-        parts.append(f'<polyline points="{corners}" style="stroke:{colour};stroke-width:{width}"/>')
+        parts.append(f'<polyline points="{corners}" style="stroke:{color};stroke-width:{width}"/>')
         parts += [
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" style="fill:{colour}"><title>{escape(told)}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" style="fill:{color}"><title>{escape(told)}</title></circle>'
             for x, y, told in dots
         ]
     return f"<figure><figcaption>{escape(panel.title)}</figcaption>{svg(parts, panel.title)}</figure>"

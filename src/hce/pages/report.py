@@ -38,7 +38,7 @@ def report(model: ModelFolder) -> str:
         definitions(_about(model)),
         "<h2>Before and after</h2>",
         f"<p>{escape(facts.metric)}: <strong>{gains(facts.before, facts.stages, facts.after)}</strong>.</p>",
-        "<p>p: could the difference be chance? (paired randomisation test over queries, Holm’s correction)</p>",
+        "<p>p: could the difference be chance? (paired randomization test over queries, Holm’s correction)</p>",
         _before_and_after(model),
         *_search(facts.calibration),
         *_tree_at_work(facts.recipe),
@@ -112,14 +112,10 @@ def _below(tree: Hierarchy, counts: Sequence[np.ndarray], level: int, node: int)
         return []
     sizes = counts[level + 1]
     children = sorted(tree.children(level, node).tolist(), key=lambda child: -sizes[child])
-    found = [
-        Branch(
-            " · ".join(tree.name(level + 1, child)) or f"node {child}",
-            int(sizes[child]),
-            _below(tree, counts, level + 1, child),
-        )
-        for child in children[:MOST_CHILDREN]
-    ]
+    found = []
+    for child in children[:MOST_CHILDREN]:
+        name = " · ".join(tree.name(level + 1, child)) or f"node {child}"
+        found.append(Branch(name, int(sizes[child]), _below(tree, counts, level + 1, child)))
     others = children[MOST_CHILDREN:]
     return [*found, Branch(f"… {len(others)} more", int(sizes[others].sum()))] if others else found
 
@@ -143,8 +139,8 @@ def _before_and_after(model: ModelFolder) -> str:
     for kind in before:
         row = _measured(kind, before[kind], after[kind])
         if kind in compared:
-            paired, p = compared[kind]
-            row += [f"{p:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
+            paired = compared[kind]
+            row += [f"{paired.p_holm:.4f}", f"{paired.better:,}", f"{paired.worse:,}", f"{paired.equal:,}"]
         rows.append(row)
     rows.append(_measured("mean", mean_over_kinds(before), mean_over_kinds(after)))
     header = ["NDCG@10", "before", "after", "difference", "p", "better", "worse", "equal"]
@@ -184,25 +180,17 @@ def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
     for title, some in (("What improved most", gained), ("What got worse", lost)):
         if some:
             yield f"<h2>{title}</h2>"
-            yield html_table(
-                ["query", "kind", "before", "after", "difference"],
-                (
-                    [
-                        _short(query.query),
-                        query.kind,
-                        f"{query.before:.2f}",
-                        f"{query.after:.2f}",
-                        f"{query.after - query.before:+.2f}",
-                    ]
-                    for query in some
-                ),
-                signed={4},
-                is_long=True,
-            )
+            header = ["query", "kind", "before", "after", "difference"]
+            yield html_table(header, map(_changed, some), signed={4}, is_long=True)
     if queries:
         yield "<h2>Every query</h2>"
         differences = ((query.after - query.before, _short(query.query)) for query in queries)
         yield difference_bars(differences, "NDCG@10 after less before")
+
+
+def _changed(query: DevQuery) -> list[str]:
+    numbers = f"{query.before:.2f}", f"{query.after:.2f}", f"{query.after - query.before:+.2f}"
+    return [_short(query.query), query.kind, *numbers]
 
 
 def _series(history: Sequence[Epoch], name: str) -> dict[str, list[float | None]]:

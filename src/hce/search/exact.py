@@ -43,7 +43,10 @@ def nothing(queries: int, k: int) -> Found:
 
 
 def k_best(candidates: Found, k: int) -> Found:
-    """Return the k best of each query's candidates, equal scores in order of number; −1 is no candidate."""
+    """Return each query's k best candidates, ties in order of number.
+
+    −1 is no candidate.
+    """
     is_in_order = (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all() and (candidates.numbers >= 0).all()
     if candidates.scores.shape[1] >= k and is_in_order:
         return Found(candidates.numbers[:, :k], candidates.scores[:, :k])  # as faiss leaves them where none are equal
@@ -79,7 +82,7 @@ def search_exactly(fetch: Fetch, available: int, queries: np.ndarray, k: int, sl
 
 
 def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack: float) -> Found:
-    """Find the k best for one query of shape (1, n), with as many candidates as it takes."""
+    """Find the k best for one query (1, n), among as many as it takes."""
     count = k + EXTRA_CANDIDATES
     while True:
         count = min(4 * count, available)
@@ -93,7 +96,7 @@ def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack
 
 
 def inner_products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Compute the inner products of rows of shape (m, n) with a query, each row by itself.
+    """Compute the inner products of rows (m, n) with a query, one by one.
 
     A matrix product may score two equal rows a rounding apart, depending on where in a block they are.
     """
@@ -102,7 +105,9 @@ def inner_products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 
 def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Compute all inner products of queries (Q, n) with documents (N, n), as many queries at a time as memory allows.
+    """Compute all inner products of queries (Q, n) and documents (N, n).
+
+    As many queries are scored at a time as memory allows.
 
     Yields:
         Which queries, and their scores of shape (queries, N).
@@ -114,7 +119,9 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k documents of the largest inner product with each query, best first; equal ones among them in order.
+    """Find the k documents of the largest inner product with each query.
+
+    The best come first, and ties in the order of documents.
 
     Args:
         queries: of shape (Q, n).
@@ -137,7 +144,7 @@ def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndar
 
 
 def best_first(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the positions of the k highest of scores of shape (N,), best first, equal ones in order."""
+    """Return the positions of the k highest scores, ties in order."""
     k = min(k, len(scores))
     if k < 1:
         return np.empty(0, dtype=np.int64)

@@ -111,7 +111,7 @@ def by_shares(halves: Ranked, words_share: float) -> Ranked:
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the position of each wanted number in `numbers`, which are in any order; and which are not there."""
+    """Find the position of each wanted number, and which are missing."""
     if not len(numbers):
         return np.zeros(len(wanted), np.int64), np.ones(len(wanted), bool)
     order = np.argsort(numbers)
@@ -122,7 +122,10 @@ def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nda
 def _in_question(
     from_meaning: np.ndarray, from_words: np.ndarray, unknown: np.ndarray, most: float, k: int | None
 ) -> np.ndarray:
-    """Return the rows to which words give something unknown, up to `most`, which may bring them among the k best."""
+    """Return the rows whose unknown BM25 score could make them k-best.
+
+    That score gives them `most` at the most.
+    """
     if k is None or k >= len(unknown):
         return np.flatnonzero(unknown)
     kth = np.partition(from_meaning + from_words, -k)[-k]
@@ -168,7 +171,7 @@ def _scaled_scores(
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
-    """Scale scores from `low` … the highest to 0 … 1; where none is above `low`, all become 0."""
+    """Scale scores from `low` … the highest to 0 … 1, or all to 0."""
     above = scores.max(initial=low) - low
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
 
@@ -193,7 +196,7 @@ def given_by_tokens(scores: np.ndarray, similarities: np.ndarray, tokens_share: 
 def order_by_tokens(
     numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray, tokens_share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the order of the first hits once tokens have added to their scores; ties go by number.
+    """Find the order of the first hits after tokens; ties go by number.
 
     Args:
         numbers: of the documents, of shape (m,).

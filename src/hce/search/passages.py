@@ -47,7 +47,7 @@ class PassageEngine:
     def build(
         cls, name: str, dim: int, passage_numbers: np.ndarray, documents: np.ndarray, vectors: np.ndarray
     ) -> PassageEngine:
-        """Build an engine, by its name, of these passages, of shapes (P,), (P,) and (P, n)."""
+        """Build an engine of passages, of shapes (P,), (P,) and (P, n)."""
         engine = new_engine(name, dim, numbers=passage_numbers, vectors=vectors)
         return cls(engine, passage_numbers, documents)
 
@@ -68,7 +68,9 @@ class PassageEngine:
             self.passage_numbers, self.documents = self.passage_numbers[~gone], self.documents[~gone]
 
     def merged_with(self, whole: Found, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Nearest:
-        """Merge passages into the documents that were found: find the k whose whole or passage is nearest, each once.
+        """Merge passages into the documents found: the k nearest, each once.
+
+        A document is as near as its own vector or its nearest passage.
 
         Args:
             whole: the k documents whose own vectors are nearest.
@@ -91,7 +93,7 @@ class PassageEngine:
         return nearest
 
     def _fill(self, nearest: Nearest, rows: np.ndarray, whole: Found, found: Found, k: int) -> None:
-        """Rank the documents of some queries by their own vectors and by the passages that were found."""
+        """Rank documents by their own vectors and by the passages found."""
         for row, numbers, scores in zip(rows.tolist(), found.numbers, found.scores, strict=True):
             there = numbers >= 0
             passage_numbers = np.concatenate([np.zeros(whole.numbers.shape[1], np.int64), numbers[there]])

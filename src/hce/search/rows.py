@@ -47,7 +47,7 @@ class Rows:
         return found
 
     def blocks(self, chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield some rows in order, or all, block by block: the place of each block's first row, and the block.
+        """Yield rows block by block, with the place of each block's first row.
 
         Args:
             chosen: which rows, rising; they are copied, where all rows are not.

@@ -35,6 +35,10 @@ class Shares(NamedTuple):
     companions: float = 0.0
 
 
+FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
+"""Shares that were best on average, for a hybrid search without calibration: the rival to beat."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """The shares that were chosen, and what they were chosen by.

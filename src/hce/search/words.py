@@ -110,7 +110,10 @@ class Words:
 
     @classmethod
     def _readable(cls, folder: Path, language: str) -> Words:
-        """Open a folder, or a private copy where that fails: tantivy writes a lock into what it reads."""
+        """Open a folder, or a private copy of it if that fails.
+
+        tantivy writes a lock into what it reads.
+        """
         try:
             return cls(folder, language)
         except (ValueError, OSError):
@@ -127,7 +130,7 @@ class Words:
         return self._texts
 
     def add(self, texts: Iterable[tuple[int, str]], passages: Iterable[PassageText] = ()) -> int:
-        """Add texts, each under a new number, and passages of them; return how many texts were added."""
+        """Add texts under new numbers, and their passages; return how many."""
         count = 0
         with self._changing() as writer:
             for number, text in texts:
@@ -143,7 +146,9 @@ class Words:
             writer.delete_documents_by_query(self._numbered(numbers))
 
     def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> FoundByWords:
-        """Return the k documents with the highest scores that share a word with the query, ties in order of number.
+        """Return the k best documents that share a word with the query.
+
+        Ties are in order of number.
 
         Args:
             query: a text.
@@ -166,7 +171,7 @@ class Words:
         return NOTHING
 
     def among(self, query: str, numbers: np.ndarray) -> FoundByWords:
-        """Score some documents: return the ones that share a word with the query, best first."""
+        """Score some documents; return those that share a word, best first."""
         tantivy_query = self._tantivy_query(query)
         if tantivy_query is None or not len(numbers):
             return NOTHING
@@ -177,7 +182,9 @@ class Words:
     def matched(
         self, query: str, numbers: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})
     ) -> list[tuple[str, ...]]:
-        """Return for each document the words of the query that it has in any form, as the query spells them.
+        """Return for each document the query's words that it has, in any form.
+
+        They are spelled as in the query.
 
         For long documents tantivy is asked for each word: reading many long texts took seconds. Short documents are
         read, which is faster. Only the first `MOST_TOLD` words of a query are looked for.
@@ -203,7 +210,7 @@ class Words:
         return [tuple(found[number]) for number in numbers]
 
     def rarity(self, query: str) -> dict[str, float]:
-        """Return how much each word of a query counts, by how few texts have it: BM25's idf of its rarest term.
+        """Return how rare each word of a query is: BM25's idf of its rarest term.
 
         The words are those that `matched` looks for, as the query spells them.
         """
@@ -229,7 +236,10 @@ class Words:
             return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
 
     def _tantivy_query(self, query: str) -> Any:
-        """Build tantivy's query for any of a query's words; a repeated word counts as often as it occurs."""
+        """Build tantivy's query for any of the words.
+
+        A repeated word counts as often as it occurs.
+        """
         schema = self._index.schema
         each = [
             (tantivy.Occur.Should, tantivy.Query.term_query(schema, BODY, term, index_option="freq"))
@@ -266,7 +276,7 @@ class Words:
 
     @contextmanager
     def _changing(self) -> Iterator[Any]:
-        """Yield a writer on a private copy, and commit afterwards, so that searches see what was written.
+        """Yield a writer on a private copy, and commit afterwards.
 
         Raises:
             FormatError: the snapshot to copy has been replaced by another process.
@@ -290,7 +300,7 @@ class Words:
 
 @contextmanager
 def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turn some errors, and tantivy's panics, which no one else would catch, into one sentence.
+    """Turn some errors and tantivy's panics into one sentence.
 
     Raises:
         FormatError: one of these was raised.
@@ -304,7 +314,7 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def _distinct_words(query: str) -> list[str]:
-    """Return the distinct words of a query, as it spells them; of a long query, the first `MOST_TOLD`."""
+    """Return the distinct words of a query, `MOST_TOLD` at most."""
     return list(islice(dict.fromkeys(ANY_WORD.findall(query)), MOST_TOLD))
 
 

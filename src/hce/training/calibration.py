@@ -18,8 +18,7 @@ import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tokens import TextTokens, TokenSpace
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher
+from hce.encoding.reranker import TokenSpace
 from hce.search.fusion import CANDIDATE_COUNT, TOKENS_FIRST, Ranked, by_shares, order_by_tokens, search_both
 from hce.search.shares import Calibration, Shares
 from hce.search.words import Words
@@ -54,8 +53,10 @@ def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
     first = encoder.parts[0]
     if first.is_table:
         return Shares(words=0.5, tokens=0.0, companions=0.2 if companions else 0.0)
-    tokens = 0.4 if first.averages_states else 0.1
-    return Shares(words=0.35, tokens=tokens if first.has_states else 0.0, companions=0.3 if companions else 0.0)
+    tokens = 0.0
+    if first.has_states:
+        tokens = 0.4 if any("mean" in str(getattr(module, "pooling_mode", "")) for module in first.model) else 0.1
+    return Shares(words=0.35, tokens=tokens, companions=0.3 if companions else 0.0)
 
 
 def calibrate(
@@ -138,25 +139,6 @@ def calibrate_unlabeled(
     parts = encoded_parts(questions, corpus, [encoder], vectors[questions.pool], tokens)
     similarities = tokens.similarities if tokens else None
     return calibrate(questions, corpus, lambda share: parts[0], usual, language=language, similarities=similarities)
-
-
-def as_served(dense: DenseSearcher, corpus: Corpus, calibration: Calibration | None = None) -> HybridSearcher:
-    """Return a searcher that ranks as an index of these documents does.
-
-    Args:
-        dense: an encoder and the documents' vectors.
-        corpus: the documents.
-        calibration: what training chose; by default it is done here.
-    """
-    tokens = TextTokens.read(dense.encoder, corpus)
-    if calibration is None:
-        known = dict(zip(corpus.texts(), tokens.codes, strict=True)) if tokens else {}
-        calibration = calibrate_unlabeled(
-            *(corpus, dense.encoder, dense.vectors, "english"),
-            space=tokens.space if tokens else None,
-            known=lambda texts: {text: known[text] for text in texts if text in known},
-        )
-    return HybridSearcher.of(dense, corpus, calibration.shares, tokens)
 
 
 class _Evidence:

@@ -117,7 +117,10 @@ class DevSet:
         return self.ndcg_of(self.encode(encoder, vectors))
 
     def encode(self, encoder: Encoder, vectors: np.ndarray | None = None, *, zeros: bool = False) -> DevVectors:
-        """Encode the pool and the queries; the arguments are those of `ndcg` and of `Encoder.encode`."""
+        """Encode the pool and the queries.
+
+        The arguments are those of `ndcg` and of `Encoder.encode`.
+        """
         if vectors is None:
             texts = [self.corpus[position].full_text for position in self.pool.tolist()]
             pool_vectors = encoder.encode(texts, zeros=zeros)
@@ -130,7 +133,7 @@ class DevSet:
         return DevVectors(pool_vectors, query_vectors, variant_vectors)
 
     def ndcg_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
-        """Measure NDCG@10 for each query of each kind, of shape (queries,), by vectors that `encode` gave."""
+        """Measure NDCG@10 of each query of each kind by vectors of `encode`."""
         kinds = zip(self.panel, encoded.query_vectors, encoded.variant_vectors, strict=True)
         return {
             each.kind: _ndcg(encoded.pool_vectors, each, query_vectors, variant_vectors)
@@ -144,12 +147,12 @@ def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
-    """Return the mean over kinds of the mean over the queries of each: what is chosen by."""
+    """Return the mean over kinds of each kind's mean: what decides."""
     return mean_over_kinds(means(ndcg))
 
 
 def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
-    """Ask labelled queries of a pool of their answers and a random part of the rest of the corpus.
+    """Ask labeled queries of a pool: their answers and random others.
 
     Raises:
         InputError: no query has an answer in the corpus.
@@ -165,13 +168,13 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
         raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
     pool = with_random_others(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
     labelled = DevQueries(LABELLED, texts, [np.searchsorted(pool, right) for right in answers])
-    return DevSet(f"NDCG@10 on {len(texts)} held-out labelled queries", corpus, pool, (labelled,))
+    return DevSet(f"NDCG@10 on {len(texts)} held-out labeled queries", corpus, pool, (labelled,))
 
 
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries of some documents, in several ways; documents with a double are passed over.
+    """Make queries of documents in several ways; skip duplicates.
 
     Args:
         corpus: the documents.
@@ -188,7 +191,7 @@ def pseudo_devset(
     if not len(measured):
         raise InputError(
             f"{corpus.name}: each document held out to measure by has the text of another one; "
-            "remove doubles, or give labelled dev queries"
+            "remove doubles, or give labeled dev queries"
         )
     pool = with_random_others(len(corpus), measured, pool_size, seed)
     rng = np.random.default_rng([seed, 1])
@@ -208,7 +211,7 @@ def pseudo_devset(
             texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
             panel.append(DevQueries(kind, texts, [answer for answer, _ in made], variants))
     if not panel:
-        raise InputError("the documents are too short to make held-out queries of; give labelled dev queries")
+        raise InputError("the documents are too short to make held-out queries of; give labeled dev queries")
     names = ", ".join(each.kind for each in panel)
     which = "held-out documents" if are_held_out else "documents that are not held out"
     metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} {which} ({names})"
@@ -225,7 +228,7 @@ def _ndcg(
 
 
 def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]) -> np.ndarray:
-    """Return NDCG@10 of each query, given which documents were found, best first, and which answer it."""
+    """Return NDCG@10 of each query from its ranking and its answers."""
     discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
     gains = [
         np.isin(row[:CUTOFF], right) @ discount[: len(row)] / discount[: len(right)].sum()
@@ -246,7 +249,10 @@ def _ndcg_of_variants(
 
 
 def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
-    """Draw random others to go with the wanted documents, `size` in all (or all the wanted ones), in order; 0: all."""
+    """Return the wanted documents and random others, `size` in all, in order.
+
+    0 means all documents; there are never fewer than the wanted ones.
+    """
     others = np.setdiff1d(np.arange(document_count), wanted)
     extra = min(len(others), max(0, (size or document_count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
@@ -257,6 +263,6 @@ def _title(document: Document) -> Span | None:
 
 
 def first_sentence_of(document: Document) -> Span | None:
-    """Cut the first sentence out of a document's text; None if it is short, or nothing is left."""
+    """Cut the first sentence out of a text; None if too little is left."""
     sentence, *rest = SENTENCE_END.split(document.text.strip(), maxsplit=1)
     return Span(sentence, rest[0]) if rest and len(sentence.split()) >= 3 else None

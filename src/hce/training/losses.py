@@ -42,7 +42,10 @@ def precise(x: Tensor) -> Tensor:
 
 
 def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-    """Return S(q, d) = q·d / τ: (B, n) with shared candidates (G, n) → (B, G), or each row's own (B, S, n) → (B, S)."""
+    """Return S(q, d) = q·d / τ.
+
+    Queries (B, n) with shared candidates (G, n) give (B, G); with each row's own (B, S, n), (B, S).
+    """
     if not temperature > 0:
         raise InputError(f"temperature has to be above 0, not {temperature}.")
     # Autocast would do this product in bfloat16 although both sides are float32.
@@ -55,7 +58,7 @@ def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor
 
 
 def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """Compute L_C (Eq. 1): −log softmax of the positive among {positive} ∪ negatives, per query.
+    """Compute L_C (Eq. 1): −log softmax of the positive, per query.
 
     Takes scores, already divided by the temperature. A query without an allowed negative has loss 0 and gradient 0.
 
@@ -86,7 +89,7 @@ def bidirectional(
     forbidden_queries: Tensor | None = None,
     forbidden_sampled: Tensor | None = None,
 ) -> Tensor:
-    """Compute L_C^↔ (App. A): query → documents plus document → queries, averaged over the batch.
+    """Compute L_C^↔ (App. A), both ways, averaged over the batch.
 
     Query → documents contrasts with all documents of the batch and with the query's own sampled negatives;
     document → queries contrasts with all queries of the batch and never with samples. The two are added, not averaged,
@@ -145,7 +148,7 @@ def bidirectional(
 
 
 def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Tensor:
-    """Mark the column of each row's own partner besides those of `forbidden`, both of shape (B, G).
+    """Mark each row's own partner too in `forbidden`, of shape (B, G).
 
     `contrastive` takes the partner's score by itself, so that among the negatives it would count twice.
     """
@@ -215,7 +218,9 @@ def level_loss(
     documents: Tensor | None = None,
     route: Route | None = None,
 ) -> LevelLoss:
-    """Compute L_H^(t) (Eq. 5): the node above the query's document against the other children of its parent.
+    """Compute L_H^(t) (Eq. 5): the right node against its siblings.
+
+    The right node is the one above the query's document.
 
     Centroids are parameters that the optimizer moves off the sphere (the paper does not say what it does about that):
     they are normalized here, where they are used. An only child has loss 0. A query counts as accurate if its node
@@ -278,7 +283,10 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def _cheaper_route(batch_size: int, nodes: int, dim: int, width: int) -> Route:
-    """Go by time, unless the gathered siblings (B, width, n) would be both huge and larger than the scores (B, K)."""
+    """Choose the cheaper route: score all nodes, or gather the siblings.
+
+    It goes by time, unless the gathered siblings (B, width, n) would be both huge and larger than the scores (B, K).
+    """
     gathered = batch_size * width * dim
     if gathered > _GATHER_LIMIT and gathered > batch_size * nodes:
         return "full"
@@ -301,12 +309,15 @@ class _Family(NamedTuple):
     strangers: Tensor
 
     def scores(self, vectors: Tensor, temperature: float) -> Tensor:
-        """Score with normalized centroids; divides scores, not centroids, which saves a copy."""
+        """Score with normalized centroids, dividing scores to save a copy."""
         lengths = precise(self.centroids).norm(dim=-1).clamp_min(1e-12)
         return scores_of(vectors, self.centroids, temperature) / lengths  # (B, W)
 
     def of_own(self, scores: Tensor) -> Tensor:
-        """Select each row's score of its own node; a sum of products would let padding into the gradient."""
+        """Select each row's score of its own node.
+
+        A sum of products would let padding into the gradient.
+        """
         return scores.gather(1, self.is_own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
 
 
@@ -416,7 +427,7 @@ def hce_loss(
     pairing: InBatch | None = None,
     teacher: TeacherScores | None = None,
 ) -> HCESummands:
-    """Compute L_HCE (Eq. 6): the level losses for t = 1 … M plus the bidirectional losses for t = M + 1 … L.
+    """Compute L_HCE (Eq. 6): level losses 1 … M, bidirectional M + 1 … L.
 
     M is the number of `levels`, L − M the number of entries in `sampled`. The paper's samples for t are drawn under
     path[:t], which at t = L is the document itself; we take them to be drawn under its parent, path[:t−1].

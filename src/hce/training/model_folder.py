@@ -1,8 +1,8 @@
-"""A trained model on disk: an ordinary sentence-transformers directory, and beside the model what is known of it.
+"""A trained model on disk: a sentence-transformers directory with files on its training.
 
-`hce.json` (what was trained on what, and what it brought), `history.jsonl` (an entry an epoch), `dev.jsonl` (each
-held-out query before and after), `hierarchy/` (the tree), `README.md` (the model card). An index keeps the first two of
-the model that it was made with. Nothing else reads or writes hce.json.
+`hce.json` (what was trained on what, and the gains), `history.jsonl` (an entry an epoch), `dev.jsonl` (each held-out
+query before and after), `hierarchy/` (the tree), `README.md` (the model card). An index keeps the first two files of
+its model. Nothing else reads or writes hce.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hce.tree.hierarchy import Hierarchy
 if TYPE_CHECKING:
     from hce.training.co_training import TrainResult
 
-MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; a JSON file has None in their place
+MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; written as null
 
 
 def mean_over_kinds(dev: Mapping[str, float]) -> float:
@@ -45,10 +45,10 @@ class Epoch:
         epoch: its number.
         dev: the dev measure by kind of query.
         loss: mean loss by name: level_1 … level_M, document (of the labeled pairs in joint training), neighbours.
-        accuracy: the share of queries that would go down the right way, at each level from the top.
+        accuracy: the share of queries whose best node is right, at each level from the top.
         reclustered: whether the tree was grown again afterwards.
         churn: the share of documents that this moved to another leaf.
-        seconds: how long it took, measuring included.
+        seconds: with measuring.
     """
 
     epoch: int
@@ -61,7 +61,7 @@ class Epoch:
 
     @property
     def metric(self) -> float:
-        """The one number that decides: the mean over kinds."""
+        """The mean of the dev measure over kinds, which decides."""
         return mean_over_kinds(self.dev)
 
     def __str__(self) -> str:
@@ -139,8 +139,8 @@ class CorpusFacts(NamedTuple):
         name: of the corpus, for messages.
         documents: how many were trained on.
         fingerprint: of these documents.
-        source: what `Corpus.load` was given; None where the documents came from memory.
-        reading: how it read that, as fields of `Reading`; None for the usual way.
+        source: what `Corpus.load` was given; None for documents from memory.
+        reading: fields of `Reading` that are not as by default, if any.
     """
 
     name: str
@@ -159,19 +159,18 @@ class ModelFacts:
         hce: the version that wrote it.
         encoder: the name of the encoder that training started from.
         static: whether that is a token table.
-        fingerprint: of the encoder that came out.
-        corpus: name, number of documents and fingerprint of what it was trained on.
+        fingerprint: of the trained encoder.
+        corpus: see `CorpusFacts`.
         recipe: the settings.
-        metric: what the dev measure is, in words.
-        before: the dev measure by kind of query, of the encoder that was given.
-        after: the same, of the encoder that came out.
-        mix: how much of the trained weights is in it; 0 means that training did not help.
+        metric: the name of the dev measure.
+        before: the dev measure by kind of query, of the given encoder.
+        after: the same, of the trained encoder.
+        mix: the share of the trained weights; 0 means that training did not help.
         held_out: ids of the documents that were kept for measuring.
         shares: how much the encoder and each of its companions count in a score.
         words_share: of BM25 in a hybrid score, as 0.2.0 chose it by labeled queries.
         calibration: how much words, tokens and companions count in a search; see `hce.training.calibration`.
-        stages: the dev measure by kind after each thing that changed the encoder, in this order: fitting, training,
-            companions; the first versions did not tell.
+        stages: the dev measure by kind after each stage that changed the encoder: fitting, training, companions.
         label_files: where labeled and generated queries came from, as `hce train --labels` names them.
     """
 
@@ -209,13 +208,7 @@ class ModelFacts:
         if not is_file(path):
             raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
         try:
-            facts = {
-                "held_out": [],
-                "shares": [1.0],
-                "words_share": None,
-                "stages": {},
-                **read_json(path),
-            }  # the first versions did not write these
+            facts = read_json(path)
             if not (isinstance(facts.get("format"), int) and facts["format"] > FORMAT):
                 return cls._checked(facts)
         except FormatError as error:
@@ -238,11 +231,7 @@ class ModelFacts:
 
     @classmethod
     def find(cls, folder: str | Path) -> ModelFacts | None:
-        """Read the facts of a model's folder; None where nothing of hce is there.
-
-        Raises:
-            FormatError: it is damaged, or a newer version wrote it.
-        """
+        """Read the facts of a model's folder; None if hce did not write it."""
         return cls.read(folder) if is_file(Path(folder) / FACTS) else None
 
 
@@ -275,11 +264,7 @@ class ModelFolder:
 
     @classmethod
     def read(cls, path: str | Path) -> ModelFolder:
-        """Read what `save_model` wrote beside the model.
-
-        Raises:
-            FormatError: nothing of hce is there, it is damaged, or a newer version wrote it.
-        """
+        """Read what `save_model` wrote; errors are those of `ModelFacts.read`."""
         path = Path(path)
         facts = ModelFacts.read(path)
         history, queries = _read_lines(path / HISTORY, Epoch), _read_lines(path / QUERIES, DevQuery)
@@ -380,7 +365,7 @@ def model_card(name: str, facts: ModelFacts) -> str:
 
 
 def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]], after: Mapping[str, float]) -> str:
-    """Tell in a line what each stage brought, by the mean of the dev measure.
+    """Return the gain of each stage in a line, by the mean of the dev measure.
 
     >>> gains({"title": 0.1}, {"fitting": {"title": 0.2}, "training": {"title": 0.3}}, {"title": 0.3})
     'fitting 0.1000 → 0.2000, training → 0.3000'

@@ -78,7 +78,7 @@ class WordTeacher:
         self.mean_length = max(1.0, float(self.documents.lengths.mean()))
 
     def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
-        """Score the documents of a batch and candidates beside them by the batch's queries.
+        """Score a batch's documents and candidates by the batch's queries.
 
         The words of a query that was cut out of its document do not count there.
 
@@ -98,7 +98,9 @@ class WordTeacher:
         return np.concatenate([own_scores[:, None], other_scores.reshape(candidates.shape)], axis=1)
 
     def _bm25(self, queries: WordCounts, rows: np.ndarray, positions: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        """Score documents by queries, pair by pair; where `cut` is 1, as if the document had not the query's words.
+        """Score documents by queries, pair by pair.
+
+        With `cut` 1, the document is scored as if it lacked the query's words.
 
         Args:
             queries: the words of the queries.
@@ -134,7 +136,7 @@ class WordTeacher:
 def teacher_scores_of(
     teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
 ) -> TeacherScores:
-    """Return the neighbors of a batch's documents with what the teacher thinks of them.
+    """Return the neighbors of a batch's documents and the teacher's scores.
 
     Args:
         teacher: knows the words.
@@ -191,7 +193,7 @@ class Negatives:
     recipe: Recipe
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw positions of shape (B, S), or what `choose` makes them of, before anything is encoded.
+        """Draw positions (B, S), or candidates for `choose`, before encoding.
 
         It is drawn for the whole batch, by every process alike; each chooses for its own rows.
         """
@@ -202,7 +204,7 @@ class Negatives:
         return []
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
-        """Choose with the vectors at hand, of the queries, of shape (B, n), and of `texts`."""
+        """Choose by the vectors of the queries (B, n) and of `texts`."""
         vectors = np.asarray(self.vectors[drawn])  # (B, S, n), no gradient
         return Chosen(drawn, torch.from_numpy(vectors).to(queries.device))
 
@@ -211,7 +213,9 @@ class SiblingNegatives(Negatives):
     """Documents under the same node, by the vectors that clustering computed: they cost next to nothing."""
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw documents that share a node with each query's document, for each document loss; none without a tree.
+        """Draw documents that share a node with each query's document.
+
+        One set for each document loss; none without a tree.
 
         The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 that the document is
         under: documents of the same leaf for the last one, of wider nodes for those above. The columns are those of
@@ -253,15 +257,18 @@ class MinedNegatives(Negatives):
         return max(MINED_FROM, self.count)
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to look for near each query; right and held-out ones among them are of no use."""
+        """Return how many documents to look for near each query.
+
+        Right and held-out ones among them are not used.
+        """
         return min(self.pool_size + batch.known.shape[1] + len(self.held_out), len(self.vectors))
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
-        """Return the documents nearest to each query, of shape (B, count), −1 for none; here from among all."""
+        """Return the nearest documents to each query, (B, count), −1 for none."""
         return nearest(queries, self.vectors, count)[0]
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw a number for each document that will be found, of shape (B, found): those of the lowest are chosen."""
+        """Draw a number for each document found, (B, found); the lowest win."""
         rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
         return rng.random((len(batch.positions), self.looked_for(batch)))
 
@@ -282,11 +289,14 @@ class NearNegatives(MinedNegatives):
     beam = 4  # leaves that are looked into
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to look for under the leaves, where held-out ones are few."""
+        """Return how many documents to look for under the leaves.
+
+        Few of them are held out.
+        """
         return self.pool_size + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
-        """Return the nearest documents under the leaves that a walk with a narrow beam ends at."""
+        """Return the nearest documents under the leaves of a narrow beam."""
         leaves = self.tree.walk(queries, self.beam)[-1]
         return self.tree.closest_children(self.tree.depth - 1, leaves, queries, count, self.vectors)
 
@@ -301,7 +311,9 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 
 
 def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negatives]:
-    """Return the recipe's way of choosing negatives; by default it goes by whether queries are labeled or generated.
+    """Return the recipe's way of choosing negatives.
+
+    The default depends on whether queries are labeled or generated.
 
     Such queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without
     labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.

@@ -56,7 +56,7 @@ class Sources:
 
     def __post_init__(self) -> None:
         if self.supervised is None and self.unsupervised is None:
-            raise InputError("there is nothing to train on: no labelled pairs and no pseudo-queries")
+            raise InputError("there is nothing to train on: no labeled pairs and no pseudo-queries")
         fewest = min(len(source) for source in (self.supervised, self.unsupervised) if source is not None)
         if fewest < process_count():
             raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
@@ -111,7 +111,7 @@ def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
-            f"{len(query_ids)} labelled queries are too few to hold some out to measure by; "
+            f"{len(query_ids)} labeled queries are too few to hold some out to measure by; "
             "give dev queries of their own"
         )
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(query_ids) // 10))

@@ -60,10 +60,9 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
 
 
 def uploads_of(folder: Path) -> dict[str, Path | bytes]:
-    """Return what of a model's folder goes to a hub: file or content by name.
+    """Return the files or contents to upload, by name: what `checksums.json` lists, and the model card.
 
-    These are the files that `checksums.json` lists and the model card. The held-out queries stay here, since they are
-    texts of the corpus; of folders that the facts name, the last name is left.
+    Held-out queries stay here, since they are texts of the corpus. Folders are cut to their last name.
 
     Raises:
         FormatError: hce wrote no model there, or it is damaged.
@@ -84,9 +83,8 @@ def uploads_of(folder: Path) -> dict[str, Path | bytes]:
 def _places_in(facts: ModelFacts) -> list[str]:
     """Return the files and folders of this machine that the facts name, longest first."""
     named = [facts.corpus.get("source"), facts.base_encoder, *facts.label_files.values()]
-    return sorted(
-        {each for each in named if each and Path(each).name != each and _is_here(each)}, key=len, reverse=True
-    )
+    places = {each for each in named if each and Path(each).name != each and _is_here(each)}
+    return sorted(places, key=len, reverse=True)
 
 
 def _is_here(name: str) -> bool:

@@ -18,8 +18,8 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.text import Span, cut_span
 from hce.encoding.encoder import Encoder
+from hce.encoding.reranker import QueryTokens, TokenSpace
 from hce.encoding.tables import joined_rows
-from hce.encoding.tokens import QueryTokens, TokenSpace
 from hce.search.shares import Kind
 from hce.training.heldout import DevSet, first_sentence_of, with_random_others
 

@@ -259,7 +259,7 @@ def _supervision(recipe: Recipe, labels: Labels | None) -> Supervision:
     if recipe.mode == "auto":
         return "unsupervised" if labels is None else "joint"
     if recipe.mode != "unsupervised" and labels is None:
-        raise InputError(f"mode {recipe.mode!r} needs labelled pairs; give some, or train unsupervised")
+        raise InputError(f"mode {recipe.mode!r} needs labeled pairs; give some, or train unsupervised")
     return recipe.mode
 
 
@@ -292,7 +292,7 @@ def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
     if np.median([len(WORD_OR_MARK.findall(corpus[position].full_text)) for position in some]) < SHORT_DOCUMENT:
         logger.warning(
             "half of the documents have fewer than %d words and marks: spans of them say little, "
-            "and labelled or generated queries would help more",
+            "and labeled or generated queries would help more",
             SHORT_DOCUMENT,
         )
 

@@ -15,6 +15,10 @@ from hce.errors import InputError
 if TYPE_CHECKING:
     from hce.tree.kmeans import KMeansResult
 
+LARGEST = 2.0  # times the mean number of documents: what a node above the leaves may have
+ROUNDS = 10  # of evening out a level
+SHORTEST = 1e-6  # sum of vectors that has a direction
+
 
 class Cluster(Protocol):
     """Spherical k-means with the settings of a whole tree."""
@@ -81,16 +85,74 @@ def level_sizes(count: int, branching: int) -> list[int]:
     return sizes[::-1]
 
 
-def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster) -> Grown:
-    """Alg. 1: cluster the documents, then the centroids, and so on until one root is left."""
-    parents, centroids = [], []
+def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster, *, even: bool = True) -> Grown:
+    """Alg. 1: cluster the documents, then the centroids, and so on until one root is left.
+
+    k-means counts a centroid once, however many documents it stands for. So above the leaves one cluster may take most
+    of the corpus, unless the level is made `even`.
+    """
+    parents: list[np.ndarray] = []
+    centroids: list[np.ndarray] = []
     nodes = vectors
+    sizes: np.ndarray = np.ones(len(vectors))
     for step, size in enumerate(reversed(level_sizes(len(vectors), branching))):
         result = cluster(nodes, size, seed=seed + step)
-        parents.append(result.assignment)
-        centroids.append(result.centroids)
-        nodes = result.centroids
+        level = result.assignment, result.centroids
+        parent, nodes = evened(nodes, sizes, *level) if even and step else level
+        parents.append(parent)
+        centroids.append(nodes)
+        sizes = np.bincount(parent, sizes, minlength=size)
     return _from_the_top(parents, centroids, len(vectors))
+
+
+def evened(
+    nodes: np.ndarray, sizes: np.ndarray, parent: np.ndarray, centroids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Move nodes until no cluster has more than `LARGEST` times the mean number of documents, where that can be done.
+
+    Args:
+        nodes: unit rows of shape (nodes, n), float32.
+        sizes: the number of documents of each node.
+        parent: the cluster of each node.
+        centroids: of the clusters, unit rows of shape (clusters, n), float32.
+
+    Returns:
+        Each node's cluster, and the centroids.
+    """
+    most = LARGEST * sizes.sum() / len(centroids)
+    for _ in range(ROUNDS):
+        if np.bincount(parent, sizes).max() <= most:
+            break
+        parent = _with_room(nodes @ centroids.T, sizes, parent, most)
+        centroids = _means(nodes, parent, centroids)
+        nearest = (nodes @ centroids.T).argmax(axis=1)
+        if len(np.unique(nearest)) == len(centroids) and np.bincount(nearest, sizes).max() <= most:
+            return nearest, _means(nodes, nearest, centroids)
+    return parent, centroids
+
+
+def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most: float) -> np.ndarray:
+    """Let clusters of more than `most` documents give away the nodes that lose least, to the nearest with room."""
+    parent = parent.copy()
+    load = np.bincount(parent, sizes, minlength=cosines.shape[1])
+    for full in np.flatnonzero(load > most):
+        own = np.flatnonzero(parent == full)
+        others = np.where(np.arange(len(load)) == full, -np.inf, cosines[own])
+        for node in own[np.argsort(cosines[own, full] - others.max(axis=1), kind="stable")][: len(own) - 1]:
+            room = np.where(load + sizes[node] <= most, cosines[node], -np.inf)
+            to = room.argmax()
+            if load[full] > most and room[to] > -np.inf:
+                parent[node] = to
+                load[[full, to]] += -sizes[node], sizes[node]
+    return parent
+
+
+def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Return the unit mean of each cluster's nodes; opposite nodes have none, and their cluster keeps its centroid."""
+    sums = np.zeros(centroids.shape)
+    np.add.at(sums, parent, nodes)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.where(lengths > SHORTEST, sums / np.maximum(lengths, SHORTEST), centroids).astype(np.float32)
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:

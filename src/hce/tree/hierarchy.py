@@ -110,7 +110,7 @@ class Hierarchy:
             depth: L that "auto" aims at, the documents' level included; a given `branching` decides it by itself.
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
-            init: how k-means starts, see there.
+            init: how k-means starts, see there; with "random", the paper's, upper levels are not evened out.
             device: where inner products are computed; the CPU by default.
             progress: show a bar, of the vectors that rounds of k-means have gone through; None: within `bars_shown`.
 
@@ -134,7 +134,7 @@ class Hierarchy:
 
                 return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=tell)
 
-            levels, document_parent = agglomerative(vectors, b, seed, cluster)
+            levels, document_parent = agglomerative(vectors, b, seed, cluster, even=init == "points")
             advance(total)  # or rather fewer rounds than expected
         facts = {"branching": b, "method": "agglomerative", "seed": seed}
         return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
@@ -288,10 +288,9 @@ class Hierarchy:
         """Summarize sizes, balance and tightness of every inner level, from the top."""
         summaries = []
         for level, counts in enumerate(self.document_counts()[1:], start=1):
-            quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")
             share = counts[counts > 0] / len(self)
             balance = float(-(share * np.log(share)).sum() / np.log(len(counts)))
-            sizes = tuple(map(int, quantiles))
+            sizes = tuple(map(int, np.quantile(counts, [0, 0.25, 0.5, 0.75, 1], method="nearest")))
             summaries.append(LevelSummary(level, len(counts), sizes, balance, self.mean_cosines[level - 1]))  # type: ignore[arg-type]
         return summaries
 

@@ -36,6 +36,7 @@ _SCATTERED = 1024  # rows from all over a mapped file, of which the system may m
 
 T = TypeVar("T")
 R = TypeVar("R")
+Made = Callable[[np.ndarray], torch.Tensor]
 
 
 class Rows:
@@ -67,15 +68,9 @@ class Rows:
 
 
 class _SourceRows(Rows):
-    """Rows of an array too large to copy, made unit by `made` as they are read; `index` picks some of them."""
+    """Rows of an array too large to copy, made unit by `made` when they are read; `index` picks some of them."""
 
-    def __init__(
-        self,
-        source: np.ndarray,
-        device: torch.device,
-        made: Callable[[np.ndarray], torch.Tensor],
-        index: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, source: np.ndarray, device: torch.device, made: Made, index: np.ndarray | None = None) -> None:
         self._source, self._made, self._index = source, made, index
         self.device = device
         self.shape = (len(source) if index is None else len(index), source.shape[1])
@@ -94,7 +89,7 @@ class _SourceRows(Rows):
         return found
 
     def _read(self, picked: slice | np.ndarray) -> torch.Tensor:
-        """Return some rows, and have no page of a mapped file counted as memory for longer than that takes."""
+        """Return some rows, and give the pages of a mapped file back."""
         rows = self._made(self._source[picked]).to(self.device)
         give_back()
         return rows
@@ -124,7 +119,7 @@ def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
             unit_already = bool((np.abs(squares - 1) < 4 * TIE).all())
     if held is not None:
         return Rows(held)
-    return _SourceRows(source, device, _as_they_are if unit_already else _unit)
+    return _SourceRows(source, device, _unchanged if unit_already else _unit)
 
 
 def _unit(block: np.ndarray) -> torch.Tensor:
@@ -133,8 +128,8 @@ def _unit(block: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(scaled / np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None])
 
 
-def _as_they_are(block: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.require(block, requirements="W"))  # a copy of what cannot be written: torch warns of it
+def _unchanged(block: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(block, requirements="W"))  # torch warns of what cannot be written, so copy it
 
 
 def _check_rows(block: np.ndarray, start: int) -> None:
@@ -155,11 +150,10 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
 
 
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
-    """Run the task on every item, in any order, and return its results in the order of the items.
+    """Run the task on every item and return the results in order; processes that work together each run a share.
 
     On the CPU tasks run in threads that each compute single-threaded, elsewhere one by one. Many small products gain
-    more from this than from threads inside each (which wait for one another at every product, and crawl when other
-    programs want the cores). Of processes that work together each runs a share, and all get all results.
+    more from this than from threads inside each, which wait for one another at every product.
     """
     return share_out(lambda own: _run_here(task, own, device), items)
 
@@ -234,10 +228,8 @@ def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.T
 def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Assign each row to its nearest centroid: assignment (int64) and scores (float32), both of shape (N,).
 
-    The M step of the paper's Alg. 2.
-
-    Given the present assignment, a row moves only where another centroid is better by more than a tie, so that equal
-    centroids (duplicates split over several clusters) cannot trade rows for ever.
+    The M step of the paper's Alg. 2. Given the current assignment, a row moves only to a centroid that is better by
+    more than a tie, so that equal centroids (duplicates split over several clusters) cannot trade rows for ever.
     """
 
     def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
@@ -277,8 +269,7 @@ def _sums_of_runs(block: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
 def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
     """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of the paper's Alg. 2.
 
-    Members that cancel out leave no direction; such a cluster takes its first member's, which is as good as any
-    (every unit vector then scores 0 on average over the members).
+    Members that cancel out leave no direction; their cluster takes the first member's, which is as good as any.
     """
     norms = sums.norm(dim=1, keepdim=True)
     centroids = (sums / norms.clamp_min(1e-12)).float()
@@ -291,8 +282,8 @@ def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best
     """Give every empty cluster a member, in place; no row's score falls and every cluster stays a nearest centroid.
 
     An empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row that is
-    nearer to it than to its own centroid joins. That may empty another cluster, so it repeats; each repeat raises the
-    total score, or (where rows equal their centroid already) splits duplicates and empties nothing, so it ends.
+    nearer to it than to its own centroid joins. That may empty another cluster, so it repeats. Each repeat raises the
+    total score, or splits duplicates and empties nothing, so it ends.
     """
     k = len(centroids)
     sizes = np.bincount(assignment, minlength=k)

@@ -1,10 +1,9 @@
 """A map of a tree: a place in the plane for each node and document, such that a node's documents share a region.
 
 The nodes of one level are the map's sites. t-SNE spreads them by the cosines of their centroids, with nodes of other
-branches put further off, and each site owns the part of the plane that is closest to it (its Voronoi cell). The region
-of a node above is the union of the cells below that node, so that regions nest as the tree does. A document stays in
-the cell of its site; within it, the document is pulled to its nearest neighbors in its own leaf and the leaves around,
-and pushed away from all others (the forces of UMAP). What comes later is put beside its nearest neighbors.
+branches further off. Each site owns the part of the plane that is closest to it (its Voronoi cell), and a node above
+owns the cells below it. A document stays in the cell of its site. There it is pulled to its nearest neighbors in its
+own leaf and the leaves around, and pushed away from others (the forces of UMAP). A later document joins its neighbors.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEED = 0  # same tree, same map
 BESIDE = 3  # neighbors that what comes later is put beside
 
 Tell = Callable[[float], None]
-"""Told which share of the work is done; what it raises ends the work."""
+"""Called with the share of the work that is done; an error that it raises ends the work."""
 
 
 class Cells(NamedTuple):
@@ -108,37 +107,29 @@ def place_documents(
     vectors: np.ndarray,
     tell: Tell = lambda share: None,
 ) -> np.ndarray:
-    """Return a place for each document, each in the cell of its site.
+    """Return a place for each document in the cell of its site, of shape (N, 2), float32.
 
     Args:
         tree: the tree.
         sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
         documents: positions in the tree, of shape (N,).
         vectors: of these documents, of shape (N, n).
-        tell: told which share is done.
-
-    Returns:
-        Places of shape (N, 2), float32.
+        tell: called with the share that is done.
     """
-    site = tree.nodes_at(site_level(tree))[documents]
-    order = np.argsort(site, kind="stable")  # those of a cell side by side
     placed = np.empty((len(documents), 2), np.float32)
-    placed[order] = _place_in_order(tree, sites, documents[order], vectors[order], np.random.default_rng(SEED), tell)
+    if not len(documents):
+        return placed
+    site = tree.nodes_at(site_level(tree))[documents]
+    order = np.argsort(site, kind="stable")  # documents of a cell are neighbors in the arrays
+    placed[order] = _place_in_order(tree, sites, site[order], documents[order], vectors[order], tell)
     return placed
 
 
 def _place_in_order(
-    tree: Hierarchy,
-    sites: np.ndarray,
-    documents: np.ndarray,
-    vectors: np.ndarray,
-    generator: np.random.Generator,
-    tell: Tell,
+    tree: Hierarchy, sites: np.ndarray, site: np.ndarray, documents: np.ndarray, vectors: np.ndarray, tell: Tell
 ) -> np.ndarray:
-    """Do as `place_documents` does for documents in order of their sites."""
-    if not len(documents):
-        return np.empty((0, 2), np.float32)
-    site = tree.nodes_at(site_level(tree))[documents]
+    """Place documents, which are in order of their sites."""
+    generator = np.random.default_rng(SEED)
     pairs = _neighbor_pairs(tree, documents, vectors, lambda share: tell(0.3 * share))
     borders = _Borders.of(sites, cells(sites).neighbors)
     scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # of two documents
@@ -153,7 +144,7 @@ def _place_in_order(
 
 
 def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return places for vectors of shape (B, n) beside their nearest among those there, of shape (m, n) with places."""
+    """Return places for vectors of shape (B, n) next to their nearest of those there, of shape (m, n) with places."""
     cosines = vectors @ there.T
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :BESIDE]
     weights = np.exp(10 * np.take_along_axis(cosines, nearest, axis=1))
@@ -181,7 +172,7 @@ def _within_unit_square(sites: np.ndarray) -> np.ndarray:
 
 
 def _spread(places: np.ndarray) -> np.ndarray:
-    """Fill a disc evenly, as the places are to one another: each moves to the middle of its cell, again and again."""
+    """Fill a disc evenly and keep neighbors: each place moves to the middle of its cell, again and again."""
     places = places - places.mean(axis=0)
     reach = 1.08 * np.linalg.norm(places, axis=1).max()
     turn = 2 * np.pi * np.arange(RIM) / RIM
@@ -202,7 +193,7 @@ def _middle(corners: np.ndarray) -> np.ndarray:
 
 
 def _sea(sites: np.ndarray) -> np.ndarray:
-    """Return points in a grid of triangles wherever no site is near, and around all of them, of shape (points, 2)."""
+    """Return a grid of triangles without the points near sites, of shape (points, 2)."""
     nearest = cKDTree(sites).query(sites, k=2)[0][:, 1] if len(sites) > 1 else np.array([0.5])
     step = max(float(np.median(nearest)), 0.004 * max(np.ptp(sites, axis=0).max(), 1e-9))
     low, high = sites.min(axis=0) - 5 * step, sites.max(axis=0) + 5 * step

@@ -1,12 +1,11 @@
 """Names for a tree's nodes, and the tree as an outline and as JSON.
 
-A name is the few words that many of a node's documents have, and few of its siblings'.
-A word counts by the documents that have it, not by how often it occurs, so one long text or a product's own page names
-no node. Its weight in a node is s·r^1.5: s is the share of the node's documents with the word, and r the mean of
-log(s / share in the parent) and log(s / share in all), at most log 8. The bound keeps words of a single document out;
-the exponent keeps out words that most nodes have ("patients", "contains"). By eye on five collections it names better
-than class-based TF-IDF by occurrences, p(w|c)·log p(w|c)/p(w), which was here before (docs/LOG.md, "Names of nodes").
-Words of the ancestors' names are left to the ancestors, so that going down the tree says something new at each step.
+A name is a few words that many of a node's documents have, and few of its siblings'. A word counts by the documents
+that have it, so one long text names no node. Its weight in a node is s·r^1.5: s is the share of the node's documents
+with the word, and r the mean of log(s / share in the parent) and log(s / share in all), at most log 8. The bound keeps
+words of a single document out; the exponent keeps out words that most nodes have ("patients", "contains"). By eye on
+five collections it names better than class-based TF-IDF (docs/LOG.md, "Names of nodes"). A node does not repeat the
+words of its ancestors.
 """
 
 from __future__ import annotations
@@ -59,12 +58,9 @@ def name_nodes(
             of_level = _Group.of(having, hierarchy.nodes_at(level), len(nodes))
             weights = _weights(of_level, above, hierarchy.levels[level - 1].parent, all_documents)
             ancestors = hierarchy.ancestors(level, nodes)[:, 1:-1]
-            names.append(
-                [
-                    _best(weights[node], singular, _inherited(names, ancestors[node]), words)
-                    for node in counted(nodes, advance)
-                ]
-            )
+            inherited = (_inherited(names, each) for each in ancestors)
+            best = (_best(weight, singular, some, words) for weight, some in zip(weights, inherited, strict=True))
+            names.append(list(counted(best, advance)))
             above = of_level
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
@@ -88,10 +84,10 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
 
 
 def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray] | None:
-    """Find the words of texts that may be in a name; None where there is not one.
+    """Return the words that may be in a name; None if there are none.
 
     Returns:
-        Which text has which word, 1 or 0, of shape (texts, words); the words; and a number for each, the same for
+        Which text has which word, 1 or 0, of shape (texts, words); the words; and a number for each word, the same for
         "cell" and "cells".
     """
     from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import

@@ -49,7 +49,10 @@ class HttpConnection(H11Protocol):
             self.app = Refusal(503, "there are too many connections; try again in a moment").response()
 
     def look(self) -> None:
-        """End the connection if the other side takes too long; the server calls this every second."""
+        """End the connection if the other side takes too long.
+
+        The server calls this every second.
+        """
         now = self.loop.time()
         unsent = self.transport.get_write_buffer_size()
         if unsent:
@@ -70,7 +73,10 @@ class HttpConnection(H11Protocol):
         self._note_whether_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; uvicorn calls this while it handles the error that says why."""
+        """Refuse what is not HTTP.
+
+        uvicorn calls this while it handles the error that says why.
+        """
         error = sys.exc_info()[1]
         if getattr(error, "error_status_hint", 400) == 431:
             self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
@@ -78,7 +84,7 @@ class HttpConnection(H11Protocol):
             self._refuse(Refusal(400, "this is no valid HTTP/1.1 request"))
 
     def _make_room(self) -> bool:
-        """End connections that only wait where there are too many; tell whether there is room now."""
+        """End idle connections if there are too many; return if there is room."""
         others: list[HttpConnection] = [each for each in self.connections if each is not self]  # type: ignore[misc]
         near = [each for each in others if each.address == self.address]
         for crowd, most in ((near, CONNECTIONS_OF_AN_ADDRESS), (others, CONNECTIONS)):
@@ -93,7 +99,10 @@ class HttpConnection(H11Protocol):
             self.waiting_since = self.loop.time()
 
     def _look_at_unsent(self, unsent: int, now: float) -> None:
-        """End the connection of someone who does not take an answer, or does so a few bytes at a time."""
+        """End the connection of a client that does not take its answer.
+
+        A few bytes at a time count as not taking it.
+        """
         if not self._unsent:
             self._unsent, self._looked = unsent, now
         elif now - self._looked > TAKE_SECONDS:
@@ -125,7 +134,7 @@ class HttpConnection(H11Protocol):
 
 
 def _end_one_of(crowd: list[HttpConnection]) -> bool:
-    """End the connection that has waited longest for a request; tell whether there was one."""
+    """End the connection idle for longest; return whether there was one."""
     waiting = [(each.waiting_since, place) for place, each in enumerate(crowd) if each.waiting_since is not None]
     if waiting:
         crowd[min(waiting)[1]].end()

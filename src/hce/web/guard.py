@@ -74,7 +74,9 @@ class Rules:
 
 
 def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
-    """Return the rules of a server that listens at `host`; where others can connect, writing always needs a token.
+    """Return the rules of a server that listens at `host`.
+
+    If others can connect, writing always needs a token.
 
     Args:
         host: where it listens.
@@ -174,7 +176,7 @@ class Guard:
             await self._answer(scope, body, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer, until the deadline and as long as the asker is there.
+        """Let the application answer until the deadline or the client leaves.
 
         A write under way is not called off: it is carried out whole, and only its answer comes too late.
         """
@@ -201,7 +203,7 @@ class Guard:
             self._under_way.bytes -= answer.bytes
 
     async def _work(self, scope: Scope, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
-        """Let the application answer; a bug in it goes to the log, and the asker learns only that there is one."""
+        """Let the application answer; a bug goes to the log, not the client."""
         try:
             with deadline.around() if deadline else nullcontext():
                 await self.app(scope, receive, answer.send)
@@ -243,7 +245,7 @@ class _Answer:
         self.bytes = 0
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; those of `HEADERS` that the answer does not have are added.
+        """Send a part of the answer, with the missing ones of `HEADERS`.
 
         Raises:
             _TooLargeError: too many bytes of other answers are under way; nothing of this one was sent.
@@ -286,7 +288,7 @@ async def _gone(receive: Receive) -> None:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without the port and the brackets of an IPv6 address."""
+    """Return the name in a Host header, without port and brackets."""
     name, _, port = host.rpartition(":")
     if not name or not port.isdigit():
         name = host
@@ -302,7 +304,9 @@ def _is_address(name: str) -> bool:
 
 
 def _asked_by_another_site(host: str, headers: dict[str, str]) -> Refusal | None:
-    """Say why reading is refused that a browser does for another site's page; following a link from there is fine.
+    """Reject cross-site reads; allow top-level navigation.
+
+    Returns the reason, or None.
 
     Such a page could not see the answer, but have any number of them made.
     """
@@ -342,7 +346,9 @@ def _unauthorised(headers: dict[str, str], rules: Rules) -> Refusal | None:
 
 
 async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal | None:
-    """Read a request's body, or say why it is refused: announced or not, it may be neither too large nor too slow.
+    """Read a request's body, or return why it is refused.
+
+    It may be neither too large nor too slow, announced or not.
 
     None where the asker has gone before all of it was there.
     """
@@ -367,7 +373,7 @@ async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal | 
 
 
 def _replayed(body: bytes, gone: asyncio.Future[None]) -> Receive:
-    """Give the application the body that was read, and then nothing until the asker goes."""
+    """Give the application the body, then nothing until the client leaves."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -226,7 +226,7 @@ def measure(
 
 def reckoned_in(log: Path) -> int | None:
     """Return the memory that a command said it reckoned with."""
-    found = re.search(r"memory: .* reckoned for [a-z ]+, ([\d.]+) ([MG])B", log.read_text(encoding="utf-8"))
+    found = re.search(r"memory: .* estimate is [a-z ]+, ([\d.]+) ([MG])B", log.read_text(encoding="utf-8"))
     return int(float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]) if found else None
 
 

@@ -26,9 +26,9 @@ from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.data.records import USUAL, Reading
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.evaluation.evaluate import DenseSearcher, HasScore, HybridSearcher, Searcher, evaluate
-from hce.evaluation.measures import parse_measure
+from hce.evaluation.evaluate import DenseSearcher, HasScore, Searcher, evaluate, parse_measure
 from hce.files import delete_whole, new_folder, require_new, unfinished, write_json
+from hce.index.index import Index
 from hce.training.pairs import split_labels
 from hce.training.recipe import Recipe
 from hce_lab.comparison.systems import SYSTEMS, WITHOUT_TREE, choose
@@ -97,7 +97,7 @@ class Bench:
             output: where finished results are kept; it may hold some already.
             tested: the splits that are measured.
             encoder: what every dense system starts from.
-            measures: names, see `hce.evaluation.measures.parse_measure`; the first one says which rival is the best.
+            measures: names, see `hce.evaluation.evaluate.parse_measure`; the first one says which rival is the best.
             generated: a file of generated queries.
             language_model: what writes for systems that have a language model write (seal): "smollm2" (bundled), a
                 directory, or a hub id.
@@ -218,7 +218,7 @@ class Bench:
 
     def _about(self, split: str, seeds: int) -> dict[str, str]:
         task = self.task
-        trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labelled queries"
+        trained_on = "no labels" if task.pairs is None else f"{len(task.pairs.qrels):,} labeled queries"
         if task.generated is not None:
             trained_on += f", {len(task.generated.qrels):,} generated queries for systems named +qg"
         counts = f"{len(task.corpus):,} documents, {len(self.tested[split].qrels):,} {split} queries"
@@ -316,8 +316,8 @@ def _kept(path: Path, read: Callable[[Any], T]) -> T:
 
 def _model_of(built: Built) -> Encoder | None:
     """Return the encoder that a system has trained; None where it has none, or was not trained."""
-    searcher = built.searcher.dense if isinstance(built.searcher, HybridSearcher) else built.searcher
-    return searcher.encoder if isinstance(searcher, DenseSearcher) and built.training_seconds else None
+    searcher = built.searcher
+    return searcher.encoder if isinstance(searcher, DenseSearcher | Index) and built.training_seconds else None
 
 
 def _keep_model(model: Encoder, written: Path, place: Path) -> None:

@@ -14,15 +14,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
 from hce.encoding.encoder import Encoder
+from hce.encoding.tables import Side
 from hce.errors import InputError
-from hce.evaluation.evaluate import DenseSearcher, HybridSearcher, InnerProductSearcher
-from hce.search.shares import Calibration
-from hce.training.calibration import as_served
+from hce.evaluation.evaluate import DenseSearcher
+from hce.index.index import Index
+from hce.search.shares import FIXED, Calibration
 from hce.training.train import train
 from hce_lab.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce_lab.comparison.dsi import build_dsi, build_dsi_atomic
@@ -40,8 +45,34 @@ from hce_lab.comparison.tsdae import build_tsdae
 def build_untrained(task: Task) -> Built:
     """Take the encoder as given, by cosines, or by inner products where its model says so (Contriever)."""
     encoder = task.load_encoder()
-    way = InnerProductSearcher if encoder.is_scored_by_inner_product else DenseSearcher
-    return searched_by_vectors(encoder, task.corpus, searcher=way)
+    if encoder.table is not None or len(encoder.parts) > 1 or encoder.model.similarity_fn_name != "dot":
+        return searched_by_vectors(encoder, task.corpus)
+    model = SentenceTransformer(task.encoder, device=str(encoder.device))
+    if isinstance(model[-1], Normalize):
+        return searched_by_vectors(encoder, task.corpus)
+    searcher = InnerProductSearcher(encoder, task.corpus.ids, np.empty((0, encoder.dim)), model)
+    start = time.perf_counter()
+    vectors = searcher.vectors_of(list(task.corpus.texts()), "document")
+    return Built(replace(searcher, vectors=vectors), 0.0, time.perf_counter() - start, vectors.nbytes)
+
+
+@dataclass(frozen=True)
+class InnerProductSearcher(DenseSearcher):
+    """A `DenseSearcher` of vectors as long as a model makes them.
+
+    Attributes:
+        model: without the Normalize that `encoder` has.
+    """
+
+    model: SentenceTransformer
+
+    def encode(self, queries: Sequence[str]) -> np.ndarray:
+        """Encode queries, of shape (queries, n)."""
+        return self.vectors_of(queries, "query")
+
+    def vectors_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Encode texts, of shape (texts, n)."""
+        return np.asarray(self.model.encode(list(texts), prompt=self.encoder.prompt(side), show_progress_bar=False))
 
 
 def build_untrained_by_cosines(task: Task) -> Built:
@@ -109,15 +140,17 @@ def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Calla
         built = build(task)
         if not isinstance(built.searcher, DenseSearcher):
             raise InputError("words can be added to a dense system only")
-        start = time.perf_counter()
+        start, dense = time.perf_counter(), built.searcher
         if served:
             chosen = built.facts.get("calibration")
-            searcher = as_served(built.searcher, task.corpus, chosen and Calibration.read(chosen))
+            calibration = Calibration.read(chosen) if chosen else None
         else:
-            searcher = HybridSearcher.of(built.searcher, task.corpus)
-        facts = {**built.facts, "shares": searcher.shares._asdict()}
+            calibration = Calibration(FIXED["table" if dense.encoder.is_table else "transformer"])
+        index = Index.temporary(task.corpus, dense.encoder, vectors=dense.vectors, calibration=calibration)
+        manifest = index.state.manifest
+        facts = {**built.facts, "shares": {"words": manifest.words_share, "tokens": manifest.tokens_share}}
         seconds = built.indexing_seconds + time.perf_counter() - start
-        return built._replace(searcher=searcher, indexing_seconds=seconds, facts=facts)
+        return built._replace(searcher=index, indexing_seconds=seconds, facts=facts)
 
     return build_both
 
@@ -163,7 +196,7 @@ SYSTEMS: dict[str, System] = {
     "mnrl-hybrid": System("mnrl and BM25, fused", with_words(build_mnrl), "labels"),
     "mnrl-mined": System("mnrl with a mined hard negative for each pair", build_mnrl_mined, "labels"),
     "dpr": System(
-        "labelled pairs, in-batch negatives; unlike DPR, one encoder for both sides and no BM25 negatives",
+        "labeled pairs, in-batch negatives; unlike DPR, one encoder for both sides and no BM25 negatives",
         trained(**IN_BATCH),
         "labels",
     ),
@@ -175,12 +208,12 @@ SYSTEMS: dict[str, System] = {
     ),
     "ct+qg": System("ct with generated queries", trained(generated=True, **MINED), "generated"),
     "tas-b": System(
-        "labelled pairs in batches of one topic; unlike TAS-B, no teachers and no balanced margins",
+        "labeled pairs in batches of one topic; unlike TAS-B, no teachers and no balanced margins",
         build_tas_b,
         "labels",
     ),
-    "pefa-xs": System("documents moved towards their labelled queries", build_pefa_xs, "labels", seeded=False),
-    "pefa-xl": System("what the nearest labelled queries were answered with", build_pefa_xl, "labels", seeded=False),
+    "pefa-xs": System("documents moved towards their labeled queries", build_pefa_xs, "labels", seeded=False),
+    "pefa-xl": System("what the nearest labeled queries were answered with", build_pefa_xl, "labels", seeded=False),
     "dsi-atomic": System("a decoder chooses among one symbol for each document (DSI, atomic ids)", build_dsi_atomic),
     "dsi": System("a decoder writes a document's way down a tree of clusters (DSI, hierarchical ids)", build_dsi),
     "nci": System("dsi with finer clusters, a head that depends on the way so far, and consistency", build_nci),
@@ -206,9 +239,7 @@ SYSTEMS: dict[str, System] = {
     "no-tree+qg": System("no-tree with generated queries", trained(ours=True, generated=True, tree=False), "generated"),
     "no-cotrain": System("hce, no co-training: the first tree is kept", trained(ours=True, cotrain=False), ours=True),
     "hce-u": System("hce, unsupervised: no labels", trained(ours=True, labels=False, mode="unsupervised"), ours=True),
-    "hce-s": System(
-        "hce, supervised: labelled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True
-    ),
+    "hce-s": System("hce, supervised: labeled pairs alone", trained(ours=True, mode="supervised"), "labels", ours=True),
     "hce": System("what `hce train` does: joint where there are labels, else unsupervised", HCE, ours=True),
     "hce-eq5": System(
         "hce with the paper's level losses (Eq. 5): joint where there are labels, else unsupervised",

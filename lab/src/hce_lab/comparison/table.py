@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from hce.evaluation.significance import Corrected, Paired, compare_paired, compare_several
+from hce.evaluation.significance import Paired, compare_paired, compare_several
 
 ALPHA = 0.05
 BETTER, WORSE, REFERENCE = "▲", "▼", "◆"
@@ -72,7 +72,7 @@ class Row:
     about: str
     scores: dict[str, Score]
     is_reference: bool
-    versus: dict[str, Corrected]
+    versus: dict[str, Paired]
     training_seconds: float
     indexing_seconds: float
     search_ms: float
@@ -91,7 +91,7 @@ class Row:
             return REFERENCE
         if measure not in self.versus or self.versus[measure].p_holm >= ALPHA:
             return ""
-        return BETTER if self.versus[measure].paired.difference > 0 else WORSE
+        return BETTER if self.versus[measure].difference > 0 else WORSE
 
     def score(self, measure: str) -> str:
         """Write the score by a measure with its mark."""
@@ -189,7 +189,7 @@ def _rows(comparison: Comparison) -> list[Row]:
     ]
 
 
-def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Corrected]:
+def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Paired]:
     """Compare every other system with the best rival; where there is no rival, nothing."""
     rival = comparison.best_rival
     if rival is None:
@@ -199,7 +199,7 @@ def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Corrected]:
     return compare_several({name: (comparison.per_query(name, measure), reference) for name in others})
 
 
-def _row(comparison: Comparison, name: str, versus: dict[str, Corrected]) -> Row:
+def _row(comparison: Comparison, name: str, versus: dict[str, Paired]) -> Row:
     results = comparison.results_of(name)
     return Row(
         system=name,
@@ -237,7 +237,7 @@ def notes(table: ComparisonTable) -> list[str]:
     if rival is not None:
         lines.append(
             f"{REFERENCE} the best rival ({rival}); {BETTER} better and {WORSE} worse than it, p < {ALPHA} "
-            "(paired randomisation test, Holm's correction)"
+            "(paired randomization test, Holm's correction)"
         )
     if any(row.fallbacks for row in table.rows):
         lines.append(
@@ -288,7 +288,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "system": row.system,
         "about": row.about,
         "scores": {measure: score._asdict() for measure, score in row.scores.items()},
-        "versus_best_rival": {measure: compared.as_dict() for measure, compared in row.versus.items()},
+        "versus_best_rival": {measure: compared._asdict() for measure, compared in row.versus.items()},
         **{cost: getattr(row, cost) for cost in COSTS},
         "facts": row.facts,
         "fallbacks": row.fallbacks,

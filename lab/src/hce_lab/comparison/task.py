@@ -32,7 +32,7 @@ MODEL = "model"  # where below its folder a system leaves the model that it trai
 Need = Literal["labels", "generated", "static", "transformer"]
 
 LACKS: dict[Need, str] = {
-    "labels": "labelled training queries (qrels/train.tsv), and there are none",
+    "labels": "labeled training queries (qrels/train.tsv), and there are none",
     "generated": "generated queries; give a file that `hce generate-queries` wrote",
     "static": "a static encoder, and this one is a transformer",
     "transformer": "a transformer, and this encoder is static",
@@ -169,11 +169,10 @@ def searched_by_vectors(
     corpus: Corpus,
     training_seconds: float = 0.0,
     facts: Mapping[str, Any] | None = None,
-    searcher: type[DenseSearcher] = DenseSearcher,
 ) -> Built:
     """Build a system that is nothing but an encoder: its documents' vectors, searched exactly."""
     start = time.perf_counter()
-    found = searcher.of(encoder, corpus)
+    found = DenseSearcher.of(encoder, corpus)
     return Built(found, training_seconds, time.perf_counter() - start, found.vectors.nbytes, facts or {})
 
 

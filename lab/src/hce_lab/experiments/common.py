@@ -150,7 +150,7 @@ def for_mode(task: Task, mode: str) -> Task:
     if mode == "unsupervised":
         return replace(task.with_settings(mode="unsupervised"), pairs=None, dev=None)
     if task.pairs is None:
-        raise InputError(f"mode {mode!r} needs labelled queries (qrels/train.tsv), and there are none")
+        raise InputError(f"mode {mode!r} needs labeled queries (qrels/train.tsv), and there are none")
     return task.with_settings(mode=mode)
 
 

@@ -25,7 +25,7 @@ the subject does not easily beat.
 DEFAULT = ["bm25", "untrained", "hybrid", "rrf", "fitted", "no-tree", "hce", "hce-hybrid"]
 MARKS = (
     f"{REFERENCE} the best system without the tree; {BETTER} better and {WORSE} worse than it, p < 0.05 (paired "
-    "randomisation test over queries, Holm's correction)."
+    "randomization test over queries, Holm's correction)."
 )
 CQADUPSTACK = "cqadupstack"  # a folder of twelve forums, which BEIR counts as one collection: the mean over them
 LARGE = 200_000  # documents; the paper has an average of the collections below that

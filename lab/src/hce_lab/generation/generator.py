@@ -31,7 +31,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hce.encoding.bundled import loading
+from hce.encoding.bundled import loading, quiet_transformers
 from hce.encoding.encoder import device_and_dtype
 from hce_lab.generation.smollm2 import unpacked_smollm2
 
@@ -101,7 +101,8 @@ class Generator:
         """
         device, dtype = device_and_dtype(device, dtype)
         source = str(unpacked_smollm2()) if spec == BUNDLED else spec
-        with loading(source, "query generator", f"give {BUNDLED!r}, a model directory, or a hub id"):
+        advice = f"give {BUNDLED!r}, a model directory, or a hub id"
+        with loading(source, "query generator", advice), quiet_transformers():
             seq2seq = AutoConfig.from_pretrained(source).is_encoder_decoder
             kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
             model = kind.from_pretrained(source, dtype=dtype).to(device)

@@ -18,7 +18,7 @@ export function fill(node, ...children) {
   return node;
 }
 
-// Marks count code points, as Python does, and not the halves of which JavaScript's strings are made.
+// Marks count code points, as Python does, not JavaScript's halves of them.
 export function marked(text, marks) {
   const points = Array.from(text);
   const parts = [];
@@ -47,7 +47,7 @@ export const titleOf = (found) => (found.title === found.id ? "" : found.title);
 // The fields of metadata that have a value.
 export const filledIn = (metadata) => Object.entries(metadata).filter(([, value]) => value !== null && value !== "" && !(Array.isArray(value) && !value.length));
 
-// A value of metadata: an address as a link, which tells the other site nothing; a list without JSON's marks.
+// A value of metadata: an address as a link without a referrer; a list without JSON's marks.
 export function valueOf(value, shown = spelled) {
   if (Array.isArray(value) && value.every((each) => typeof each !== "object")) return shown(value.join(", "));
   if (typeof value !== "string" || !/^https?:\/\/[^\s<>"]+$/i.test(value) || !URL.canParse(value)) return shown(value);

@@ -58,7 +58,7 @@ export function hideFacets() {
   forgetFacets();
 }
 
-// After a write, the next answer counts anew.
+// After a write, the next answer counts again.
 export function forgetFacets() {
   counted = "";
 }

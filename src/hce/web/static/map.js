@@ -23,7 +23,7 @@ let moving = 0; // an animation under way
 let shown = { query: null, hits: [], id: null }; // what was looked for
 let pointed = null; // the point, hit or region under the pointer
 let names = []; // the boxes of names on the picture
-let look = {}; // colours and letters of the page, read once a picture
+let look = {}; // colors and letters of the page, read once a picture
 let picture = null; // the bytes of the points
 const known = new Map(); // documents by number
 
@@ -139,7 +139,7 @@ function regionsOf(answer) {
   return { levels, ancestors, land, borders, centres, corners: polygons.map((corners) => corners.map(corner)), labels: labelsOf(levels, ancestors, centres), hues: huesOf(levels[0]) };
 }
 
-// The area of a polygon and its centre.
+// The area of a polygon and its center.
 function areaOf(corners) {
   let [area, x, y] = [0, 0, 0];
   corners.forEach(([a, b], turn) => {
@@ -169,7 +169,7 @@ function labelsOf(levels, ancestors, centres) {
 
 const apart = (one, other) => (one.x - other.x) ** 2 + (one.y - other.y) ** 2;
 
-// The colour of each branch, as in the treemap: by size, the largest first.
+// The color of each branch, as in the treemap: by size, the largest first.
 function huesOf(level) {
   const order = level.sizes.map((_, node) => node).sort((one, other) => level.sizes[other] - level.sizes[one] || one - other);
   const hues = [];
@@ -189,7 +189,7 @@ function measure() {
 }
 
 const least = () => 0.9 * Math.min(size.width, size.height);
-const nearest = () => 4 + 2 * Math.sqrt(map.count); // times as large as the whole, at most
+const nearest = () => 4 + 2 * Math.sqrt(map.count); // times as large as all of the map, at most
 
 // Look at a box of the unit square.
 function fit([left, top, right, bottom], isSlow = true) {
@@ -343,7 +343,7 @@ function drawRound(pen, seen, visible, radius, scale, dx, dy) {
   paths.forEach((path, node) => { if (path) { pen.fillStyle = tone(node, "point"); pen.fill(path); } });
 }
 
-// A colour as the bytes of a picture have it.
+// A color as the bytes of a picture have it.
 const inks = new Map();
 function bytesOf(text) {
   if (!inks.has(text)) {

@@ -28,7 +28,7 @@ export const page = {
     document.title = `${page.facts.name} · hce`;
     return page.facts;
   },
-  // After a write: what is shown is asked for anew.
+  // After a write: what is shown is asked for again.
   async changed(message) {
     toast(message);
     await page.refresh();

@@ -1,4 +1,4 @@
-// Plotly, loaded when the first picture is drawn, and the colours of the page for it.
+// Plotly, loaded when the first picture is drawn, and the colors of the page for it.
 
 let loading = null;
 
@@ -34,6 +34,6 @@ export function onTheme(redraw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 }
 
-// The colour of a branch of the tree, by its place among all branches, the largest first.
+// The color of a branch of the tree, by its place among all branches, the largest first.
 const HUES = [174, 214, 262, 330, 14, 38, 92, 146, 196, 238, 296, 352];
 export const branchHue = (place) => HUES[place % HUES.length];

@@ -4,7 +4,7 @@ import { $, count, el, fill, nameOf, plural } from "./dom.js";
 import { colour, config, font, onTheme, plain, plotly } from "./plots.js";
 
 const ADVICE = {
-  "re-cluster": "hce rebuild grows the tree anew, without training.",
+  "re-cluster": "hce rebuild grows the tree again, without training.",
   retrain: "Run hce train on the documents there are now, then index with the new model.",
 };
 

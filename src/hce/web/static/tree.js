@@ -1,4 +1,4 @@
-// The tree in two pictures, a treemap of a node and two levels below it, or the map of all documents; beside them a list
+// The tree in two pictures, a treemap of a node and two levels below it, or the map of all documents; next to them a list
 // that says the same, and above them the way of a query or document.
 
 import { get } from "./api.js";
@@ -81,7 +81,7 @@ function showPicture(shown) {
   for (const name of ["treemap", "map"]) $(name).hidden = name !== shown;
 }
 
-// A query with its hits, or a document, on the map: the whole way is lit at once.
+// A query with its hits, or a document, on the map: all of the way is lit at once.
 async function showFound(q, id, own) {
   way.lit = way.steps.length;
   for (const chip of document.querySelectorAll("#tree-way .step")) chip.classList.add("lit");
@@ -105,7 +105,7 @@ function showNone() {
   $("tree-q").parentElement.hidden = true;
   document.querySelector(".explorer").hidden = true;
   fill($("crumbs"), el("div", { class: "empty" }, el("h2", {}, "This index has no tree"),
-    el("p", {}, "Make it anew with ", el("code", {}, "hce index"), ", which grows one unless ", el("code", {}, "--no-tree"), " is given.")));
+    el("p", {}, "Make it again with ", el("code", {}, "hce index"), ", which grows one unless ", el("code", {}, "--no-tree"), " is given.")));
 }
 
 // Light the next level; where the picture does not reach that far down, go down with it.
