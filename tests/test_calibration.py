@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from hce.cli import app
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
@@ -227,6 +229,9 @@ def test_an_index_calibrates_an_untrained_encoder_and_shows_it(concept_corpus, s
         concept_corpus, static_encoder, static_encoder.encode(list(concept_corpus.texts())), "english"
     )
     assert kept.as_dict() == json.loads(json.dumps(expected.as_dict())) or kept.shares == expected.shares
+    shown = CliRunner().invoke(app, ["status", str(index.path), "--no-drift"]).output
+    ndcg = dict(index.status().curves["words"])
+    assert f"nDCG@10 {ndcg[0.0]:.3f} at 0, {ndcg[0.1]:.3f} at 0.1" in shown
 
 
 def test_an_index_of_the_trained_corpus_takes_the_models_shares(concept_corpus, static_encoder, tmp_path):

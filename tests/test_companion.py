@@ -20,6 +20,7 @@ from hce.training.companion import accompany, log_centers, word_table_of
 from hce.training.heldout import pseudo_devset
 from hce.training.model_folder import mean_over_kinds
 from hce.training.pairs import LabelSets, sources_and_devset
+from hce.training.query_mean import QueryMean
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.train import improvement, train
 
@@ -234,7 +235,7 @@ LOG = [f"w{number} w{number + 1}" for number in range(60)]
 def test_a_log_of_queries_centers_a_transformer(concept_corpus, bert_folder, tmp_path):
     """What is saved, loaded and used by sentence-transformers subtracts the same means."""
     given = Encoder.load(bert_folder)
-    centers = log_centers(LOG, given, given.encode(list(concept_corpus.texts())))
+    centers = log_centers(QueryMean.of(LOG, given), given.encode(list(concept_corpus.texts())))
     result = train(concept_corpus, Encoder.load(bert_folder), recipe=QUICK, log=LOG, output=tmp_path / "model")
     assert result.encoder.centres == pytest.approx(centers, abs=1e-5)
     texts = ["w1 w2", "w7"]
@@ -251,7 +252,7 @@ def test_a_log_of_queries_centers_a_transformer(concept_corpus, bert_folder, tmp
 def test_a_short_log_moves_queries_less(static_encoder):
     vectors = static_encoder.encode(["w1", "w2"])
     same = ["w5 w9"]
-    short, long = (log_centers(same * count, static_encoder, vectors)[0] for count in (5, 500))
+    short, long = (log_centers(QueryMean.of(same * count, static_encoder), vectors)[0] for count in (5, 500))
     assert np.linalg.norm(short) < np.linalg.norm(long) < 0.75
 
 

@@ -365,7 +365,7 @@ def test_ctrl_c_while_the_engine_is_built_leaves_the_index(run, corpus_file, mod
     monkeypatch.setattr("hce.index.derived.new_engine", interrupted)
     stopped = run("index", corpus_file, "-m", model, "-o", tmp_path / "new")
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err.endswith(f"stopped; {tmp_path / 'new'} is whole; the first search builds its engine\n")
+    assert stopped.err.endswith(f"stopped; {tmp_path / 'new'} is complete; the first search builds its engine\n")
     monkeypatch.undo()
     assert run("search", tmp_path / "new", "star red w3", "-k", "2").code == 0
     assert json.loads(run("status", tmp_path / "new", "--json").out)["documents"] == 240
@@ -433,6 +433,9 @@ def test_status_tells_what_fitting_and_training_brought(run, index):
         "corpus": {"name": "c", "documents": 3, "fingerprint": "c"},
         "recipe": {"mode": "joint"},
         "mix": 1.0,
+        "held_out": [],
+        "shares": [1.0],
+        "words_share": None,
         "before": {"titles": 0.167},
         "after": {"titles": 0.293},
         "stages": {"fitting": {"titles": 0.279}},

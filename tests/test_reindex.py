@@ -289,6 +289,20 @@ def test_only_one_process_reindexes_at_a_time(made, new):
         index.reindex(new)
 
 
+def test_shares_are_calibrated_as_a_new_index_calibrates_them(tmp_path, old, new):
+    """A share that the user gives is taken instead, also by an encoder that was there before."""
+    texts = [Document(f"d{i}", f"{TOPICS[i % 4]} number {i}. {TOPICS[(i + i // 4) % 4]} again {i}.") for i in range(60)]
+    with Index.create(tmp_path / "fresh", texts, new) as index:
+        expected = index.state.manifest
+    with Index.create(tmp_path / "index", texts, old) as index:
+        index.reindex(new)
+        found = index.state.manifest
+        assert found.shares["kind"] == "cut" and found.shares == expected.shares
+        assert (found.words_share, found.tokens_share) == (expected.words_share, expected.tokens_share)
+        index.reindex(old, words_share=0.7)
+        assert (index.state.manifest.words_share, index.state.manifest.shares) == (0.7, None)
+
+
 def test_what_cannot_be_is_refused_and_changes_nothing(made, tmp_path, old):
     before = (made / "manifest.json").read_bytes()
     with Index.open(made) as index:

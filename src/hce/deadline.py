@@ -19,7 +19,7 @@ class DeadlineError(Exception):
 
 
 class Deadline:
-    """The moment until which someone waits, so many seconds from now."""
+    """The moment until which someone waits, in seconds from now."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds

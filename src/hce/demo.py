@@ -160,7 +160,7 @@ def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table
 
 
 def _with_summaries(dataset: Dataset) -> Corpus:
-    """Return the docstrings whole and under their names, as people search them; nothing is trained on these."""
+    """Return the full docstrings under their names, as people search them; nothing is trained on these."""
     summaries = {document: dataset.queries[query].text for query, found in dataset.qrels.items() for document in found}
     documents = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
     return Corpus.from_documents(documents, name=dataset.corpus.name)

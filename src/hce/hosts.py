@@ -138,7 +138,7 @@ class _Others:
         dist.destroy_process_group()
 
     def tell(self, reason: str) -> None:
-        """Tell the others why this process stops; of several on a host, the first one tells the user."""
+        """Send the others the reason why this process stops; the first one on a host shows it to the user."""
         import torch.distributed as dist
 
         def note() -> None:

@@ -61,7 +61,7 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
             _drawing.release()
     else:
         lines = _PlainLines(description, total, unit)
-        with every(SECONDS_TO_FIRST_LINE, lambda: lines.advance(0)):  # tells that something is still done
+        with every(SECONDS_TO_FIRST_LINE, lambda: lines.advance(0)):  # shows that something is still done
             yield _up_to(total, lines.advance)
 
 
@@ -88,7 +88,7 @@ def _up_to(total: int | None, advance: Advance) -> Advance:
 
 @contextmanager
 def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Do something again and again, in a thread beside what is done within."""
+    """Repeat an act in a thread while the block runs."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -273,7 +273,7 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus, by words too as an index of it; an index is searched as it is."""
+    """Make a model search the corpus, by words too like an index of it; an index is searched unchanged."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 

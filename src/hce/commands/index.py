@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -48,7 +49,7 @@ FOLDED = 5  # ids of near-equal documents that are shown
 BLANKS = re.compile(r"\s+")
 ADVICE = {
     "ok": "nothing to do",
-    "re-cluster": "hce rebuild grows the tree anew, without training",
+    "re-cluster": "hce rebuild grows the tree again, without training",
     "retrain": "hce train on the documents there are now, then hce reindex with the new model",
     "unknown": "too little to go by",
 }
@@ -92,7 +93,7 @@ def index(
     """Encode a corpus and make a searchable index of it.
 
     The index holds all it needs: documents, vectors, a copy of the encoder, and the tree. Documents can be added and
-    removed later, without training. Given another index, its documents are taken, and that index stays as it is.
+    removed later, without training. Given another index, its documents are copied.
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
@@ -134,7 +135,7 @@ def index(
             delete_whole(copies_of_corpus(output))
     if not first:
         return
-    with Index.open(output) as made, interruptible(f"{output} is whole; the first search builds its engine"):
+    with Index.open(output) as made, interruptible(f"{output} is complete; the first search builds its engine"):
         build_parts(made.state)
         found = made.status()
     there = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
@@ -238,8 +239,8 @@ def search(
 
     Each hit shows the part of the text with most of the query's words, these in bold; of a long document, the passage
     that was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning
-    and what words gave, which are shown beside it. With --rerank the score is the cross-encoder's, and the earlier rank
-    is shown beside it. --json gives all fields, with the places of the query's words. --facet counts all documents that
+    and what words gave, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank
+    is shown too. --json gives all fields, with the places of the query's words. --facet counts all documents that
     fulfil the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first
     line may say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
 
@@ -340,7 +341,7 @@ def _refuse_without_engine(path: Path) -> None:
 
     if is_index(path) and not any(path.glob("engine*")) and Manifest.read(path).engine not in ELSEWHERE:
         raise InputError(
-            f"{path} is an index, whole but for its engine; 'hce rebuild {path}' builds that, as would the first search"
+            f"{path} is an index that lacks only its engine; 'hce rebuild {path}' builds it, as would the first search"
         )
 
 
@@ -421,11 +422,17 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
         **_history_lines(found, training),
         "engine": f"{found.engine}{quality}{pending}",
         "search": found.search,
+        **{name: _curve(points) for name, points in found.curves.items()},
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,
         "changed": found.changed,
     }
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> str:
+    """Show nDCG@10 by every other value of a share."""
+    return "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
 
 
 def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hce.progress import progress_bar
 
 def serve(
     path: ReadIndexArgument,
-    host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets the whole network in")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets all of the network in")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8080,
     token: Annotated[
         str | None,
@@ -20,9 +20,13 @@ def serve(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="of this server, besides its addresses; may be given more than once"),
+        typer.Option(metavar="NAME", help="of this server, in addition to its addresses; may be given more than once"),
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="nobody can add or remove documents")] = False,
+    learn_queries: Annotated[
+        bool,
+        typer.Option("--learn-queries", help="keep the mean of all queries, not their texts, for `hce train`"),
+    ] = False,
     no_metrics: Annotated[bool, typer.Option("--no-metrics", help="no /metrics for a monitor")] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     as_json: JsonOption = False,
@@ -38,6 +42,7 @@ def serve(
       hce serve my-index --open
       hce serve my-index --port 0 --json
       HCE_TOKEN=… hce serve my-index --host 0.0.0.0
+      hce serve my-index --learn-queries                # then: hce train … --labels log=my-index
       hce serve my-index --name search.example.org      # behind a proxy on this machine
     """
     import webbrowser
@@ -62,7 +67,9 @@ def serve(
             if open_browser:
                 webbrowser.open(url)
 
-        Server(create_app(index, rules, metrics=not no_metrics), listener, started).serve_until_stopped()
+        Server(
+            create_app(index, rules, metrics=not no_metrics, learns=learn_queries), listener, started
+        ).serve_until_stopped()
     err.print("stopped")
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
     from hce.training.model_folder import Epoch
+    from hce.training.query_mean import QueryMean
     from hce.training.recipe import Recipe
 
 
@@ -48,7 +49,8 @@ GO_ON = "the same command with --resume goes on from the last checkpoint"
 NOT_BEGUN = "training had not begun; the same command starts over"
 LABELS = (
     "queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to measure by; "
-    "generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers"
+    "generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers; "
+    "log=INDEX, what `hce serve --learn-queries` kept"
 )
 
 
@@ -127,13 +129,12 @@ def train(
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         with progress_bar("loading", None, "modules"):
-            from hce.data.judgments import read_log
             from hce.encoding.encoder import Encoder
             from hce.processes import is_first_process
             from hce.training.train import improvement
             from hce.training.train import train as run
 
-        # Companions that the encoder comes with are made anew, and say nothing of how it is trained.
+        # The companions of an encoder are made again; they do not say how it is trained.
         first = is_first_process()
         given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if run_settings.recipe == "paper":
@@ -144,7 +145,7 @@ def train(
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
             err.print(require_memory(needs, bound, "give so much, or a smaller --set most_documents=…"), soft_wrap=True)
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=run_settings.strict)
-        logged = read_log(files.log) if files.log else []
+        logged = _log(files.log) if files.log else []
         with _tracked(run_settings.tracker, recipe, output.parent) as log:
 
             def on_epoch(epoch: Epoch) -> None:
@@ -217,7 +218,7 @@ def demo(
 ) -> None:
     """Do the main job on text that every machine has: the docstrings of the Python that runs this.
 
-    With --json, what is told goes to stderr, and what was measured to stdout.
+    With --json, the story goes to stderr, and the measurements go to stdout.
 
     Examples:
       hce demo
@@ -253,6 +254,23 @@ def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoc
         yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
     finally:
         accelerator.end_training()
+
+
+def _log(path: Path) -> list[str] | QueryMean:
+    """Read queries from a file, or the mean that `hce serve --learn-queries` kept in an index.
+
+    Raises:
+        InputError: there are none.
+    """
+    from hce.data.judgments import read_log
+    from hce.training.query_mean import QueryMean
+
+    if not path.is_dir():
+        return read_log(path)
+    kept = QueryMean.find(path)
+    if kept is None:
+        raise InputError(f"{path}: no queries were learned there; serve it with --learn-queries first")
+    return kept
 
 
 def _label_sets(

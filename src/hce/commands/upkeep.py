@@ -34,7 +34,7 @@ def rebuild(
     path: IndexArgument,
     engine: Annotated[str | None, typer.Option(help="from now on: codes, exact or milvus", show_default=False)] = None,
     at: AtOption = None,
-    refit: Annotated[bool, typer.Option(help="fit a table anew that was fitted to less than a quarter")] = True,
+    refit: Annotated[bool, typer.Option(help="refit a table that was fitted to less than a quarter")] = True,
     tokens: Annotated[
         bool | None,
         typer.Option("--tokens/--no-tokens", help="keep a transformer's tokens from now on; default: as it was"),
@@ -42,11 +42,10 @@ def rebuild(
     memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make all that is derived from an index's documents anew: the tree is grown again, the engine is built again.
+    """Make all that is derived from an index's documents again: the tree and the engine.
 
-    The documents stay as they are. The static table, where it was fitted to less than a quarter of the documents there
-    are now, is fitted to all of them, and they are encoded anew; a trained encoder stays as it is. The space of removed
-    documents is given back.
+    The documents do not change. A static table that was fitted to less than a quarter of them is fitted to all, and
+    they are encoded again. A trained encoder does not change. The space of removed documents is given back.
 
     Examples:
       hce rebuild my-index
@@ -94,8 +93,8 @@ def reindex(
 ) -> None:
     """Give an index another encoder without a pause: it is searched, and documents come and go, all the while.
 
-    Every document is encoded anew beside the vectors in force; then both change places at one stroke, which a running
-    `hce serve` takes up by itself. Interrupted, the same command goes on. Until `hce rebuild`, which gives the space
+    Every document is encoded again while searches use the old vectors; then the new ones take over at once, also in a
+    running `hce serve`. Interrupted, the same command goes on. Until `hce rebuild`, which gives the space
     back, --undo returns to the encoder that was there before, at once.
 
     Examples:
@@ -126,13 +125,13 @@ def reindex(
 def check(
     folder: Annotated[Path, typer.Argument(help="the folder of an index or of a model", show_default=False)],
     repair: Annotated[
-        bool, typer.Option("--repair", help="heal what can be made anew, and add checksums where there are none")
+        bool, typer.Option("--repair", help="heal what can be made again, and add checksums where there are none")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
 
-    Engine, words and tree can be made anew from the documents, and vectors from their texts: --repair does that. Texts
+    Engine, words and tree can be made again from the documents, and vectors from their texts: --repair does that. Texts
     and the encoder are nowhere else, and have to come from a copy. A model
     without checksums is unknown; --repair adds them.
 

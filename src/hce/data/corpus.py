@@ -1,8 +1,8 @@
 """Corpus: a collection of documents, checked once when it is read, then accessed in any order.
 
 A document costs 16 bytes of memory: texts stay in JSONL files (the user's own, or temporary ones for other formats) and
-are fetched by position. Each of several processes reads some files of a folder of parts, and tells the others where the
-documents are.
+are fetched by position. Each of several processes reads some files of a folder of parts, and sends the others the
+places of the documents.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Corpus(Sequence[Document]):
         share_out: ShareOut = lambda work, parts: work(parts),
         copies: Path | None = None,
     ) -> Corpus:
-        """Read and check a whole collection: a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, text files, or "-".
+        """Read and check a collection: a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, text files, or "-".
 
         A folder of JSONL or Parquet files and nothing else to read is one collection, in the order of their names.
 
@@ -183,7 +183,7 @@ class Corpus(Sequence[Document]):
     ) -> Corpus:
         """Read the parts of a folder and put what was found of each, by whichever process, together."""
         if reading.row_ids:
-            raise InputError(f"{folder}: the numbers of rows begin anew in each part; name the field of the ids")
+            raise InputError(f"{folder}: the numbers of rows start again in each part; name the field of the ids")
         scratch = None
         if copies is None and not all(_lies_open(path, reading) for path in paths):
             scratch = ScratchFolder("hce-parts-")
@@ -574,12 +574,12 @@ def _documents_source(path: str | Path) -> Path:
 
 
 def _lies_open(path: Path, reading: Reading) -> bool:
-    """Tell whether documents can be fetched from a file by their position in it."""
+    """Return whether documents can be fetched from a file by their position in it."""
     return path.suffix.lower() in JSONL_SUFFIXES and reading.is_utf8
 
 
 def _find_parts(folder: Path) -> list[Path]:
-    """List the JSONL or Parquet files that a folder holds in the place of texts; none where it holds something else.
+    """List the JSONL or Parquet files of a folder without texts; none if it has something else to read.
 
     Raises:
         InputError: they are of several formats.

@@ -176,7 +176,7 @@ def list_names(fields: Iterable[Any]) -> str:
 
 
 def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS, remedy: str = NO_ID) -> str:
-    """Remove and return the id; whole numbers are taken as their digits."""
+    """Remove and return the id; an integer becomes its digits."""
     found = dict.fromkeys(fields)
     for name in names:
         value = fields.pop(name, None)

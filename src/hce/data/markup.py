@@ -14,7 +14,7 @@ from hce.errors import InputError, one_line
 
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 LIBRARIES = {**dict.fromkeys(HTML_SUFFIXES, "selectolax"), ".pdf": "pypdf"}
-INSTALL = {  # what users are told to do
+INSTALL = {  # in messages to users
     **dict.fromkeys(HTML_SUFFIXES, "pip install 'hierarchical-corpus-encoder[html]'"),
     ".pdf": "pip install 'hierarchical-corpus-encoder[pdf]'",
 }
@@ -34,7 +34,7 @@ BLOCKS = (
 )
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
 TAG = re.compile(rb"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
-UNCLOSED = frozenset(  # elements that a browser closes by itself
+UNCLOSED = frozenset(  # elements that a browser closes on its own
     b"area base br col colgroup dd dt embed hr img input li link meta option p param source tbody td tfoot th thead tr "
     b"track wbr".split()
 )
@@ -155,5 +155,5 @@ def _pdf(path: Path) -> Page:
     except (InputError, OSError, MemoryError):
         raise
     except Exception as error:  # a damaged file raises whatever its damage leads to
-        raise InputError(f"{path}: not a readable PDF file ({one_line(error)}); save it anew") from error
+        raise InputError(f"{path}: not a readable PDF file ({one_line(error)}); save it again") from error
     return Page(" ".join(str(title).split()), "\n\n".join(filter(None, pages)))

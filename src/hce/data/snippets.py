@@ -64,7 +64,7 @@ class QueryWords:
         telling = [word for word in telling_words(words) if len(word) > 1] or words
         self._words = frozenset(telling[:MOST_WORDS])
         self._longest = max(map(len, self._words), default=0) + ENDING
-        self._met: set[str] = set()  # words of texts, as they are spelled there
+        self._met: set[str] = set()  # words of texts, in their spelling there
         self._marked: set[str] = set()  # those of them that are the query's
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
@@ -102,7 +102,7 @@ def telling_words(words: Sequence[str], language: str = "english") -> Sequence[s
 
 
 def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Show the passage that a document was found by; where it was found as a whole, its best snippet of a length."""
+    """Show the passage that a document was found by; without a passage, its best snippet of a length."""
     if passage is None:
         return best_snippet(text, words, length)
     found = best_snippet(text[passage.start : passage.stop], words, PASSAGE_CHARACTERS)
@@ -148,13 +148,13 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
 
 
 def _word_start(text: str, position: int) -> int:
-    """Return the beginning of the first whole word at or after a position."""
+    """Return the beginning of the first full word at or after a position."""
     gap = BLANK.search(text, position - 1, position + 40) if position else None
     return gap.end() if gap else position
 
 
 def _word_end(text: str, position: int) -> int:
-    """Return the end of the last whole word before a position."""
+    """Return the end of the last full word before a position."""
     if position >= len(text):
         return len(text)
     gap = max(text.rfind(" ", position - 40, position), text.rfind("\n", position - 40, position))

@@ -1,4 +1,4 @@
-"""Terms: the words of a text as they are matched and counted, in lower case and without endings, in any script.
+"""Terms: the words of a text in the form that is matched and counted, in lower case and without endings, in any script.
 
 They need to know the language, so a corpus in another one than its encoder reads is noticed here too.
 """
@@ -28,7 +28,7 @@ LANGUAGES = (
     *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
     *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
 )
-"""The languages whose words are stemmed; "none" matches words as they are written."""
+"""The languages whose words are stemmed; "none" matches words as written."""
 
 CODES = dict(
     zip(

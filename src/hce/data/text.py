@@ -44,7 +44,7 @@ def cut_span(text: str, length: int, place: float, offsets: Offsets | None = Non
     """Cut out `length` words and marks; `place` says where: 0 at the beginning, 1 at the last possible start.
 
     A text of fewer than 2·`length` of them gives up half, so that something is left to be found. With `offsets`, what
-    is taken are the pieces that these tell of.
+    is taken are these pieces.
 
     >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
     Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
@@ -93,7 +93,7 @@ def is_unicode(text: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Tell whether a text is the address of a server, and not a path."""
+    """Return whether a text is the address of a server, and not a path."""
     return text.lower().startswith(("http://", "https://"))
 
 

@@ -224,7 +224,7 @@ def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES
     """Measure rankings that are there already, such as `hce.evaluation.runs.read_run` gives.
 
     Raises:
-        InputError: an unknown measure, no judgments, or a run of which no query is judged.
+        InputError: an unknown measure, no judgments, or a run without any judged query.
     """
     parsed = {name: parse_measure(name) for name in measures}
     if not qrels:

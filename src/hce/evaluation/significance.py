@@ -1,6 +1,6 @@
 """Significance: could the difference between two systems on the same queries be chance?
 
-The paired randomisation test (Fisher's; Smucker, Allan and Carterette, CIKM 2007, recommend it for retrieval): if the
+The paired randomization test (Fisher's; Smucker, Allan and Carterette, CIKM 2007, recommend it for retrieval): if the
 systems were the same, each query's difference could as well have had the other sign. p is the share of sign
 assignments under which the mean difference is at least as far from 0 as the one observed.
 """
@@ -32,7 +32,7 @@ class Paired(NamedTuple):
 
     Attributes:
         difference: mean of the first less mean of the second.
-        p: two-sided, of the randomisation test.
+        p: two-sided, of the randomization test.
         low: lower end of the difference's 95 % interval (percentile bootstrap over queries).
         high: upper end of that interval.
         better: how many queries the first system does better at.

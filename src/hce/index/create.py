@@ -54,7 +54,7 @@ from hce.processes import (
 )
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, check_engine, wants_tree
-from hce.search.shares import Calibration, Shares
+from hce.search.shares import Calibration
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy
@@ -370,8 +370,12 @@ def reindex(
     """
     checked_share(words_share)
     with _alone(store):
-        other = _begin(store, encoder, words_share)
-        return None if other is None else _Reindexing(store, other).finish(progress)
+        other = _begin(store, encoder)
+        if other is None:
+            return None
+        if words_share is not None:
+            other = replace(other, words_share=words_share, shares=None)
+        return _Reindexing(store, other, calibrates=words_share is None and other.shares is None).finish(progress)
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
@@ -394,7 +398,7 @@ def _alone(store: Store) -> AbstractContextManager[None]:
     return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
 
 
-def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | None) -> StandbyEncoder | None:
+def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
     """Return the encoder to activate: one that was begun earlier, or a new one; None if it is active already."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
@@ -413,11 +417,9 @@ def _begin(store: Store, encoder: Encoder | str | Path, words_share: float | Non
         return other
     warn_of_language(corpus, start.base or start.encoder.name, manifest.language)
     suffix = _make_room(store)
-    chosen = start.shares(corpus)
-    shares = usual_shares(start.encoder) if chosen is None else chosen.shares
-    shares = shares if words_share is None else shares._replace(words=words_share)
+    chosen = start.shares(corpus) or Calibration(usual_shares(start.encoder))
     numbers = np.array([number for number, _ in entries], np.int64)
-    return _write_encoder(store, suffix, start, str(encoder), shares, numbers, corpus)
+    return _write_encoder(store, suffix, start, str(encoder), chosen, numbers, corpus)
 
 
 def _make_room(store: Store) -> str:
@@ -435,7 +437,7 @@ def _make_room(store: Store) -> str:
 
 
 def _write_encoder(
-    store: Store, suffix: str, start: KnownEncoder, spec: str, shares: Shares, numbers: np.ndarray, corpus: Corpus
+    store: Store, suffix: str, start: KnownEncoder, spec: str, chosen: Calibration, numbers: np.ndarray, corpus: Corpus
 ) -> StandbyEncoder:
     """Put an encoder, its facts and its tree into folders of their own, and name them in the manifest."""
     index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
@@ -454,8 +456,9 @@ def _write_encoder(
             was_in_force=False,
             spec=spec,
             encoder_folder=folder.name,
-            words_share=shares.words,
-            tokens_share=shares.tokens,
+            words_share=chosen.shares.words,
+            tokens_share=chosen.shares.tokens,
+            shares=chosen.as_dict() if chosen.kind else None,
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=int(numbers.max()),
             **start.described(folder),
@@ -475,17 +478,20 @@ class _Encoded(NamedTuple):
 class _Reindexing:
     """Encodes what has no vector of the standby encoder yet, makes tree and snapshots, and activates that encoder."""
 
-    def __init__(self, store: Store, other: StandbyEncoder) -> None:
+    def __init__(self, store: Store, other: StandbyEncoder, *, calibrates: bool = False) -> None:
         self.store = store
+        self.calibrates = calibrates
         self.other = other
         self.folder = store.path.parent
         carried = IndexEncoder(self.folder, other)
-        codes = TokenCodes.find(token_folder(self.folder, other.suffix))
-        self._encode, self._cutter = partial(encode_keeping_tokens, carried, codes), Cutter(carried.encoder())
+        self._encoder, self._codes = carried.encoder(), TokenCodes.find(token_folder(self.folder, other.suffix))
+        self._encode, self._cutter = partial(encode_keeping_tokens, carried, self._codes), Cutter(self._encoder)
 
     def finish(self, progress: bool) -> Manifest:
         """Do what is left, and return the manifest after it."""
         self._catch_up(progress)
+        if self.calibrates:
+            self._calibrate()
         self._grow_tree()
         self._save_snapshots()
         for left in reversed(range(ROUNDS)):
@@ -517,6 +523,21 @@ class _Reindexing:
         vectors = shared_vectors([each.full_text for each in documents], {}, self._encode)
         passages = read_passages(documents, self._encode, self._cutter)
         return _Encoded([entry.number for entry in entries], vectors, passages)
+
+    def _calibrate(self) -> None:
+        """Choose how much words and tokens count with the new vectors, as `hce index` does."""
+        with self.store.reading_beside(self.other.dim) as reader:
+            entries = list(reader.entries())
+        chosen = calibrate_unlabeled(
+            Corpus.from_documents(entry.document for entry in entries),
+            self._encoder,
+            np.stack([entry.vector for entry in entries]),
+            Manifest.read(self.folder).language,
+            space=self._codes.space if self._codes else None,
+            known=self._codes.get if self._codes else None,
+        )
+        shares, kept = chosen.shares, chosen.as_dict()
+        self.other = replace(self.other, words_share=shares.words, tokens_share=shares.tokens, shares=kept)
 
     def _grow_tree(self) -> None:
         """Grow a tree of the new vectors, if the index has one and the encoder brought none."""

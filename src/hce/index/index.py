@@ -301,7 +301,7 @@ class Index:
         """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
 
         Raises:
-            InputError: `after` is not a whole number.
+            InputError: `after` is not an integer.
         """
         number = checked_after(after)
         with self.state.reading() as reader:
@@ -367,7 +367,7 @@ class Index:
             depth: how many of the first hits the cross-encoder reads; k, where that is more: all that are returned.
 
         Raises:
-            InputError: k is not a whole number from 1 on, a query is not a text, the filter is not a valid one, or
+            InputError: k is not an integer from 1 on, a query is not a text, the filter is not a valid one, or
                 there is no such mode or cross-encoder.
         """
         texts = checked_queries(queries)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,11 @@ class Manifest:
         return f"words count {self.words_share:.2f}, tokens count {self.tokens_share:.2f}"
 
     @property
+    def curves(self) -> dict[str, list[tuple[float, float]]]:
+        """For each share that was calibrated, the nDCG@10 by its values."""
+        return {} if self.shares is None else Calibration.read(self.shares).curves
+
+    @property
     def last_familiar(self) -> int:
         """The last number that there was when the index got its encoder."""
         return self.documents if self.familiar is None else self.familiar
@@ -274,6 +279,7 @@ class IndexStatus:
             every vector is scored, or no snapshot is there.
         rescored: how many candidates a search for ten documents scores again by their vectors.
         search: how much words and tokens count, and how that was chosen.
+        curves: for each share that was calibrated, the nDCG@10 by its values.
     """
 
     path: str
@@ -298,6 +304,7 @@ class IndexStatus:
     recall: float | None = None
     rescored: int | None = None
     search: str = ""
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def has_outgrown_its_table(self) -> bool:

@@ -170,7 +170,7 @@ def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 def check_k(k: int, name: str = "k") -> None:
-    """Make sure that k is a whole number from 1 on."""
+    """Make sure that k is an integer from 1 on."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise InputError(f"{name} = {k!r}: give a whole number")
     if k < 1:

@@ -363,6 +363,7 @@ def status_of(state: IndexState) -> IndexStatus:
         recall=facts.get("recall"),
         rescored=facts.get("rescored"),
         search=manifest.search,
+        curves=manifest.curves,
         **{name: getattr(manifest, name) for name in SHOWN},
     )
 
@@ -421,10 +422,12 @@ def _refit_table(state: IndexState, progress: bool) -> None:
     """Fit the table to all documents again, unless a reindexing to another encoder was begun."""
     from hce.index.create import reindex  # which needs torch
 
-    other = Manifest.read(state.path).other()
+    known = Manifest.read(state.path)
+    other = known.other()
     if other is not None and other.spec not in ("", "static"):
         return
-    manifest = reindex(state.store, "static", None, progress=progress)
+    given = known.words_share if known.shares is None else None
+    manifest = reindex(state.store, "static", given, progress=progress)
     if manifest is not None:
         state.adopt(manifest)
 

@@ -36,7 +36,7 @@ STYLE = Path(__file__).with_name("page.css")
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return the whole file; `parts` are HTML already."""
+    """Return the file; `parts` are HTML already."""
     return PAGE.format(title=escape(title), style=f"\n{STYLE.read_text(encoding='utf-8')}", body="\n".join(parts))
 
 

@@ -24,10 +24,12 @@ from hce.encoding.tables import joined_rows
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
+from hce.search.shares import Calibration
 from hce.training.calibration import calibrate, usual_shares
 from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
 from hce.training.query_map import with_query_map
+from hce.training.query_mean import QueryMean
 from hce.training.questions import (
     EncodedQuestions,
     PoolTokens,
@@ -43,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 # Of the mean of a log, how much queries lose, and how many queries count as much as knowing nothing.
 LOG_SHARE, LOG_PRIOR = 0.75, 10
-MOST_LOGGED = 10_000
 LEAST_TO_CENTER = 100  # questions that a mean is taken of
 
 
@@ -54,7 +55,7 @@ def with_companions(
     tables: list[Encoder],
     run_folder: Path | None,
     *,
-    log: Sequence[str] = (),
+    log: Sequence[str] | QueryMean = (),
     progress: bool,
 ) -> Fit:
     """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
@@ -65,66 +66,32 @@ def with_companions(
         learned: what came of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
-        log: queries that people asked.
+        log: queries that people asked, or their mean by this encoder.
         progress: show a bar.
     """
-    result, recipe = learned.result, learned.result.recipe
-    encoder_was_trained = recipe.train != "companion"
-    devset = learned.devset if encoder_was_trained else _few_queries(learned.devset, learned.measured, recipe)
+    was_trained = encoder is learned.result.encoder
+    devset = learned.devset if was_trained else _few_queries(learned.devset, learned.measured, learned.result.recipe)
     questions = _questions(corpus, devset, learned)
     tokens = PoolTokens.of(encoder, corpus, questions)
-    vectors = learned.vectors if encoder is result.encoder else None
-    if vectors is None:
-        vectors = encode_corpus(
-            *(encoder, corpus, run_folder and run_folder / "encoded"),
-            replace=True,
-            progress=progress and not encoder.is_table,
-            on_tokens=tokens.keep_text if tokens else None,
-        )
+    vectors = _vectors(corpus, encoder, learned, tokens, run_folder, progress=progress)
     given = encoder
-    if learned.pairs is not None and devset.is_labelled and not given.is_table:
-        encoder = with_query_map(given, vectors, learned.pairs, devset, recipe.seed)
-    companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, recipe)
+    if learned.pairs is not None and devset.is_labelled and not (log or given.is_table):
+        encoder = with_query_map(given, vectors, learned.pairs, devset, learned.result.recipe.seed)
+    companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, learned.result.recipe)
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
     parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
     centers = _centers(parts, vectors, encoder)
-    calibration = calibrate(
-        questions,
-        corpus,
-        lambda share: joined_parts(parts, _shares(share, len(companions)), centers),
-        usual_shares(encoder, companions=bool(companions)),
-        language=recipe.language,
-        similarities=tokens.similarities if tokens else None,
-    )
-    result, shares = replace(result, calibration=calibration), calibration.shares
-    if len(log) and not encoder.is_table:
-        centers = log_centers(log, encoder, vectors)
-    elif not shares.companions and encoder_was_trained and encoder is given:
-        return learned._replace(result=result)
-    accompanied = accompany(encoder, companions, shares.companions, centers if shares.companions or len(log) else None)
-    alone = devset.encode(encoder, vectors)
-    ndcg_after = ndcg_moved = devset.ndcg_of(alone)
-    ndcg_before = ndcg_moved if encoder is given else devset.ndcg(given, vectors)
-    if encoder_was_trained:
-        ndcg_before = learned.ndcg_before
-    if accompanied is not encoder:
-        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if shares.companions)]
-        counts = _shares(shares.companions, len(dev_parts) - 1)
-        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, counts, centers))
-        vectors = _vectors_beside(corpus, accompanied, vectors)
-    stages = dict(result.stages) if encoder_was_trained else {}
-    stages |= {} if encoder is given else {"labels": means(ndcg_moved)}
-    result = replace(
-        result,
-        encoder=accompanied,
-        hierarchy=cluster_corpus(vectors, recipe, encoder, recipe.epochs + 1),
-        mix=result.mix if shares.companions else float(encoder is not given),
-        before=means(ndcg_before),
-        after=means(ndcg_after),
-        metric=devset.metric_name,
-        stages={**stages, "companions": means(ndcg_after)} if shares.companions else stages,
-    )
-    return Fit(result, learned.measured, devset, ndcg_before, ndcg_after)
+    calibration = _calibration(corpus, encoder, learned.result.recipe, questions, parts, centers, tokens)
+    share = calibration.shares.companions
+    if log and not encoder.is_table:
+        centers = log_centers(log if isinstance(log, QueryMean) else QueryMean.of(log, encoder), vectors)
+    elif not share:
+        centers = None
+    accompanied = accompany(encoder, companions, share, centers)
+    learned = learned._replace(result=replace(learned.result, calibration=calibration))
+    if accompanied is given and was_trained:
+        return learned
+    return _measured(corpus, learned, devset, (given, encoder, accompanied), chosen_by, vectors)
 
 
 def without_companions(corpus: Corpus, learned: Fit) -> Fit:
@@ -134,18 +101,97 @@ def without_companions(corpus: Corpus, learned: Fit) -> Fit:
     if questions is None:
         return learned
     tokens = PoolTokens.of(encoder, corpus, questions)
-    pool = corpus.only(questions.pool)
-    keep = tokens.keep_text if tokens else None
-    vectors = (
-        learned.vectors[questions.pool] if learned.vectors is not None else encode_corpus(encoder, pool, on_tokens=keep)
-    )
+    if learned.vectors is not None:
+        vectors = learned.vectors[questions.pool]
+    else:
+        vectors = encode_corpus(encoder, corpus.only(questions.pool), on_tokens=tokens.keep_text if tokens else None)
     parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
-    calibration = calibrate(
-        *(questions, corpus, lambda share: parts[0], usual_shares(encoder)),
-        language=result.recipe.language,
+    calibration = _calibration(corpus, encoder, result.recipe, questions, parts, None, tokens)
+    return learned._replace(result=replace(result, calibration=calibration))
+
+
+def _vectors(
+    corpus: Corpus,
+    encoder: Encoder,
+    learned: Fit,
+    tokens: PoolTokens | None,
+    run_folder: Path | None,
+    *,
+    progress: bool,
+) -> np.ndarray:
+    """Return the corpus's vectors by the first part, encoded unless training has left them, of shape (N, n₁)."""
+    if encoder is learned.result.encoder and learned.vectors is not None:
+        return learned.vectors
+    return encode_corpus(
+        *(encoder, corpus, run_folder and run_folder / "encoded"),
+        replace=True,
+        progress=progress and not encoder.is_table,
+        on_tokens=tokens.keep_text if tokens else None,
+    )
+
+
+def _calibration(
+    corpus: Corpus,
+    encoder: Encoder,
+    recipe: Recipe,
+    questions: Questions | None,
+    parts: Sequence[EncodedQuestions],
+    centers: np.ndarray | None,
+    tokens: PoolTokens | None,
+) -> Calibration:
+    """Choose the shares by questions that the encoder and its companions have encoded to `parts`."""
+    return calibrate(
+        questions,
+        corpus,
+        lambda share: joined_parts(parts, _shares(share, len(parts) - 1), centers),
+        usual_shares(encoder, companions=len(parts) > 1),
+        language=recipe.language,
         similarities=tokens.similarities if tokens else None,
     )
-    return learned._replace(result=replace(result, calibration=calibration))
+
+
+def _measured(
+    corpus: Corpus,
+    learned: Fit,
+    devset: DevSet,
+    encoders: tuple[Encoder, Encoder, Encoder],
+    chosen_by: Sequence[Encoder],
+    vectors: np.ndarray,
+) -> Fit:
+    """Return the fit of an encoder with its companions or centers: its dev measures and its tree.
+
+    Args:
+        corpus: the documents.
+        learned: what came of training.
+        devset: the held-out queries.
+        encoders: the first part as given, with its queries moved where labels do that, and the encoder to return.
+        chosen_by: its companions, fitted without the measured documents.
+        vectors: of the documents by the first part.
+    """
+    result, (given, encoder, accompanied) = learned.result, encoders
+    was_trained, has_companions = given is result.encoder, len(accompanied.shares) > 1
+    alone = devset.encode(encoder, vectors)
+    ndcg_after = ndcg_moved = devset.ndcg_of(alone)
+    ndcg_before = ndcg_moved if encoder is given else devset.ndcg(given, vectors)
+    if was_trained:
+        ndcg_before = learned.ndcg_before
+    if accompanied is not encoder:
+        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if has_companions)]
+        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, accompanied.shares, accompanied.centres))
+        vectors = _vectors_beside(corpus, accompanied, vectors)
+    stages = dict(result.stages) if was_trained else {}
+    stages |= {} if encoder is given else {"labels": means(ndcg_moved)}
+    result = replace(
+        result,
+        encoder=accompanied,
+        hierarchy=cluster_corpus(vectors, result.recipe, encoder, result.recipe.epochs + 1),
+        mix=result.mix if was_trained or has_companions else float(encoder is not given),
+        before=means(ndcg_before),
+        after=means(ndcg_after),
+        metric=devset.metric_name,
+        stages={**stages, "companions": means(ndcg_after)} if has_companions else stages,
+    )
+    return Fit(result, learned.measured, devset, ndcg_before, ndcg_after)
 
 
 def _questions(corpus: Corpus, devset: DevSet, learned: Fit) -> Questions | None:
@@ -191,15 +237,14 @@ def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: En
     return np.stack([parts[0].queries.mean(axis=0, dtype=np.float64), vectors.mean(axis=0, dtype=np.float64)])
 
 
-def log_centers(log: Sequence[str], encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+def log_centers(log: QueryMean, vectors: np.ndarray) -> np.ndarray:
     """Return what to subtract from queries and from documents, of shape (2, n), given queries that people asked.
 
     Documents lose their mean. Queries lose three quarters of the log's mean, and less the shorter the log is: the mean
     of a few queries is about those.
     """
-    some = [log[row] for row in range(0, len(log), max(1, len(log) // MOST_LOGGED))]
-    mean = encoder.encode(some, "query").mean(axis=0, dtype=np.float64)
-    return np.stack([LOG_SHARE * len(some) / (len(some) + LOG_PRIOR) * mean, vectors.mean(axis=0, dtype=np.float64)])
+    share = LOG_SHARE * log.count / (log.count + LOG_PRIOR)
+    return np.stack([share * np.array(log.mean), vectors.mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:

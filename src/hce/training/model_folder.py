@@ -274,7 +274,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class Training:
-    """What an index tells of the training of its encoder: some of the `ModelFacts`, and the history.
+    """What an index keeps of the training of its encoder: some of the `ModelFacts`, and the history.
 
     Attributes:
         epochs: an entry for each epoch; epoch 0 is the start. Each has `metric`, the mean over kinds.
@@ -295,7 +295,7 @@ def save_model(
     queries: Iterable[DevQuery] = (),
     label_files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model's folder; it appears whole or not at all.
+    """Write a model's folder, atomically.
 
     Raises:
         InputError: the folder is there already and not empty.

@@ -21,6 +21,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
 from hce.training.heldout import DevSet, labelled_devset, pseudo_devset, with_random_others
+from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class LabelSets(NamedTuple):
     labeled: Labels | None = None
     generated: Labels | None = None
     dev: Labels | None = None
-    log: tuple[str, ...] = ()
+    log: tuple[str, ...] | QueryMean = ()
 
 
 @dataclass(frozen=True)

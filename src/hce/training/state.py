@@ -1,7 +1,7 @@
 """A training run, its history, and its checkpoints: a resumed run ends exactly as an uninterrupted one would have.
 
 Tensors go to safetensors, the rest to JSON, nothing is pickled. A checkpoint is written to a folder of its own and then
-named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a whole checkpoint.
+named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class CheckpointFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
-        """Read the newest whole checkpoint, if there is one.
+        """Read the newest complete checkpoint, if there is one.
 
         Raises:
             InputError: the checkpoint is of a run with another identity.
@@ -199,7 +199,7 @@ class CheckpointFolder:
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def resume(self, restore: Callable[[Checkpoint], Restored]) -> Restored | None:
-        """Return what `restore` makes of the newest whole checkpoint; None where there is none.
+        """Return what `restore` makes of the newest complete checkpoint; None where there is none.
 
         Raises:
             InputError: the checkpoint is of a run with another identity.

@@ -36,6 +36,7 @@ from hce.training.companion import with_companions, without_companions
 from hce.training.heldout import LABELLED, DevSet, means
 from hce.training.model_folder import DevQuery, Epoch, gains, mean_over_kinds, save_model
 from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
+from hce.training.query_mean import QueryMean
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
 from hce.training.state import CheckpointFolder
 from hce.training.steps import only_upper_layers
@@ -54,7 +55,7 @@ def train(
     pairs: Labels | None = None,
     generated: Labels | None = None,
     dev: Labels | None = None,
-    log: Sequence[str] = (),
+    log: Sequence[str] | QueryMean = (),
     recipe: Recipe | None = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -70,8 +71,8 @@ def train(
         pairs: labeled queries to train on; without any, training is unsupervised.
         generated: generated queries to train on besides; they are never measured by.
         dev: labeled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
-        log: queries that people asked, without answers; their mean is subtracted from a transformer's queries. Only
-            the mean is kept.
+        log: queries that people asked, without answers, or their mean by this encoder, which `hce serve
+            --learn-queries` keeps. It is subtracted from a transformer's queries. No query is kept.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; the state of the run is kept beside it until it is done.
         resume: continue the unfinished run that is kept beside `output`, if there is one.
@@ -93,12 +94,11 @@ def train(
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made again
     recipe = _settled(recipe, corpus, given, pairs or generated)
-    label_sets = LabelSets(pairs, generated, dev, tuple(log))
+    label_sets = LabelSets(pairs, generated, dev, log if isinstance(log, QueryMean) else tuple(log))
     corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
     _refuse_impossible(corpus, given, recipe)
     _warn_of_poor_data(corpus, recipe)
-    if log and (given.is_table or recipe.train == "encoder"):
-        logger.warning("the log of queries changes nothing: it does not center %s", given.name)
+    _check_log(log, given, recipe)
     warn_of_language(corpus, given.name)
     run_folder = None if output is None else unfinished(output)
     if process_count() > 1:
@@ -247,6 +247,18 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
     )
 
 
+def _check_log(log: Sequence[str] | QueryMean, given: Encoder, recipe: Recipe) -> None:
+    """Warn if a log changes nothing.
+
+    Raises:
+        InputError: the mean of queries is of another encoder.
+    """
+    if log and (given.is_table or recipe.train == "encoder"):
+        logger.warning("the log of queries changes nothing: it does not center %s", given.name)
+    elif isinstance(log, QueryMean) and log.encoder != given.fingerprint:
+        raise InputError(f"the mean of queries is of another encoder than {given.name}; give the queries themselves")
+
+
 def _what_is_trained(recipe: Recipe, encoder: Encoder) -> WhatIsTrained:
     if recipe.train == "companion" and encoder.is_table:
         raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
@@ -316,7 +328,7 @@ def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: R
         "set of labelled pairs": label_sets.labeled and label_sets.labeled.digest,
         "set of generated queries": label_sets.generated and label_sets.generated.digest,
         "set of dev queries": label_sets.dev and label_sets.dev.digest,
-        "log of queries": hash64("\n".join(label_sets.log)) if label_sets.log else None,
+        "log of queries": hash64(str(label_sets.log)) if label_sets.log else None,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
 

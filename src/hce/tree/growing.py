@@ -21,7 +21,7 @@ SHORTEST = 1e-6  # sum of vectors that has a direction
 
 
 class Cluster(Protocol):
-    """Spherical k-means with the settings of a whole tree."""
+    """Spherical k-means with the settings of a tree."""
 
     def __call__(self, vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
         """Cluster vectors of shape (N, n) into k."""
@@ -69,7 +69,7 @@ def power_of_two(branching: int) -> int:
 
 
 def level_sizes(count: int, branching: int) -> list[int]:
-    """The numbers of nodes that Alg. 1 asks for, from the top: ⌈N/b⌉, ⌈⌈N/b⌉/b⌉, … above 1, in reverse.
+    """Return the numbers of nodes of Alg. 1, from the top: ⌈N/b⌉, ⌈⌈N/b⌉/b⌉, … above 1, in reverse.
 
     The depth L is one more than their number, found by counting divisions: ⌈log_b N⌉ in floating point is off by one
     for some powers of b.

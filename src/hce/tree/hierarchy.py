@@ -107,7 +107,7 @@ class Hierarchy:
             vectors: unit rows of shape (N, n), float32, a memory map included.
             branching: expected number of children b, or "auto": the smallest with which the tree need be no deeper than
                 `depth`.
-            depth: L that "auto" aims at, the documents' level included; a given `branching` decides it by itself.
+            depth: L that "auto" aims at, the documents' level included; a given `branching` decides it.
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
             init: how k-means starts, see there; with "random", the paper's, upper levels are not evened out.
@@ -205,7 +205,7 @@ class Hierarchy:
                 too. By default L, that is, documents of the same leaf; with 1, any documents.
 
         Returns:
-            Positions of shape (B, count), int64; −1 where a document has fewer than `count` others beside it.
+            Positions of shape (B, count), int64; −1 where a document has fewer than `count` others with it.
         """
         order, start, rank, node = self._documents_by_node(self.depth - 1 if level is None else level - 1)
         first, others = start[node[positions]], np.diff(start)[node[positions]] - 1  # (B,)
@@ -227,7 +227,7 @@ class Hierarchy:
         """Walk down from the root, from the nodes kept at a level to the closest of their children.
 
         Args:
-            vectors: what walks, each row by itself, of shape (B, n).
+            vectors: what walks, each row alone, of shape (B, n).
             beam: how many nodes of a level each keeps; with 1 the walk is greedy.
             document_vectors: of all documents, of shape (N, n), where the walk is to end at documents.
 
@@ -337,11 +337,11 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- on disk
 
     def save(self, folder: str | Path, numbers: np.ndarray | None = None) -> None:
-        """Write arrays, names, a manifest and checksums into a new folder that appears whole or not at all.
+        """Write arrays, names, a manifest and checksums into a new folder that appears complete or not at all.
 
         Args:
             folder: the new one.
-            numbers: of the documents, in an index, of shape (N,), int64; written beside.
+            numbers: of the documents, in an index, of shape (N,), int64; written too.
 
         Raises:
             InputError: the folder is there already and not empty.

@@ -2,7 +2,7 @@
 
 Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out. The first half has the steps
 that both modes share: read unit rows, score, average, fill empty clusters. Rows are read in chunks and normalized as
-they are read, so a memory-mapped file is never copied as a whole. Where a step differs between the CPU and other
+they are read, so a memory-mapped file is never copied completely. Where a step differs between the CPU and other
 devices, NumPy or SciPy is much faster than torch on the CPU.
 """
 

@@ -47,7 +47,7 @@ _MIN_GAIN = 1e-5  # a single move has to raise the summed cosine by this much, f
 _MAX_WISHES = 2**17  # single moves considered in a round: their rows are held in memory
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
-_ENOUGH = 0.94  # of the rows' squared lengths has to be in their heads, or choices are made by whole rows
+_ENOUGH = 0.94  # of the rows' squared lengths has to be in their heads, or choices are made by all dimensions
 _TAILS_AGREE = 0.5  # a guess at the cosine between what the heads of a row and of a near centroid leave out
 _SAMPLE = 4096  # rows whose directions of most variation are taken for all rows'
 _NOISE = 1e-6  # float noise of a squared length
@@ -76,7 +76,7 @@ class _Groups(NamedTuple):
 
     of: np.ndarray  # (k,) the group of each cluster
     centres: torch.Tensor  # (groups, n or a head's width)
-    near: np.ndarray  # (groups, near) the centroids nearest to each centre
+    near: np.ndarray  # (groups, near) the centroids nearest to each center
 
 
 class _Moves(NamedTuple):
@@ -334,7 +334,7 @@ def _best_moves(
 ) -> _Moves:
     """Find for rows of one group the candidate that gains most, the gain net of leaving, and whether it is nearer.
 
-    The products of `looks` (rows) and `seen` (centroids) choose the candidate; the whole rows measure it.
+    The products of `looks` (rows) and `seen` (centroids) choose the candidate; the rows in all dimensions measure it.
     """
     candidates = torch.from_numpy(columns).to(block.device)
     own_cluster = torch.from_numpy(assignment).to(block.device)
@@ -381,7 +381,7 @@ def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
 def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -> None:
     """Move rows one by one where that raises the total, in place.
 
-    Moves that share no cluster leave each other's gains as they are, so each pass makes a set of such moves, best
+    Moves that share no cluster leave each other's gains unchanged, so each pass makes a set of such moves, best
     first, and then measures the remaining ones again: every move made is a true gain. The last row of a cluster stays:
     it would lose a cosine of 1, which nothing can outweigh.
     """

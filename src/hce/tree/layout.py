@@ -30,7 +30,7 @@ LEAVES_AROUND = 6  # whose documents may be neighbors too
 STEPS = 60
 PUSHED = 8  # others in either direction that a document is pushed away from in a step
 SEED = 0  # same tree, same map
-BESIDE = 3  # neighbors that what comes later is put beside
+BESIDE = 3  # neighbors that a later document is placed by
 
 Tell = Callable[[float], None]
 """Called with the share of the work that is done; an error that it raises ends the work."""
@@ -186,7 +186,7 @@ def _spread(places: np.ndarray) -> np.ndarray:
 
 
 def _middle(corners: np.ndarray) -> np.ndarray:
-    """Return the centre of gravity, of shape (2,), of a convex polygon, of shape (corners, 2)."""
+    """Return the center of gravity, of shape (2,), of a convex polygon, of shape (corners, 2)."""
     following = np.roll(corners, -1, axis=0)
     cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
     return np.asarray(((corners + following) * cross[:, None]).sum(axis=0) / (3 * cross.sum()))

@@ -165,7 +165,7 @@ def _singular(word: str) -> str:
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Return the whole tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
+    """Return the tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
 
     A document whose id is None is not there any more, and left out; sizes are those of the tree.
     """

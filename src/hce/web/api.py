@@ -26,6 +26,7 @@ from hce.index.ranking import Hit, SearchMode
 from hce.index.state import ReindexedError
 from hce.index.tree import LiveTree
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
+from hce.web.asked import AskedQueries
 from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules
 from hce.web.schemas import (
@@ -88,6 +89,7 @@ class ServedIndex:
         map: the same tree as a map.
         untrained: the ranking to compare with.
         drift: whether it is time to retrain.
+        asked: what counts queries, if the server learns from them.
         queries: what encodes queries.
         searches: the threads that search; more than there are cores would only get into each other's way.
         writes: the one that writes, since a store takes one write at a time.
@@ -95,14 +97,16 @@ class ServedIndex:
         looks: those for everything else, which a full queue of searches does not keep waiting.
     """
 
-    def __init__(self, index: Index, rules: Rules) -> None:
+    def __init__(self, index: Index, rules: Rules, *, learns: bool = False) -> None:
         self.index = index
         self.rules = rules
         self.tree = LiveTree(index)
         self.map = DocumentMap(self.tree)
         self.untrained = Untrained(index)
         self.drift = DriftWatch(index)
-        self.queries = QueryBatcher(index.state.encode_queries, SEARCHES_WAITING)
+        self.asked = AskedQueries(index.state) if learns else None
+        encode = self.asked.encode if self.asked else index.state.encode_queries
+        self.queries = QueryBatcher(encode, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
         self.writes = Lane(1, WRITES_WAITING)
         self.embeddings = Lane(1, WRITES_WAITING)
@@ -119,6 +123,8 @@ class ServedIndex:
 
     def stop(self) -> None:
         """End what is done in the background."""
+        if self.asked:
+            self.asked.flush()
         self.untrained.stop()
         self.map.stop()
         self.drift.stop()

@@ -44,18 +44,19 @@ Every error is `{"error": "one sentence"}`. Where a token is needed to write, it
 `Authorization: Bearer TOKEN`."""
 
 
-def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True) -> FastAPI:
+def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True, learns: bool = False) -> FastAPI:
     """Make the page and the API of an index.
 
     Args:
         index: what is served; it stays open when the server ends.
         rules: who may ask for what; by default this machine may, and may write.
         metrics: whether requests are counted, and /metrics is there.
+        learns: whether the mean of all queries is kept in the index's folder.
 
     Raises:
         MissingPackageError: the package that keeps metrics is not installed.
     """
-    site = ServedIndex(index, rules or Rules())
+    site = ServedIndex(index, rules or Rules(), learns=learns)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Work beside the event loop: threads for each kind of request, queries encoded together, drift measured.
+"""Work next to the event loop: threads for each kind of request, queries encoded together, drift measured.
 
 A lane has a few threads for one kind of work, so that no kind waits for another, and a limit to its queue. An encoder
 takes one call at a time, and a call with many short texts costs little more than one with a single text: who comes

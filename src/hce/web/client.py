@@ -119,7 +119,7 @@ class _Judgment(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a hit of the API says, besides its text."""
+    """What a hit of the API says, without its text."""
 
     rank: int
     score: float

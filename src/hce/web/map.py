@@ -103,7 +103,7 @@ async def documents(
     site: Served,
     number: Annotated[list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="as in the points")],
 ) -> Json:
-    """Tell which documents some points are; those that are gone are left out."""
+    """Return which documents some points are; those that are gone are left out."""
     return answer(await site.looks.run(_documents, site.tree, number))
 
 
@@ -115,7 +115,7 @@ async def places(
         list[Annotated[str, Query(max_length=ID_CHARACTERS)]], Query(max_length=PLACES_AT_ONCE, description="documents")
     ] = [],  # noqa: B006
 ) -> Json:
-    """Tell where a query and documents lie; documents that are not there are left out."""
+    """Return where a query and documents are; documents that are not there are left out."""
     if q is None and not id:
         raise HTTPException(400, "give q, a query, or id, a document, which may be given more than once")
     vector = None if q is None else await site.queries.encode(q)

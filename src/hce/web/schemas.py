@@ -66,8 +66,8 @@ class Shown:
         snippet_start: where it begins in the text.
         snippet_is_whole: whether it is all of the text.
         snippet_marks: where words of the query begin and end in it.
-        passage: where the passage that a long document was found by begins and ends in its text; null where the
-            document was found as a whole.
+        passage: where the passage that a long document was found by begins and ends in its text; null where no
+            passage was found.
         from_meaning: the part of the score that the vectors gave.
         from_words: the part of the score that shared words gave.
         from_tokens: the part of the score that single tokens gave.
