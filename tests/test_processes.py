@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,6 +36,16 @@ CPU = torch.device("cpu")
 RECIPE = Recipe.for_encoder(
     static=True, epochs=1, batch_size=32, learning_rate=0.05, span_lengths=(4,), dev_queries=16, fit_static=False
 )
+PAPER = Recipe.paper(
+    epochs=1,
+    epoch_pairs=64,
+    batch_size=32,
+    chunk_size=8,
+    span_lengths=(4,),
+    dev_queries=16,
+    precision="float32",
+    dropout=False,  # of which each process draws its own
+)
 
 
 def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: bool = False) -> dict[str, object]:
@@ -48,8 +59,13 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: boo
         losses.append(values)
         if len(losses) == 2:
             break
-    weights = encoder.model[0].embedding.weight.detach().numpy()
+    weights = torch.cat([weight.detach().flatten() for weight in encoder.model.parameters()])
     return {"losses": losses, "weights": weights.tolist(), "vectors": float(np.abs(vectors).sum())}
+
+
+def the_papers_steps(corpus: Corpus, folder: Path) -> dict[str, object]:
+    """Two steps of HCE-J on a T5."""
+    return two_steps(corpus, Encoder.load(folder / "gtr", device="cpu"), PAPER, labelled=True)
 
 
 def trees(vectors: np.ndarray) -> list[dict]:
@@ -84,6 +100,8 @@ def member(rank: int, folder: Path, job: str) -> None:
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
     if job in ("steps", "labelled steps"):
         result: object = two_steps(corpus, encoder, RECIPE, labelled=job == "labelled steps")
+    elif job == "the paper's steps":
+        result = the_papers_steps(corpus, folder)
     elif job == "trees":
         result = trees(encode_corpus(encoder, corpus, folder / "vectors"))
     elif job == "tasks":
@@ -124,6 +142,19 @@ def test_two_processes_take_the_steps_of_one(forkserver, folder, job):
     np.testing.assert_allclose(first["weights"], alone["weights"], atol=1e-5)
     np.testing.assert_array_equal(first["weights"], second["weights"])
     assert first["vectors"] == pytest.approx(alone["vectors"], rel=1e-6)
+
+
+def test_two_processes_take_the_papers_steps_on_a_t5(forkserver, folder, gtr_folder):
+    """Adafactor, gradients of chunks, centroids that are trained, fresh siblings and gathered negatives."""
+    shutil.copytree(gtr_folder, folder / "gtr")
+    alone = the_papers_steps(Corpus.load(folder / "docs.jsonl"), folder)
+    first, second = run_two(forkserver, folder, "the paper's steps")
+    assert first["losses"] == second["losses"]
+    for ours, theirs in zip(alone["losses"], first["losses"], strict=True):
+        for name, value in ours.items():
+            assert theirs[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    np.testing.assert_allclose(first["weights"], alone["weights"], atol=1e-4)
 
 
 def test_two_processes_grow_the_trees_of_one(forkserver, folder):

@@ -33,7 +33,7 @@ from hce.training.model_folder import mean_over_kinds
 from hce.training.objective import false_negatives
 from hce.training.pairs import InverseCloze, LabeledPairs, LabelSets, Sources, documents_to_learn, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.steps import Counters, Trainer
+from hce.training.steps import Counters, Trainer, _Column
 from hce.training.train import improvement, train
 from hce.tree.hierarchy import Hierarchy
 
@@ -696,3 +696,30 @@ def test_companions_are_chosen_by_the_vectors_of_the_training(concept_corpus, st
     train(concept_corpus, static_encoder, recipe=replace(SMALL, train="both", keep=keep, epochs=2))
     ((vectors, encoded),) = handed
     np.testing.assert_allclose(vectors, encoded, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- cheaper transformers
+
+
+def test_frozen_layers_and_embeddings_stay(concept_corpus, bert_folder):
+    encoder = Encoder.load(bert_folder, device="cpu")
+    before = weights_of(encoder)
+    recipe = Recipe.for_encoder(
+        static=False, train="encoder", epochs=1, batch_size=32, learning_rate=1e-3, dev_queries=24, frozen=0.5
+    )
+    result = train(concept_corpus, encoder, recipe=replace(recipe, keep="last", dropout=False))
+    moved = {name for name, tensor in weights_of(result.encoder).items() if not torch.equal(before[name], tensor)}
+    assert moved and all(".layer.1." in name for name in moved)
+    assert all(parameter.requires_grad for parameter in result.encoder.model.parameters())
+
+
+def test_texts_of_like_length_are_encoded_together_in_their_order(concept_corpus, bert_folder, monkeypatch):
+    """Small batches by length give the gradient of one large batch."""
+    monkeypatch.setattr("hce.encoding.encoder.CPU_TOKENS", 24)
+    encoder = Encoder.load(bert_folder, device="cpu")
+    recipe = Recipe.for_encoder(static=False, train="encoder", batch_size=8)
+    trainer = Trainer(concept_corpus, encoder, Sources(None, InverseCloze(concept_corpus)), recipe)
+    texts = ["w1", "w2 w3 w4 w5 w6 w7 w8", "w9 w10", "w11 w12 w13 w14 w15", ""]
+    assert len(list(encoder.batches(texts, "document"))) > 1
+    found = trainer._embed(_Column("document", texts))
+    np.testing.assert_allclose(found.detach().numpy(), encoder.encode(texts), atol=1e-6)

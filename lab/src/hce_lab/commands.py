@@ -129,7 +129,8 @@ def compare(
     command continues after a kill. The folder gets the table as Markdown, JSON and a page with pictures. `hce` is what
     `hce train` does with the same settings; rivals train the encoder alone.
 
-    Systems: bm25, bm25+qg, untrained, fitted, hybrid, served, rrf, ict, simcse, tsdae, dpr, dpr+qg, ct, ct+qg,
+    Systems: bm25, bm25+qg, untrained, fitted, hybrid, served, rrf, ict, simcse, tsdae, mnrl, mnrl-hybrid, mnrl-mined,
+    dpr, dpr+qg, ct, ct+qg,
     tas-b, pefa-xs, pefa-xl, dsi-atomic, dsi, nci, nci+qg, genret, genret+qg, incdsi, dsi++, seal, no-tree,
     no-tree+qg, no-cotrain, hce-u, hce-s, hce, hce-eq5, hce-hybrid, no-tree-hybrid, hce+qg.
 

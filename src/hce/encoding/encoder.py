@@ -50,6 +50,7 @@ from hce.encoding.tables import (
     finished,
     first_module,
     joined_rows,
+    mapped_rows,
     require_model,
     require_row_for_each_token,
     token_bags,
@@ -84,6 +85,7 @@ class Encoder:
         name: what the encoder was loaded by, for messages.
         shares: how much each of the `parts` counts in an inner product; they add up to 1.
         centres: means that are subtracted from the first part's vectors, of shape (2, n₁): of queries, of documents.
+        query_map: what moves the first part's queries before that, of shape (n₁, n₁ + 1); see `mapped_rows`.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Encoder:
         dtype: torch.dtype | None = None,
         shares: Sequence[float] = (1.0,),
         centres: np.ndarray | None = None,
+        query_map: np.ndarray | None = None,
     ) -> None:
         """Make an encoder of a table, of a model, or of parts; by default it computes as `load` says."""
         self.name = name
@@ -103,10 +106,11 @@ class Encoder:
         self._parts = tuple(model) if isinstance(model, list | tuple) and self._table is None else ()
         self.shares = tuple(map(float, shares))
         self.centres = centres
+        self.query_map = query_map
         self._model: SentenceTransformer | None = None
         self._token_memo: TokenMemo | None = None
         if self._parts:
-            check_parts(self.shares, [part.dim for part in self._parts], None if centres is None else centres.shape)
+            check_parts(self.shares, [part.dim for part in self._parts], centres, query_map)
         elif self._table is None:
             self._model = model.to(self.device).float().eval()  # type: ignore[union-attr]
 
@@ -179,7 +183,7 @@ class Encoder:
                 model = model_of_table(self._table)
             else:
                 parts = [part.model for part in self._parts]
-                model = model_of(SideBySide(parts, self.shares, self.centres), self.prompts)
+                model = model_of(SideBySide(parts, self.shares, self.centres, self.query_map), self.prompts)
             self._model = model.to(self.device).float().eval()
         return self._model
 
@@ -270,7 +274,13 @@ class Encoder:
             centres: means of queries and of documents by this encoder, of shape (2, n), to subtract.
         """
         means = None if centres is None else centres.astype(np.float32)
-        return Encoder([self, *companions], self.name, shares=shares, centres=means, **self._how)
+        first = self if self.query_map is None else self.parts[0]
+        options = {"shares": shares, "centres": means, "query_map": self.query_map, **self._how}
+        return Encoder([first, *companions], self.name, **options)
+
+    def with_query_map(self, query_map: np.ndarray) -> Encoder:
+        """Return this encoder, which has no companions, with its queries moved by a map of shape (n, n + 1)."""
+        return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:
         """Return the share of the texts' words that a word table of the corpus lacks; None without such a table."""
@@ -366,7 +376,7 @@ class Encoder:
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         prompt = self.prompt(side) or ""
         with progress_bar("encoding", len(texts), "texts", show=progress) as advance:
-            for rows in self._batches(texts, prompt):
+            for rows in self.batches(texts, side):
                 vectors[rows] = self._unit_rows([texts[row] for row in rows], side, prompt, on_tokens)
                 advance(len(rows))
         return finished(vectors, self.name, zeros=zeros)
@@ -376,6 +386,8 @@ class Encoder:
         if self._parts:
             first, *companions = self._parts
             rows = [first._unit_rows(texts, side, prompt, on_tokens)]
+            if self.query_map is not None and side == "query":
+                rows = [mapped_rows(rows[0], self.query_map)]
             rows += [each._unit_rows(texts, side, "") for each in companions]
             return joined_rows(rows, self.shares, None if self.centres is None else self.centres[SIDES.index(side)])
         try:
@@ -434,7 +446,7 @@ class Encoder:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer."""
         if self._parts:
             prints = [part.fingerprint for part in self._parts]
-            return fingerprint_of_parts(self.prompts, self.shares, self.centres, prints)
+            return fingerprint_of_parts(self.prompts, self.shares, self.centres, self.query_map, prints)
         table = self.table
         if table is not None:
             return table.fingerprint
@@ -484,8 +496,9 @@ class Encoder:
         finally:
             handle.remove()
 
-    def _batches(self, texts: Sequence[str], prompt: str) -> Iterator[np.ndarray]:
+    def batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
         """Yield row numbers, about as many tokens each time; for a transformer, texts of like length together."""
+        prompt = self.prompt(side) or ""
         for start in range(0, len(texts), SORTED_AT_ONCE):
             some = texts[start : start + SORTED_AT_ONCE]
             lengths = np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in some])
@@ -559,7 +572,8 @@ def _read(folder: Path, name: str, **how: Any) -> Encoder:
     layout = Layout.read(folder / first.path)
     names = [name, *(f"{name}, part {number}" for number in range(2, len(layout.folders) + 1))]
     parts = [_read(place, each, **how) for place, each in zip(layout.folders, names, strict=True)]
-    encoder = Encoder(parts, name, shares=layout.shares, centres=layout.centres, **how)
+    options = {"shares": layout.shares, "centres": layout.centres, "query_map": layout.query_map, **how}
+    encoder = Encoder(parts, name, **options)
     encoder.prompts = Prompts.read(folder)
     return encoder
 

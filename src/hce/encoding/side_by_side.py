@@ -59,22 +59,29 @@ class SideBySide(InputModule):
         parts: the encoders.
         shares: how much each part counts in an inner product; they add up to 1.
         centres: means that are subtracted from the first part's vectors, of shape (2, n₁): of queries, of documents.
+        query_map: what moves the first part's queries before that, of shape (n₁, n₁ + 1); see `mapped_rows`.
     """
 
     save_in_root = False
     forward_kwargs: ClassVar[set[str]] = {"task"}
     parts: Sequence[SentenceTransformer]
     centres: Tensor | None
+    query_map: Tensor | None
 
     def __init__(
-        self, parts: Sequence[SentenceTransformer], shares: Sequence[float], centres: np.ndarray | None = None
+        self,
+        parts: Sequence[SentenceTransformer],
+        shares: Sequence[float],
+        centres: np.ndarray | None = None,
+        query_map: np.ndarray | None = None,
     ) -> None:
         super().__init__()
         dims = [int(part.get_embedding_dimension()) for part in parts]
-        check_parts(shares, dims, None if centres is None else tuple(centres.shape))
+        check_parts(shares, dims, centres, query_map)
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
         self.register_buffer("centres", None if centres is None else torch.from_numpy(centres))
+        self.register_buffer("query_map", None if query_map is None else torch.from_numpy(query_map))
 
     @property
     def tokenizer(self) -> Any:
@@ -110,6 +117,9 @@ class SideBySide(InputModule):
             start = f"{number}."
             own = {name.removeprefix(start): value for name, value in features.items() if name.startswith(start)}
             vector = F.normalize(part(own, task=task)["sentence_embedding"].float(), dim=1)
+            if number == 0 and self.query_map is not None and task == "query":
+                moved = vector @ self.query_map[:, :-1].T + self.query_map[:, -1]
+                vector = F.normalize(vector + moved, dim=1)
             if number == 0 and self.centres is not None:
                 vector = F.normalize(
                     vector - self.centres[SIDES.index("query" if task == "query" else "document")], dim=1
@@ -124,8 +134,10 @@ class SideBySide(InputModule):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write each part into a folder of its own, below an existing one."""
         write_json(Path(output_path) / SHARES_FILE, self.get_config_dict())
-        if self.centres is not None:
-            save_file({"centres": self.centres.cpu().numpy()}, Path(output_path) / CENTRES_FILE)
+        arrays = {"centres": self.centres, "query_map": self.query_map}
+        known = {name: array.cpu().numpy() for name, array in arrays.items() if array is not None}
+        if known:
+            save_file(known, Path(output_path) / CENTRES_FILE)
         for number, part in enumerate(self.parts):
             part.save(str(Path(output_path) / f"part-{number}"), create_model_card=False)
 
@@ -137,7 +149,7 @@ class SideBySide(InputModule):
         layout = Layout.read(folder)
         try:
             parts = [load_part(each, **how) for each in layout.folders]
-            return cls(parts, layout.shares, layout.centres)
+            return cls(parts, layout.shares, layout.centres, layout.query_map)
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise damaged_model(folder, error) from error
 

@@ -236,6 +236,16 @@ def window_of(tokenizer: Tokenizer | None) -> int:
     return max(1, int(limit)) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
 
+def mapped_rows(rows: np.ndarray, query_map: np.ndarray) -> np.ndarray:
+    """Move the vectors of queries by a linear map, to unit rows of shape (queries, n), float32.
+
+    Args:
+        rows: unit rows of shape (queries, n).
+        query_map: what is added to each: weights and, in the last column, a constant; of shape (n, n + 1).
+    """
+    return as_unit_rows(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
+
+
 def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
     """Join the rows of parts to unit rows of shape (texts, Σ nᵢ), float32, as `SideBySide` and a Normalize do.
 
@@ -249,12 +259,16 @@ def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np
     return as_unit_rows(np.concatenate(scaled, axis=1))
 
 
-def check_parts(shares: Sequence[float], dims: Sequence[int], centres: tuple[int, ...] | None) -> None:
-    """Fail with ValueError if shares, or the shape of the centres, do not fit parts of these dimensions."""
+def check_parts(
+    shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
+) -> None:
+    """Fail with ValueError if shares, centres or a map of queries do not fit parts of these dimensions."""
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
-    if centres is not None and centres != (len(SIDES), dims[0]):
-        raise ValueError(f"centres of shape {centres} are not two vectors of the first part's")
+    if centres is not None and centres.shape != (len(SIDES), dims[0]):
+        raise ValueError(f"centres of shape {centres.shape} are not two vectors of the first part's")
+    if query_map is not None and query_map.shape != (dims[0], dims[0] + 1):
+        raise ValueError(f"a map of shape {query_map.shape} is not one of the first part's queries")
 
 
 def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
@@ -341,11 +355,17 @@ def fingerprint_of_modules(
 
 
 def fingerprint_of_parts(
-    prompts: Prompts, shares: Sequence[float], centres: np.ndarray | None, parts: Sequence[str]
+    prompts: Prompts,
+    shares: Sequence[float],
+    centres: np.ndarray | None,
+    query_map: np.ndarray | None,
+    parts: Sequence[str],
 ) -> str:
     """Return a sha256 over encoders side by side that have the fingerprints `parts`."""
     of_centres = "" if centres is None else hashlib.sha256(np.ascontiguousarray(centres).data).hexdigest()
     facts = [list(shares), of_centres, prompts.of_sides(), parts]
+    if query_map is not None:
+        facts.append(hashlib.sha256(np.ascontiguousarray(query_map).data).hexdigest())
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -463,6 +483,7 @@ class Layout(NamedTuple):
 
     shares: tuple[float, ...]
     centres: np.ndarray | None
+    query_map: np.ndarray | None
     folders: list[Path]
 
     @classmethod
@@ -470,8 +491,9 @@ class Layout(NamedTuple):
         """Read the folder of a `SideBySide` module, or fail with FormatError."""
         try:
             shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
-            has_centres = is_file(module / CENTRES_FILE)
-            centres = load_file(module / CENTRES_FILE)["centres"].astype(np.float32) if has_centres else None
+            arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}
+            arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise damaged_model(module, error) from error
-        return cls(shares, centres, [module / f"part-{number}" for number in range(len(shares))])
+        centres, query_map = arrays.get("centres"), arrays.get("query_map")
+        return cls(shares, centres, query_map, [module / f"part-{number}" for number in range(len(shares))])

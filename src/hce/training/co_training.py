@@ -31,7 +31,7 @@ from hce.progress import progress_bar
 from hce.search.shares import Calibration
 from hce.training.heldout import DevSet, mean_ndcg, means
 from hce.training.model_folder import Epoch, best_epoch
-from hce.training.pairs import Sources
+from hce.training.pairs import LabeledPairs, Sources
 from hce.training.recipe import Recipe
 from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
@@ -87,6 +87,7 @@ class Fit(NamedTuple):
         ndcg_before: NDCG@10 of each of them, by kind, by the encoder as it was given.
         ndcg_after: the same, by the encoder of the result.
         vectors: the documents' by the encoder of the result, of shape (N, n); None where nobody has encoded them.
+        pairs: the labels that were trained on; None without any.
     """
 
     result: TrainResult
@@ -95,6 +96,7 @@ class Fit(NamedTuple):
     ndcg_before: dict[str, np.ndarray]
     ndcg_after: dict[str, np.ndarray]
     vectors: np.ndarray | None = None
+    pairs: LabeledPairs | None = None
 
 
 def co_train(
@@ -242,7 +244,8 @@ def _finish(
         recipe=recipe,
         held_out=sources.held_out,
     )
-    return Fit(result, sources.measured, devset, ndcg_before, ndcg_after, vectors)
+    pairs = sources.supervised if isinstance(sources.supervised, LabeledPairs) else None
+    return Fit(result, sources.measured, devset, ndcg_before, ndcg_after, vectors, pairs)
 
 
 def _encode_and_cluster(

@@ -28,6 +28,7 @@ from hce.search.shares import Calibration
 from hce.training.calibration import calibrate, usual_shares
 from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
+from hce.training.query_map import with_query_map
 from hce.training.query_mean import QueryMean
 from hce.training.questions import (
     EncodedQuestions,
@@ -73,6 +74,9 @@ def with_companions(
     questions = _questions(corpus, devset, learned)
     tokens = PoolTokens.of(encoder, corpus, questions)
     vectors = _vectors(corpus, encoder, learned, tokens, run_folder, progress=progress)
+    given = encoder
+    if learned.pairs is not None and devset.is_labelled and not (log or given.is_table):
+        encoder = with_query_map(given, vectors, learned.pairs, devset, learned.result.recipe.seed)
     companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, learned.result.recipe)
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
     parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
@@ -85,9 +89,9 @@ def with_companions(
         centers = None
     accompanied = accompany(encoder, companions, share, centers)
     learned = learned._replace(result=replace(learned.result, calibration=calibration))
-    if accompanied is encoder and was_trained:
+    if accompanied is given and was_trained:
         return learned
-    return _measured(corpus, learned, devset, encoder, accompanied, chosen_by, vectors)
+    return _measured(corpus, learned, devset, (given, encoder, accompanied), chosen_by, vectors)
 
 
 def without_companions(corpus: Corpus, learned: Fit) -> Fit:
@@ -150,8 +154,7 @@ def _measured(
     corpus: Corpus,
     learned: Fit,
     devset: DevSet,
-    encoder: Encoder,
-    accompanied: Encoder,
+    encoders: tuple[Encoder, Encoder, Encoder],
     chosen_by: Sequence[Encoder],
     vectors: np.ndarray,
 ) -> Fit:
@@ -161,26 +164,28 @@ def _measured(
         corpus: the documents.
         learned: what came of training.
         devset: the held-out queries.
-        encoder: the first part, alone.
-        accompanied: the encoder to return.
+        encoders: the first part as given, with its queries moved where labels do that, and the encoder to return.
         chosen_by: its companions, fitted without the measured documents.
         vectors: of the documents by the first part.
     """
-    result = learned.result
-    was_trained, has_companions = encoder is result.encoder, len(accompanied.shares) > 1
+    result, (given, encoder, accompanied) = learned.result, encoders
+    was_trained, has_companions = given is result.encoder, len(accompanied.shares) > 1
     alone = devset.encode(encoder, vectors)
-    ndcg_before = learned.ndcg_before if was_trained else devset.ndcg_of(alone)
-    ndcg_after = ndcg_before
+    ndcg_after = ndcg_moved = devset.ndcg_of(alone)
+    ndcg_before = ndcg_moved if encoder is given else devset.ndcg(given, vectors)
+    if was_trained:
+        ndcg_before = learned.ndcg_before
     if accompanied is not encoder:
         dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if has_companions)]
         ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, accompanied.shares, accompanied.centres))
         vectors = _vectors_beside(corpus, accompanied, vectors)
     stages = dict(result.stages) if was_trained else {}
+    stages |= {} if encoder is given else {"labels": means(ndcg_moved)}
     result = replace(
         result,
         encoder=accompanied,
         hierarchy=cluster_corpus(vectors, result.recipe, encoder, result.recipe.epochs + 1),
-        mix=result.mix if was_trained or has_companions else 0.0,
+        mix=result.mix if was_trained or has_companions else float(encoder is not given),
         before=means(ndcg_before),
         after=means(ndcg_after),
         metric=devset.metric_name,

@@ -96,7 +96,8 @@ def sources_and_devset(
     if learnable is not None and len(held_out):
         learnable = _of_others(learnable, corpus, held_out)
     if learnable is not None:
-        supervised = LabeledPairs(corpus, learnable.queries, learnable.qrels, seed=recipe.seed)
+        options = {"window": recipe.window, "seed": recipe.seed}
+        supervised = LabeledPairs(corpus, learnable.queries, learnable.qrels, **options)
     if recipe.mode != "supervised":
         unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
     return Sources(supervised, unsupervised, held_out, measured), devset
@@ -275,15 +276,19 @@ class LabeledPairs:
         corpus: the documents.
         queries: by id.
         qrels: the judgments; ids that the corpus lacks are an error, except documents that it left out as empty.
+        window: take this many words and marks from a document's start; 0 takes all of it.
         seed: same seed, same order.
 
     Raises:
         InputError: an unknown id, or no pair at all.
     """
 
-    def __init__(self, corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, *, seed: int = 0) -> None:
+    def __init__(
+        self, corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, *, window: int = 0, seed: int = 0
+    ) -> None:
         position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
         self.corpus = corpus
+        self.window = window
         self.seed = seed
         self.texts: list[str] = []
         self.positives: list[np.ndarray] = []
@@ -317,6 +322,8 @@ class LabeledPairs:
         for row, positives in enumerate(known):
             padded[row, : len(positives)] = positives
         documents = [self.corpus[position].full_text for position in positions.tolist()]
+        if self.window:
+            documents = [first_words(text, self.window) for text in documents]
         return Batch([self.texts[query] for query in queries.tolist()], documents, positions, padded)
 
 

@@ -54,7 +54,8 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Supervision = _option(
-        "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
+        "auto",
+        "what to train on; auto: joint where there are labelled pairs, or supervised if alpha is 0; else unsupervised",
     )
     train: WhatIsTrained = _option(
         "auto",
@@ -81,6 +82,10 @@ class Recipe:
         "what a transformer computes in while it is trained, with weights in float32; auto: bfloat16 where the GPU or "
         "the processor has instructions for it",
     )
+    frozen: float = _option(
+        0.0, "share of a transformer's layers, from below, that are not trained; nor are its embeddings, if above 0"
+    )
+    dropout: bool = _option(True, "train a transformer with its dropout; off: a step takes less time (simcse needs it)")
     learning_rate: float = _positive(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
     centroid_learning_rate: float = _option(
         0.0,
@@ -129,7 +134,7 @@ class Recipe:
         "words", "what spans are counted in: words and marks, or the tokens of the encoder, as in the paper"
     )
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
-    window: int = _option(0, "words and marks from a document's start that an ICT pair is taken from; 0: all")
+    window: int = _option(0, "words and marks from a document's start that a pair is made of; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     keep: KeptWeights = _option(
         "mix",
@@ -266,11 +271,13 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
 def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
     """Return how a token table is trained beside a transformer that is trained too.
 
-    It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
+    It is measured by the same documents, and has a tree where the transformer has one, of the same kind. It learns from
+    the documents too where the transformer learns from labels alone.
     """
-    alike = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
-    settings = {name: getattr(recipe, name) for name in alike}
-    return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
+    alike = ("seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
+    settings = {name: getattr(recipe, name) for name in alike} | {"train": "encoder", "precision": "float32"}
+    settings["mode"] = "unsupervised" if recipe.mode == "unsupervised" else "joint"
+    return Recipe.for_encoder(static=True, documents=document_count, **settings)
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> InputError:

@@ -7,12 +7,15 @@ Knows pairs, negatives, the objective and the optimizer. When to measure, to re-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers.optimization import Adafactor
 
@@ -177,7 +180,7 @@ class Trainer:
 
         A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
         """
-        self.encoder.model.train()
+        self.encoder.model.train(self.recipe.dropout or self.recipe.pseudo == "simcse")
         streams = [
             (weight, source, endless(source, self.recipe.batch_size, counters.steps_in_all))
             for weight, source in self.weighted
@@ -192,7 +195,9 @@ class Trainer:
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, (weight, source, stream) in enumerate(streams)
             ]
-            values, pair_count = self._step(batches), len(batches[0].batch.queries) * process_count()
+            with fast_attention(self.encoder.device):
+                values = self._step(batches)
+            pair_count = len(batches[0].batch.queries) * process_count()
             if not np.isfinite(values["total"]):
                 yield values, pair_count
                 return
@@ -235,15 +240,25 @@ class Trainer:
 
     def _embed(self, column: _Column) -> Tensor:
         """Encode texts; in chunks, activations are recomputed for backward, and held for one chunk at a time."""
-        features = self.encoder.tokenize(column.texts, column.side)
         if not self.recipe.chunk_size:
-            return self.encoder.embed(features, column.side)
+            return self._embed_by_length(column)
+        features = self.encoder.tokenize(column.texts, column.side)
 
         def embed(given: dict[str, Any]) -> Tensor:
             return self.encoder.embed(dict(given), column.side)  # a copy: models put what they compute among features
 
         vectors: Tensor = recomputed(embed, features, use_reentrant=False)  # both times with the same dropout
         return vectors
+
+    def _embed_by_length(self, column: _Column) -> Tensor:
+        """Encode texts of like length together, so that little is padding; a table pads nothing."""
+        side, texts = column
+        if self.encoder.is_table:
+            return self.encoder.embed(self.encoder.tokenize(texts, side), side)
+        batches = list(self.encoder.batches(texts, side))
+        features = [self.encoder.tokenize([texts[row] for row in rows], side) for rows in batches]
+        vectors = torch.cat([self.encoder.embed(each, side) for each in features])
+        return vectors[torch.from_numpy(np.argsort(np.concatenate(batches))).to(vectors.device)]
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
         """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
@@ -279,6 +294,34 @@ class Trainer:
         for optimizer, rate in self._rates.items():
             for group in optimizer.param_groups:
                 group["lr"] = rate * share
+
+
+@contextmanager
+def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
+    """Keep an encoder's embeddings and a share of its layers, from below, out of training in this block."""
+    kept = [each for each in _lower_parameters(encoder.model, frozen) if each.requires_grad] if frozen else []
+    for parameter in kept:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in kept:
+            parameter.requires_grad_(True)
+
+
+def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
+    """List what comes before the layers that are trained; nothing where there are no layers."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    if not stacks:
+        return []
+    layers = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
+    first = next(layers[min(int(share * len(layers)), len(layers) - 1)].parameters())
+    return list(takewhile(lambda parameter: parameter is not first, model.parameters()))
+
+
+def fast_attention(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context of the faster attention: on a processor, plain products, for the sake of the backward pass."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def rate_share(step: int, total: int, warmup: float) -> float:

@@ -39,6 +39,7 @@ from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
 from hce.training.state import CheckpointFolder
+from hce.training.steps import only_upper_layers
 from hce.tree.names import name_nodes
 
 logger = logging.getLogger(__name__)
@@ -311,7 +312,11 @@ def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
 @contextmanager
 def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
     """Compute in the recipe's precision, and remember tokens: the same texts are encoded many times."""
-    with encoder.computing_in(getattr(torch, recipe.precision)), encoder.remembering_tokens():
+    with (
+        encoder.computing_in(getattr(torch, recipe.precision)),
+        encoder.remembering_tokens(),
+        only_upper_layers(encoder, recipe.frozen),
+    ):
         yield
 
 

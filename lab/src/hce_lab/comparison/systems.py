@@ -33,6 +33,7 @@ from hce_lab.comparison.bm25 import build_bm25, build_bm25_with_queries, build_r
 from hce_lab.comparison.dsi import build_dsi, build_dsi_atomic
 from hce_lab.comparison.genret import build_genret
 from hce_lab.comparison.incremental import build_continual, build_incdsi
+from hce_lab.comparison.mnrl import build_mnrl, build_mnrl_mined
 from hce_lab.comparison.nci import build_nci
 from hce_lab.comparison.pefa import build_pefa_xl, build_pefa_xs
 from hce_lab.comparison.seal import build_seal
@@ -191,6 +192,9 @@ SYSTEMS: dict[str, System] = {
         "transformer",
     ),
     "tsdae": System("denoising auto-encoder, no labels", build_tsdae, "transformer"),
+    "mnrl": System("sentence-transformers' own trainer, in-batch negatives", build_mnrl, "labels"),
+    "mnrl-hybrid": System("mnrl and BM25, fused", with_words(build_mnrl), "labels"),
+    "mnrl-mined": System("mnrl with a mined hard negative for each pair", build_mnrl_mined, "labels"),
     "dpr": System(
         "labeled pairs, in-batch negatives; unlike DPR, one encoder for both sides and no BM25 negatives",
         trained(**IN_BATCH),

@@ -22,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hce.encoding.plain import export_plain
+from hce.encoding.encoder import Encoder
+from hce.encoding.side_by_side import save_plain
 from hce.index.index import Index
 from hce.pages.skills import write_skills
 from hce_lab.benchmarks.torture.kills import KINDS, Blow, Changing, Durations, Serving, Training, hit_all, speaking
@@ -152,7 +153,7 @@ class Exporting:
         if kind == "export --skills":
             self._export = lambda path: _export_skills(samples.index, path)
         else:
-            self._export = lambda path: export_plain(samples.model, path, first_alone=True)
+            self._export = lambda path: save_plain(Encoder.load(samples.model, device="cpu"), path, first_alone=True)
         self._expected = folder.parent / f"expected-{kind}"
         self._export(self._expected)
 
