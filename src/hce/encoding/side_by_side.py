@@ -103,7 +103,10 @@ class SideBySide(InputModule):
         return sum(int(part.get_embedding_dimension()) for part in self.parts)
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Prepare the texts for each part, the first one with the prompt; names begin with the number of the part."""
+        """Prepare the texts for each part, the first one with the prompt.
+
+        Names begin with the number of the part.
+        """
         features = {}
         for number, part in enumerate(self.parts):
             own = part.preprocess(inputs, prompt=None if number else prompt, **kwargs)
@@ -111,7 +114,10 @@ class SideBySide(InputModule):
         return features
 
     def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
-        """Encode by each part, and join the vectors; a text is a document unless `task` is "query"."""
+        """Encode by each part, and join the vectors.
+
+        A text is a document unless `task` is "query".
+        """
         vectors: list[Tensor] = []
         for number, (part, share) in enumerate(zip(self.parts, self.shares, strict=True)):
             start = f"{number}."
@@ -143,7 +149,10 @@ class SideBySide(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
-        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError; no code of a part is run."""
+        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError.
+
+        No code of a part is run.
+        """
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
         layout = Layout.read(folder)
@@ -183,7 +192,10 @@ def model_of_table(table: Table) -> SentenceTransformer:
 
 
 def table_of(model: SentenceTransformer) -> Table | None:
-    """Return the table that a model consists of, with its present weights; None for other models."""
+    """Return the table that a model consists of, with its present weights.
+
+    It is None for other models.
+    """
     first, *rest = model
     if not all(isinstance(each, Normalize) and each.get_config_dict() == NORMALIZE for each in rest):
         return None

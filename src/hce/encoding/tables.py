@@ -272,7 +272,10 @@ def check_parts(
 
 
 def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
-    """Return the texts; fail with InputError if one is not a string, or `side` is unknown."""
+    """Return the texts.
+
+    An InputError says that one is not a string, or that `side` is unknown.
+    """
     if side not in PROMPT_NAMES:
         raise InputError(f"side {side!r}: a text is encoded as a 'query' or as a 'document'")
     if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
@@ -286,7 +289,10 @@ def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
 
 
 def finished(vectors: np.ndarray, name: str, *, zeros: bool = False) -> np.ndarray:
-    """Fail with FormatError on NaN and infinity; unless `zeros`, replace zero vectors by (1, …, 1)/√n, in place."""
+    """Fail with FormatError on NaN and infinity.
+
+    Unless `zeros`, replace zero vectors by (1, …, 1)/√n, in place.
+    """
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(broken):
         raise FormatError(
@@ -345,7 +351,10 @@ def fingerprint_of_modules(
     tokenizer: str,
     arrays: Iterable[tuple[str, np.ndarray]],
 ) -> str:
-    """Return a sha256 over an encoder without companions; `arrays` are its weights in the order of their names."""
+    """Return a sha256 over an encoder without companions.
+
+    `arrays` are its weights in the order of their names.
+    """
     settings = {"prompts": prompts.of_sides(), "max_length": max_length}
     digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
     for name, array in arrays:

@@ -60,7 +60,10 @@ class Routes(NamedTuple):
 
     @classmethod
     def of(cls, tree: Hierarchy) -> Routes | None:
-        """Take the finest level of large enough nodes; None where all nodes are so large that they lead nowhere."""
+        """Take the finest level of large enough nodes.
+
+        None where all nodes are so large that they lead nowhere.
+        """
         counts = [tree.node_count(level) for level in range(tree.depth)]
         fine = max(level for level, count in enumerate(counts) if not level or count * LEAF <= len(tree))
         return cls(tree.levels[fine - 1].centroids, tree.nodes_at(fine)) if counts[fine] ** 2 >= len(tree) else None
@@ -87,7 +90,10 @@ class Codes:
 
     @classmethod
     def build(cls, vectors: np.ndarray, width: int, tree: Hierarchy | None = None) -> Codes:
-        """Train a codebook on vectors of shape (N, n), and encode all of them; with a tree, let it lead scans."""
+        """Train a codebook on vectors of shape (N, n), and encode all of them.
+
+        With a tree, let it lead scans.
+        """
         parts = -(-vectors.shape[1] // width)
         quantizer = faiss.ProductQuantizer(parts * width, parts, BITS)
         quantizer.cp.niter = ROUNDS
@@ -124,7 +130,10 @@ class Codes:
         self.rows.append(codes)
 
     def scan(self, queries: np.ndarray, count: int) -> Found:
-        """Find the rows of about the largest inner products; −1 where the leaves that were looked into hold fewer."""
+        """Find the rows of about the largest inner products.
+
+        −1 where the leaves that were looked into hold fewer.
+        """
         params = None if self.routes is None else faiss.SearchParametersIVF(nprobe=self.probes)
         scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
         return Found(rows, scores)

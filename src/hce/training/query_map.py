@@ -101,7 +101,10 @@ def examples_of(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, seed
 
 
 def fit_query_map(examples: Examples, seed: int) -> np.ndarray:
-    """Learn what to add to queries, of shape (n, n + 1); see `hce.encoding.tables.mapped_rows`."""
+    """Learn what to add to queries, of shape (n, n + 1).
+
+    See `hce.encoding.tables.mapped_rows`.
+    """
     width, count = examples.queries.shape[1], len(examples.queries)
     learned = torch.nn.Parameter(torch.zeros(width, width + 1, device=examples.queries.device))
     optimizer = torch.optim.AdamW([learned], lr=RATE, weight_decay=0.0)

@@ -129,7 +129,10 @@ class Trainer:
         self.centroid_optimizer = None
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
-        """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
+        """Contrast within this tree from now on.
+
+        `vectors` are the documents' as clustering saw them.
+        """
         recipe = self.recipe
         self.vectors = vectors
         self.objective = self._objective(tree)
@@ -239,7 +242,10 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts; in chunks, activations are recomputed for backward, and held for one chunk at a time."""
+        """Encode texts.
+
+        In chunks, activations are recomputed for backward, and held for one chunk at a time.
+        """
         if not self.recipe.chunk_size:
             return self._embed_by_length(column)
         features = self.encoder.tokenize(column.texts, column.side)
@@ -251,7 +257,10 @@ class Trainer:
         return vectors
 
     def _embed_by_length(self, column: _Column) -> Tensor:
-        """Encode texts of like length together, so that little is padding; a table pads nothing."""
+        """Encode texts of like length together, so that little is padding.
+
+        A table pads nothing.
+        """
         side, texts = column
         if self.encoder.is_table:
             return self.encoder.embed(self.encoder.tokenize(texts, side), side)
@@ -261,7 +270,10 @@ class Trainer:
         return vectors[torch.from_numpy(np.argsort(np.concatenate(batches))).to(vectors.device)]
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
+        """Take this process's part of a batch.
+
+        Negatives are drawn for the whole batch, so that all parts fit.
+        """
         drawn = self.negatives.draw(batch, seed)
         own_part = own_rows(len(batch.positions))
         part, teacher = batch.rows(own_part), None
@@ -310,7 +322,10 @@ def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
 
 
 def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
-    """List what comes before the layers that are trained; nothing where there are no layers."""
+    """List what comes before the layers that are trained.
+
+    Nothing where there are no layers.
+    """
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     if not stacks:
         return []
