@@ -133,14 +133,14 @@ main()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_AS")
-def test_64_open_files_and_3_gb_give_an_index_or_one_line(tmp_path):
+def test_64_open_files_and_4_gb_give_an_index_or_one_line(tmp_path):
     """The tokenizer's library would abort the process."""
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
     text = " ".join(f"w{number % 1000}" for number in range(300_000))
     corpus.write_text(
         "".join(json.dumps(each) + "\n" for each in ({"_id": "a", "text": text}, {"_id": "b", "text": "w1"}))
     )
-    command = [sys.executable, "-c", LIMITED, str(3 << 30), "index", str(corpus), "-m", "static", "-o", str(out)]
+    command = [sys.executable, "-c", LIMITED, str(4 << 30), "index", str(corpus), "-m", "static", "-o", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0 or "error: not enough memory" in ended.stderr.splitlines()[-1], ended.stderr
