@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hce.data.snippets import QueryWords
 from hce.data.terms import analyzer, spelled_out, terms
-from hce.errors import FormatError, InputError
+from hce.errors import FormatError, HceError, InputError
+from hce.search import words as words_module
 from hce.search.words import PassageText, Words
 
 TEXTS = ["red shoes for running", "blue hats", "a red hat and a blue coat", "shoes, shoes and more shoes", "nothing"]
@@ -201,6 +202,24 @@ def with_passages() -> Words:
     words = Words.new()
     words.add(enumerate(TEXTS, start=1), PASSAGES)
     return words
+
+
+def test_a_writer_that_ended_is_no_bug(monkeypatch):
+    """As tantivy's does without memory or disk space; any other error passes through."""
+    words = Words.new()
+
+    def ends(message):
+        def entry(*parts):
+            raise ValueError(message)
+
+        monkeypatch.setattr(words_module, "_entry", entry)
+
+    ends("The index writer was killed. It can happen if an indexing worker encountered an Io error for instance.")
+    with pytest.raises(HceError, match="memory or disk space ran out"):
+        words.add([1], ["a text"])
+    ends("another error")
+    with pytest.raises(ValueError, match="another error"):
+        words.add([1], ["a text"])
 
 
 def test_a_document_is_found_once_by_its_best_passage(tmp_path):

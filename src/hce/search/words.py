@@ -26,11 +26,12 @@ from hce.checksums import CHECKSUMS, damage_in, write_checksums
 from hce.data.terms import analyzer, checked_language, inverse_document_frequency, spelled_out, terms
 from hce.data.text import ANY_WORD
 from hce.deadline import check_deadline
-from hce.errors import FormatError
+from hce.errors import FormatError, HceError
 from hce.files import ScratchFolder
 
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
+WRITER_ENDED = ("writer was killed", "orker thread")  # in tantivy's errors after its thread ended
 MOST_TOLD = 64  # words of a query that `Words.matched` looks for, the first ones
 SHORT = range(1, 4000)  # characters of texts that are faster to read than to look up in tantivy
 SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
@@ -280,6 +281,7 @@ class Words:
 
         Raises:
             FormatError: the snapshot to copy has been replaced by another process.
+            HceError: tantivy's thread ended, for want of memory or disk space.
         """
         if self._private is None:
             private = _private_folder()
@@ -289,7 +291,7 @@ class Words:
             except (FileNotFoundError, ValueError) as error:
                 raise FormatError(f"{self._folder}: the index of words is gone; load the one that is there") from error
             self._private, self._folder = private, private.path
-        with _damage_told(self._folder):
+        with _damage_told(self._folder), _death_told():
             writer = self._index.writer(HEAP, 1)
             yield writer
             writer.commit()
@@ -311,6 +313,17 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
         if not isinstance(error, errors) and type(error).__name__ != "PanicException":
             raise
         raise FormatError(f"{folder}: the index of words is damaged ({error}); it has to be rebuilt") from error
+
+
+@contextmanager
+def _death_told() -> Iterator[None]:
+    """Turn the error of a writer whose thread ended into one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        if not any(each in str(error) for each in WRITER_ENDED):
+            raise
+        raise HceError("words could not be written, since memory or disk space ran out; free some and repeat") from error
 
 
 def _distinct_words(query: str) -> list[str]:
