@@ -216,10 +216,10 @@ def test_a_writer_that_ended_is_no_bug(monkeypatch):
 
     ends("The index writer was killed. It can happen if an indexing worker encountered an Io error for instance.")
     with pytest.raises(HceError, match="memory or disk space ran out"):
-        words.add([1], ["a text"])
+        words.add([(1, "a text")])
     ends("another error")
     with pytest.raises(ValueError, match="another error"):
-        words.add([1], ["a text"])
+        words.add([(1, "a text")])
 
 
 def test_a_document_is_found_once_by_its_best_passage(tmp_path):

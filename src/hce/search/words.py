@@ -323,7 +323,7 @@ def _death_told() -> Iterator[None]:
     except ValueError as error:
         if not any(each in str(error) for each in WRITER_ENDED):
             raise
-        raise HceError("words could not be written, since memory or disk space ran out; free some and repeat") from error
+        raise HceError("words could not be written, since memory or disk space ran out; free some") from error
 
 
 def _distinct_words(query: str) -> list[str]:
